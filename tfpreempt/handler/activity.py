@@ -1,8 +1,9 @@
 """Activity of this process: its heartbeat, its step time, and its snapshot schedule.
 
-The supervisor restarts a worker whose heartbeat stops, so the heartbeat includes how
-long the current step or phase may take. The chief asks all workers for a snapshot when
-snapshots have cost training less than a small share of its time.
+The supervisor restarts a worker that makes no progress for too long. How long depends
+on the current phase, so the heartbeat reports the phase. The chief requests a snapshot
+from all workers whenever snapshots have cost less than a small fraction of the training
+time.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ SHORTEST = 1.0
 WARM_UP = 5.0
 """Latest time of the second snapshot, in seconds after the first snapshot."""
 
-_COSTS = 3  # snapshots whose median cost counts: the machine may be busy once
-_WINDOWS = 5  # spans without a snapshot, whose median is the step time
+_COSTS = 3  # use the median cost of 3 snapshots: the machine may be busy during one
+_WINDOWS = 5  # use the median step time of 5 spans without a snapshot
 _FEWEST_STEPS = 2  # steps needed to measure the step time
-_SLACK = 2  # tolerance: intervals counted before their steps
+_SLACK = 2  # tolerance: an interval is counted before the step in it is completed
 _LOOKS = 0.1  # seconds between two checks
 _LOOKS_WHILE_WRITTEN = 0.02
-_LATER = 30  # factor on the wait for the next attempt, per refused attempt
-_LOOKS_FOR_A_STEP = 0.005  # seconds at first; then a tenth of the time waited
+_LATER = 30  # every refused snapshot makes the next wait 30 times longer
+_LOOKS_FOR_A_STEP = 0.005  # seconds between checks, later a tenth of the time waited
 
 
 @dataclasses.dataclass(eq=False)
 class IntervalPolicy:
-    """Chooses the time of the next snapshot. All seconds are of the same clock.
+    """Chooses the interval between snapshots from their measured cost.
 
     Args:
         share: largest fraction of training time that snapshots may cost.
@@ -86,13 +87,13 @@ class IntervalPolicy:
             self._windows.append(seconds / steps)
 
     def after(self, *, stood: float, beside: float, steps: float) -> float:
-        """Computes the interval that follows from the cost of a snapshot.
+        """Computes the interval until the next snapshot from the cost of a snapshot.
 
         Args:
-            stood: seconds for which training was stopped.
-            beside: seconds from then until the end of the first step after the snapshot
-                was written.
-            steps: number of steps made in `beside`.
+            stood: seconds for which training was stopped to capture the snapshot.
+            beside: seconds from then on while training continued: until the snapshot
+                was written, and the next step ended.
+            steps: number of steps made in the `beside` seconds.
 
         Returns:
             Seconds from the start of this snapshot to the start of the next.
@@ -113,11 +114,14 @@ class IntervalPolicy:
 class ProgressSample:
     """Progress of training at a point in time.
 
+    An interval is the time between two boundaries: usually a step.
+
     Attributes:
         at: monotonic seconds.
         steps: number of completed steps.
-        intervals: number of intervals that were completed or had begun.
-        saved_at: `Run.saved_at`; a different value shows a commit in between.
+        intervals: number of intervals that have begun.
+        saved_at: `Run.saved_at`; if two samples differ here, a commit was made between
+            them.
     """
 
     at: float
@@ -126,22 +130,30 @@ class ProgressSample:
     saved_at: int | None
 
     def has_only_steps(self, steps: int, intervals: int) -> bool:
-        """Returns whether only steps were made from this sample to the given counts."""
+        """Returns whether the intervals since this sample contain only steps.
+
+        Args:
+            steps: number of completed steps now.
+            intervals: number of intervals now.
+        """
         others = (intervals - self.intervals) - (steps - self.steps)
         return abs(others) <= _SLACK
 
 
 @dataclasses.dataclass(eq=False)
 class SnapshotScheduler:
-    """Schedules the snapshots of a run while the run is open. Alarm thread.
+    """Requests the snapshots of a run, until the run is closed.
+
+    `look` is called on the alarm thread.
 
     Args:
-        run: the run, held weakly.
+        run: weak reference to the run.
         runs: the open runs.
-        coordinator: asks all workers for a snapshot.
-        runtime: calls `look` at a given time.
+        coordinator: coordinator that requests a snapshot from all workers.
+        runtime: source of the alarms.
         clock: time source.
-        is_busy: returns whether a commit is being written.
+        is_busy: function that returns whether a commit is being written.
+        interval: policy that chooses the interval between snapshots.
     """
 
     run: weakref.ref[Run]
@@ -157,7 +169,7 @@ class SnapshotScheduler:
     _last: int = -1  # steps made at the last snapshot or request
 
     def look(self) -> None:
-        """Checks whether a snapshot is due, and schedules the next check."""
+        """Requests a snapshot if one is due, and sets the alarm for the next call."""
         run = self.run()
         if run is None or run not in self.runs:
             return
@@ -180,13 +192,13 @@ class SnapshotScheduler:
         )
 
     def _ask_if_due(self, run: Run, snapshots: Snapshots) -> float:
-        """Asks for a snapshot, if due; returns seconds to the next check."""
+        """Requests a snapshot, if due. Returns the seconds until the next check."""
         now, steps = self.clock.monotonic(), run.steps_made
         if self._quiet is None:
             if steps >= 1:  # the first step also traces
                 self._quiet, self._due = self._sample(run), now + SHORTEST
             return _LOOKS
-        if self.is_busy():  # a commit slows training, so the span starts again
+        if self.is_busy():  # a commit slows training, so measure again from now on
             self._quiet = self._sample(run)
         if now < self._due:
             return self._due - now
@@ -205,9 +217,10 @@ class SnapshotScheduler:
         return is_alone and has_moved and is_quiet
 
     def _watch(self, run: Run, snapshots: Snapshots, taken: SnapshotTiming) -> float:
-        """Measures the cost of a snapshot, up to the first step end after the write.
+        """Measures the cost of the newest snapshot, and sets the time of the next.
 
-        Returns seconds to the next check.
+        The measurement ends with the first step that ends after the write. Returns the
+        seconds until the next check.
         """
         now, steps = self.clock.monotonic(), run.steps_made
         if snapshots.is_busy:
@@ -266,8 +279,8 @@ class Activity:
         runs: the open runs.
 
     Attributes:
-        traces: the newest interval in which a run traces and compiles, as its first
-            intervals do. The main thread writes the number.
+        traces: number of the newest interval in which a run may trace and compile, as
+            in its first steps. The main thread writes the number.
     """
 
     coordinator: Coordinator
@@ -276,11 +289,13 @@ class Activity:
     _pauses: int = 0  # open contexts that pause hang detection
 
     def heartbeat(self) -> Heartbeat:
-        """Returns the number of boundaries so far, and the stage that sets the timeout.
+        """Returns the progress and the phase of the main thread.
 
-        In a fit only steps are watched: between steps an evaluation, or callbacks of
-        the program, may run. The first steps trace and compile. A program that enters
-        watch scopes without counting steps may trace in every step.
+        The supervisor's timeout depends on the phase. Between the steps of a fit there
+        is no timeout, because an evaluation or callbacks of the program may run then.
+        The first steps, which trace and compile, have the phase FIRST. A program that
+        enters watch scopes without counting steps may trace in every step, and stays in
+        the phase FIRST.
         """
         gate, armed = self.coordinator.gate, [r for r in self.runs if r.is_armed]
         main = self.coordinator.state.main
@@ -309,7 +324,7 @@ class Activity:
 
     @contextlib.contextmanager
     def hang_detection_paused(self) -> Iterator[None]:
-        """Pauses hang detection in the body, which may take any time."""
+        """Context manager: pauses hang detection, so the body may take any time."""
         self._pauses += 1
         try:
             yield
@@ -318,9 +333,10 @@ class Activity:
 
     @contextlib.contextmanager
     def main_may_wait(self) -> Iterator[None]:
-        """Pauses hang detection in the body, if the main thread runs the body.
+        """Context manager: pauses hang detection if the main thread runs the body.
 
-        While another thread waits, the main thread may hang beside it.
+        If another thread runs the body, the main thread is still watched: it may hang
+        meanwhile.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -333,8 +349,7 @@ class Activity:
 class StepTimer:
     """Measures the mean duration of a step, without the evaluations between steps.
 
-    Main thread; any thread may read. Boundaries are counted as in the gate: by the
-    number of started intervals.
+    The main thread calls `begin` and `check`; any thread may call `step_seconds`.
 
     Args:
         clock: time source.
@@ -342,25 +357,26 @@ class StepTimer:
 
     clock: Clock
     _since: float | None = None
-    _apart: float = 0.0  # seconds since then, and intervals, outside of steps
-    _no_steps: int = 0
+    _apart: float = 0.0  # seconds since `_since` that were spent outside of steps
+    _no_steps: int = 0  # intervals that were no steps
     _checked: tuple[int, float] | None = None  # newest boundary without a step
 
     def begin(self, started: int) -> None:
-        """Starts to measure: the first step, in which its function is traced, is over.
+        """Starts to measure; called after the first step, which was also traced.
 
         Args:
-            started: number of intervals so far.
+            started: number of intervals begun so far, as in the gate.
         """
         self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
 
     def check(self, started: int) -> None:
-        """Records a boundary without a step.
+        """Records a boundary that is not followed by a step, such as in an evaluation.
 
-        The time between two such boundaries belongs to no step.
+        The time between two boundaries of this kind belongs to no step.
 
         Args:
-            started: number of intervals so far, including this boundary's.
+            started: number of intervals so far, including the interval after this
+                boundary.
         """
         now, before = self.clock.monotonic(), self._checked
         self._checked = started, now

@@ -1,13 +1,14 @@
-"""Saves of all workers: in a round, or at a common point of the program.
+"""Saves that need every worker: in a round, or at a common point of the program.
 
-A common point is a point in the program reached by every worker.
+A round is a notice with the agreement and the save that follow. A common point is a
+call, such as `save()`, that every worker makes after the same number of steps.
 
-A save has three steps: the workers stage their parts, every worker is done, the chief
-writes the marker. In a round, the agreement controls the steps. Outside of a round,
-each worker inserts a key of its own to report its part to the chief. A periodic save
-may be asynchronous: once every worker has captured its part, training continues, and a
-thread does the rest of the save, including the keys. At most one asynchronous save runs
-at a time.
+A save has three steps: every worker writes its part (its files of the commit), every
+worker reports that the part is written, and the chief writes the marker. In a round the
+agreement controls the steps. Outside of a round, a worker reports to the chief with an
+insert-once key. A periodic save may be asynchronous: training continues once this
+worker has captured its part, and a thread writes the part and reports. At most one
+asynchronous save runs at a time.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ PLAIN: RunStages = types.MappingProxyType({})
 
 @dataclasses.dataclass(eq=False)
 class CollectiveSaves:
-    """Runs saves without agreement: `save()`, saves by step count, the final save.
+    """Saves at common points: `save()`, saves by step count, the final save.
 
-    Main thread.
+    Main thread, unless a method says otherwise.
 
     Args:
         cluster: the workers of the run.
@@ -73,8 +74,8 @@ class CollectiveSaves:
         runtime: access to the key-value store.
         coordinator: coordinator of this worker; gives the notice and its deadline.
         runs: the open runs.
-        on_broken: receives the error of a collective read in which this worker could
-            not participate; reports the error to the peers.
+        on_broken: function called with an error if this worker could not participate in
+            a collective read; reports the error to the peers.
     """
 
     cluster: Cluster
@@ -83,8 +84,8 @@ class CollectiveSaves:
     coordinator: Coordinator
     runs: Runs
     on_broken: Callable[[Exception], None]
-    _saves: int = 0  # saves begun, without final saves
-    _fit: int = 1  # ends of training in this process, plus 1
+    _saves: int = 0  # number of saves begun, without final saves
+    _fit: int = 1  # number of the current training in this process
     # On the chief: workers that have finished training.
     _final: set[int] = dataclasses.field(default_factory=set)
     _listens: bool = False
@@ -95,9 +96,9 @@ class CollectiveSaves:
     _under_way: AsyncSave | None = None
 
     def finishing(self) -> None:
-        """Notifies the chief that this worker's training has ended.
+        """Notifies the chief that this worker has finished training.
 
-        Saves of the chief no longer wait for this worker.
+        Later saves of the chief do not wait for this worker.
         """
         self.end_async()
         if not self.cluster.is_chief:
@@ -116,12 +117,12 @@ class CollectiveSaves:
             run: the run to save.
             because: reason for the save, written into the manifest: "save", "periodic",
                 "error" or "finished".
-            stages: functions that stage the part of a run, for runs whose save takes
-                arguments from the program.
+            stages: for a run whose save takes arguments from the program, the function
+                that writes this worker's part.
 
         Returns:
-            The commit, on the chief. None on the other workers, for which the commit
-            may still be incomplete.
+            The commit, on the chief. None on the other workers, because the chief may
+            still be writing the commit.
 
         Raises:
             SaveError: (chief) a worker's part did not arrive in time.
@@ -137,17 +138,17 @@ class CollectiveSaves:
     def try_save(
         self, run: Run, stages: RunStages = PLAIN, because: str = "periodic"
     ) -> None:
-        """Saves without a notice. A failure is logged and recorded, and not raised.
+        """Saves like `save`, but logs and records a failure instead of raising it.
 
         A periodic save is asynchronous if possible, and begins after the end of the
-        previous save.
+        previous asynchronous save.
 
         Args:
             run: the run to save.
-            stages: functions that stage the part of a run, as in `save`.
-            because: "periodic", or "error" where `fit` is about to raise an error. The
-                two have different names, so the "error" save of some workers is never
-                mixed with the next "periodic" save of the others.
+            stages: functions that write this worker's part, as in `save`.
+            because: "periodic", or "error" if `fit` is about to raise an error. The
+                reason is part of the save's name. So if only some workers raise an
+                error, their save is not mixed up with a periodic save of the peers.
 
         Raises:
             CollectiveReadError: the peers are in a collective read without this worker.
@@ -165,9 +166,9 @@ class CollectiveSaves:
                 raise
 
     def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
-        """Asks all workers for a commit periodically, while a run is open.
+        """Requests a commit from all workers periodically, until a run is closed.
 
-        On the chief. The alarm holds the run weakly.
+        Called on the chief.
 
         Args:
             seconds: period between two requests.
@@ -175,7 +176,7 @@ class CollectiveSaves:
         """
 
         def is_asked() -> bool:
-            is_snapshot = self.coordinator.is_snapshot  # a round that is over soon
+            is_snapshot = self.coordinator.is_snapshot  # such a round ends soon: retry
             if not self.is_busy and self.coordinator.periodic():
                 return True
             return not (self.is_busy or is_snapshot)
@@ -195,17 +196,18 @@ class CollectiveSaves:
 
     def _next_name(self, run: Run, because: str) -> str:
         """Returns the name of a save: equal on every worker, never used again."""
-        # Equal on every worker, even if the workers have made unequal numbers of steps.
+        # The round's number is equal on every worker, even if the workers have made
+        # different numbers of steps.
         number = self.coordinator.state.round
         if because != "finished":
             self._saves += 1
             number = self._saves
-        # Two runs may end in the same round; the token tells their keys apart.
+        # Two runs may end in the same round: the token makes their names different.
         return f"{because}-{number}-{run.start.token}"
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Marks the main thread as saving outside of a round; SIGINT is deferred."""
+        """Context manager for a save outside of a round; defers SIGINT."""
         with defer_sigint(lambda: True):
             self.coordinator.is_saving = True
             try:
@@ -216,10 +218,11 @@ class CollectiveSaves:
 
     @contextlib.contextmanager
     def breaking_off(self) -> Iterator[None]:
-        """Notifies the peers if this worker cannot participate in a collective read.
+        """Context manager: notifies the peers of a `CollectiveReadError` in the body.
 
-        The peers are in the read, so the worker notifies them even if the program
-        catches the error.
+        This worker could not participate in a collective read, and the peers wait in
+        the read. So the peers are notified here, because the program may catch the
+        error.
         """
         try:
             yield
@@ -229,15 +232,15 @@ class CollectiveSaves:
             raise
 
     def begin(self, run: Run, name: str, may_miss: set[int]) -> None:
-        """Begins an asynchronous periodic save, on every worker.
+        """Begins an asynchronous periodic save; called by every worker.
 
         Waits first for an asynchronous save in progress.
 
         Args:
             run: the run to save.
             name: name of the save; equal on every worker, and never used again.
-            may_miss: workers that have finished training and need not participate in
-                the save; the set grows.
+            may_miss: workers that have finished training, so the save needs no part
+                from them. Another thread may add workers.
 
         Raises:
             CheckpointError: this worker's part could not be captured.
@@ -286,13 +289,13 @@ class CollectiveSaves:
         return under_way is None or under_way.wait(seconds)
 
     def end_async(self) -> None:
-        """Waits for the asynchronous save before another save begins. Main thread.
+        """Waits for the asynchronous save in progress, before another save begins.
 
-        Under a notice, the asynchronous save is given up if a new save has time only
-        without it. The asynchronous save gets all the remaining time if the new save
-        has no time in any case, or would take an unknown time, or would be of the same
-        step. The asynchronous save has progressed further, and a commit of an older
-        step is better than no commit.
+        Without a notice the wait has no limit. After a notice, enough time for the new
+        save is reserved, and the asynchronous save is given up if it takes longer. In
+        three cases the asynchronous save may take all the remaining time: the new save
+        has too little time anyway, its duration is unknown, or it would be of the same
+        step. A commit of an older step is better than no commit.
         """
         while not self.wait(_TICK_SECONDS):
             if self.coordinator.state.notice in PREEMPTION:
@@ -300,7 +303,7 @@ class CollectiveSaves:
                 return
 
     def _time_for_async(self) -> float:
-        """Returns the seconds left by a notice for the asynchronous save."""
+        """Returns the seconds that the asynchronous save may take after a notice."""
         deadlines, under_way = self.coordinator.deadlines, self._under_way
         left, took = deadlines.left, deadlines.save_seconds
         is_newest = under_way is not None and any(
@@ -312,9 +315,9 @@ class CollectiveSaves:
         return left - SAFETY * took
 
     def end_async_within(self, seconds: float) -> None:
-        """Waits for the asynchronous save, and after a timeout gives up the save.
+        """Waits for the asynchronous save, and gives it up after a timeout.
 
-        Main thread. Only the chief can give up the save, which is then never committed.
+        Only the chief can give up a save; the save is then never committed.
 
         Args:
             seconds: time left for the save.
@@ -333,7 +336,7 @@ class CollectiveSaves:
             self._newest[run.start.token] = name, run.step
 
     def _forget(self, name: str) -> None:
-        """Removes the record of a save without a commit; any thread."""
+        """Forgets a save that was not committed; called on any thread."""
         with self._lock:
             for token, (newest, _) in list(self._newest.items()):
                 if newest == name:
@@ -347,14 +350,19 @@ class CollectiveSaves:
         may_miss: set[int],
         write: Callable[[], Save],
     ) -> Commit | None:
-        """Writes this worker's part; on the chief, continues to the commit. Any thread.
+        """Writes this worker's part, and reports it; the chief also commits.
+
+        Called on the main thread, or on the thread of an asynchronous save.
 
         Args:
             run: the run to save.
             name: name of the save, as in `begin`.
             because: reason for the save, as in `save`.
             may_miss: workers that have finished training, as in `begin`.
-            write: writes this worker's part.
+            write: function that writes this worker's part.
+
+        Returns:
+            The commit, on the chief; None on the other workers.
         """
         timeout = self.coordinator.deadlines.peer_timeout
         if not self.cluster.is_chief:
@@ -365,7 +373,7 @@ class CollectiveSaves:
             finally:
                 key = f"{self.prefix}/{name}/{self.cluster.worker}"
                 tell = functools.partial(self.runtime.insert, key, keys.encode(done))
-                # Waits for the insert, because the process may end right afterwards.
+                # Wait for the insert, because the process may end right afterwards.
                 call_and_wait(tell, min(timeout, 5.0))
             return None
         commit = None
@@ -382,14 +390,14 @@ class CollectiveSaves:
                 raise
             present = sorted(set(range(self.cluster.num_workers)) - absent.keys())
             commit = run.commit(staged, because, present)
-        finally:  # a notice at the same step reads the outcome
+        finally:  # the workers read the outcome if a notice arrives at the same step
             if commit is None:
                 self._forget(name)
             self._publish_outcome(f"{name}/commit", commit is not None)
         return commit
 
     def _publish_outcome(self, what: str, is_so: bool) -> None:
-        """Publishes an outcome of the chief to the workers."""
+        """Publishes the outcome of a save to the workers; on the chief."""
         if self.cluster.is_chief and self.cluster.num_workers > 1:
             key = f"{self.prefix}/{what}"
             self.runtime.insert(key, keys.encode(is_so), lambda held: None)
@@ -416,12 +424,12 @@ class CollectiveSaves:
     def _absent(
         self, name: str, timeout: float, may_miss: set[int]
     ) -> tuple[dict[int, str], set[int]]:
-        """Waits for the parts of the workers other than the chief.
+        """Waits until the other workers have reported their parts; on the chief.
 
         Returns:
-            Workers without a part, with the reasons; and the subset of workers whose
-            part failed. A worker with a failed part may have finished training by now,
-            and the part is still missing.
+            The workers without a part, with the reasons; and among them the workers
+            that have reported a failure. The part of a failed worker is required even
+            if the worker has finished training since.
         """
         others = range(1, self.cluster.num_workers)
         absent: dict[int, str] = {}
@@ -451,11 +459,11 @@ class CollectiveSaves:
         return {**absent, **dict.fromkeys(late, why)}, failed
 
     def _listen(self, others: Sequence[int]) -> None:
-        """Starts to listen, on the chief, for the end of training on other workers."""
+        """Starts to watch for the end of training on the peers; on the chief."""
         if self._listens:
             return
         self._listens = True
-        final = self._final  # of this fit; the next fit has a new set
+        final = self._final  # the next training has a new set
 
         def then(index: int, text: str) -> None:
             final.add(others[index])
@@ -470,12 +478,15 @@ class CollectiveSaves:
 
 @dataclasses.dataclass(eq=False)
 class RoundSave:
-    """The save of a round; main thread.
+    """The save of a round, in which the coordinator directs every step.
+
+    The main thread calls the methods.
 
     Args:
         runs: the open runs.
         coordinator: coordinator of this worker.
-        collective: tells whether a run already has a commit of this step.
+        collective: saves outside of rounds; knows whether a run already has a commit of
+            this step.
         clock: time source that measures durations.
         arrived_at: monotonic seconds at which training stopped for the round.
     """
@@ -486,7 +497,7 @@ class RoundSave:
     clock: Clock
     arrived_at: float
     _began: float = 0.0
-    _is_async: bool = False  # the round itself stages nothing
+    _is_async: bool = False  # the round writes nothing: async save or snapshot
     _due: Sequence[Run] = ()
     _staged: Sequence[tuple[Run, Save]] = ()
     _snapshots: Snapshots | None = None
@@ -516,7 +527,7 @@ class RoundSave:
             due = [each for each in self.runs if not stands(each, limit)]
         self._due = due
         for run in due:
-            run.is_unconfirmed = False  # a round publishes its outcome
+            run.is_unconfirmed = False  # every worker reads the outcome of a round
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
         except Exception as error:  # reported to the workers, which exit
@@ -528,7 +539,7 @@ class RoundSave:
         return True
 
     def _stands(self, run: Run) -> bool:
-        """Returns whether the newest save of a run may count: no failure is known."""
+        """Returns whether the newest save of a run was committed, or may have been."""
         limit = self.coordinator.deadlines.left
         return not run.is_unconfirmed or self.collective.last_save_is_committed(
             run, limit
@@ -546,15 +557,16 @@ class RoundSave:
         return True
 
     def _take_snapshot(self, name: str) -> bool:
-        """Captures this worker's snapshot of the agreed step.
+        """Captures this worker's snapshot of the agreed step, if there is time.
 
-        Several handlers that train side by side share no step between two rounds, so no
-        snapshot is taken of them. A notice waits for no snapshot, and training does not
-        wait for a commit in progress.
+        No snapshot is taken if several handlers train side by side, without a common
+        step. There is no time if a notice is pending, or if a commit or the previous
+        snapshot is being written; this worker then only joins the collectives of the
+        peers.
 
         Returns:
-            Whether this worker has captured its snapshot and the previous snapshot is
-            intact, or no snapshot is due.
+            True if this worker has captured its snapshot and has the previous snapshot
+            intact, and also if no snapshot is to be taken.
         """
         self._is_async = True
         c = self.coordinator
@@ -589,10 +601,11 @@ class RoundSave:
         return is_captured
 
     def _refuse(self, snapshots: Snapshots) -> None:
-        """Counts a round in which some worker could not take a snapshot; on the chief.
+        """Counts a round in which some worker took no snapshot; on the chief.
 
-        A round interrupted by a commit is not counted. After `TRIES` counted rounds no
-        worker takes snapshots any more.
+        A round after a commit is not counted, because the commit may have interrupted
+        the previous snapshot. After `TRIES` counted rounds every worker stops taking
+        snapshots.
         """
         if snapshots.is_after_commit:
             snapshots.is_after_commit = False
@@ -603,12 +616,16 @@ class RoundSave:
             extra[Key.COMMIT] = {**extra.get(Key.COMMIT, {}), "snapshots": _OVER}
 
     def committed_nothing(self) -> None:
-        """Marks the saved runs as unsaved after a round without a commit."""
+        """Marks the runs of this save as unsaved: the round ended without a commit."""
         for run in self._due:
             run.saved_at = None
 
     def go_on(self) -> None:
-        """Ends a round before further steps: writes the captured snapshot."""
+        """Ends the round before further steps.
+
+        Starts to write the captured snapshot, or discards the snapshot if a worker has
+        none.
+        """
         snapshots, self._snapshots = self._snapshots, None
         if snapshots is None:
             return
@@ -628,13 +645,15 @@ class RoundSave:
             snapshots.end()
 
     def _mark_snapshots(self, workers: tuple[int, ...]) -> None:
-        """Decides on the snapshots of the round; on the chief.
+        """Decides whether the captured snapshots are written; on the chief.
 
-        Every worker has reported whether it captured a snapshot, or is lost.
+        Args:
+            workers: workers that have captured a snapshot. The remaining workers have
+                reported a failure, or are lost.
         """
         c, snapshots = self.coordinator, self._snapshots
         extra: keys.Extra = {}
-        if c.deadlines.save_seconds is not None:  # of the previous save
+        if c.deadlines.save_seconds is not None:  # measured in the previous save
             extra["save_seconds"] = c.deadlines.save_seconds
         c.extra[Key.COMMIT] = extra
         if snapshots is None:
@@ -650,16 +669,16 @@ class RoundSave:
         """Commits the staged save; on the chief.
 
         Args:
-            workers: workers whose parts are staged.
+            workers: workers whose parts are written.
             steps_follow: whether training can continue after the save.
 
         Returns:
-            The action of every worker after the save.
+            The result of the round: commit or not, and whether the workers exit.
         """
         c, staged = self.coordinator, self._staged
         if self._is_async:
             self._mark_snapshots(workers)
-            return CommitKind.NONE  # in this round; no worker exits
+            return CommitKind.NONE  # the round has no commit, and no worker exits
         because = "preemption"
         if c.state.notice is NoticeKind.PERIODIC:
             because = "periodic"
@@ -693,8 +712,9 @@ class RoundSave:
     def _drop(self, workers: tuple[int, ...]) -> CommitKind:
         """Drops a periodic save in which parts are missing.
 
-        No worker has to exit. So the last commit, which is intact, is worth more than a
-        newer commit in which the generators and data position of a worker are missing.
+        No worker has to exit now. A newer commit without the random generators and the
+        data position of a worker would be worth less than the last commit, which is
+        complete.
         """
         for _, part in self._staged:
             part.discard()
@@ -718,10 +738,10 @@ class RoundSave:
 
 
 def breaks_off(error: Exception, num_workers: int) -> bool:
-    """Returns whether training cannot continue after an optional save failed.
+    """Returns whether training must stop after the failure of an optional save.
 
-    The other workers are in a collective of the save. The next step of this worker
-    would join the collective.
+    After a `CollectiveReadError` the other workers are still in a collective of the
+    save, and the next step of this worker would get mixed up with the collective.
     """
     return num_workers > 1 and isinstance(error, CollectiveReadError)
 

@@ -1,8 +1,8 @@
-"""The one session of this process, and notices while no handler listens.
+"""The session of this process, and notices that arrive while no handler listens.
 
 A process belongs to a single cluster, and has at most one session.
-`handle_early_notices()` handles the notices before the first handler listens, and
-after the last handler is closed.
+`handle_early_notices()` handles the notices that arrive before the first handler
+listens, or after the last handler is closed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _current: Session | None = None
-_pending: list[Notice] = []  # arrived while no run listened
+_pending: list[Notice] = []  # notices that arrived while no run listened
 
 
 def _after_fork_in_child() -> None:
-    """Detaches a forked child from its parent's session.
+    """Detaches a forked child from the session of its parent.
 
-    The parent's handlers refuse to work in the child; a handler created in the child
-    has a session of its own.
+    In the child, the parent's handlers raise errors, and a new handler has a new
+    session.
     """
     global _current, _pending
     if _current is None:
@@ -67,12 +67,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
-    """Returns the session of this process, creating the session at the first call.
+    """Returns the session of this process; the first call creates the session.
 
     Args:
         cluster_resolver: resolver that names the cluster; None for a single process.
-        peer_timeout: timeout in seconds for waits without a known deadline; the value
-            of the newest handler applies.
+        peer_timeout: timeout in seconds for waits without a known deadline; replaces
+            the value of an earlier handler.
 
     Raises:
         ConfigurationError: the resolver or the timeout is not valid.
@@ -122,10 +122,10 @@ def _warn_of_others() -> None:
 
 @contextlib.contextmanager
 def new_process() -> Iterator[None]:
-    """Simulates a new process for tests: in the body, no handler was created before.
+    """Context manager that simulates a new process, for tests.
 
-    Handlers that are still open at the end are closed without a last commit. The
-    earlier session is then current again.
+    In the body there is no session, as before the first handler. At the end, open
+    handlers are closed without a commit, and the earlier session is current again.
     """
     global _current, _pending
     before, _current, _pending = (_current, _pending), None, []
@@ -144,11 +144,13 @@ def new_process() -> Iterator[None]:
 
 
 def keep(notice: Notice) -> bool:
-    """Keeps a notice that arrived while no run listened, for the next run. Any thread.
+    """Keeps a notice for the next run, because no run listened when it arrived.
+
+    May be called on any thread.
 
     Returns:
-        True if the notice waits for the next run; False if a run has started to listen
-        and has the notice.
+        Whether the notice is kept. False if a run has begun to listen meanwhile, and
+        has taken the notice.
     """
     _pending.append(notice)
     if _current is not None:
@@ -157,7 +159,7 @@ def keep(notice: Notice) -> bool:
 
 
 def take_back(notice: Notice) -> bool:
-    """Takes a kept notice for the caller; returns False if a run has the notice."""
+    """Takes a kept notice for the caller; returns False if it was taken before."""
     return take_notice(_pending, notice)
 
 
@@ -168,9 +170,9 @@ def take_kept() -> bool:
 
 
 def receives_notices() -> bool:
-    """Returns whether a run of this process listens, or the process exits.
+    """Returns whether a run of this process listens, or the process is exiting.
 
-    Any thread.
+    May be called on any thread.
     """
     if _current is None:
         return False
@@ -186,19 +188,20 @@ SLOWEST = 10.0
 """Seconds by which sources may differ in reporting a notice, because sources poll."""
 
 _protection: EarlyNoticeHandler | None = None
-_is_starting = False  # a handler or fit is being created; main thread writes
-_newest: EarlyNoticeHandler | None = None  # newest in this process, closed or not
+_is_starting = False  # whether a handler or fit is being created; main thread writes
+_newest: EarlyNoticeHandler | None = None  # the last one created, even if closed
 
 
 class EarlyNoticeHandler:
     """Handles notices while no handler listens. Created by `handle_early_notices`.
 
-    A context manager; leaving the `with` block closes the object. Main thread.
+    A context manager: the end of the `with` block closes the object. Use it on the main
+    thread.
 
     Args:
         config: configuration of the exit.
         watched: notice sources to watch.
-        find_more: finds further sources later; see `Watcher`.
+        find_more: function that finds further sources later; see `Watcher`.
     """
 
     def __init__(
@@ -211,7 +214,7 @@ class EarlyNoticeHandler:
         self._config = config
         self._process = os.getpid()
         self._alarms: list[threading.Timer] = []
-        self._left: Notice | None = None  # passed to a run that listened
+        self._left: Notice | None = None  # notice that a listening run should handle
         self._names = frozenset(each.source.name for each in watched)
         self._watcher = Watcher(watched, 0, self._hear, find_more=find_more)
         _newest = self
@@ -220,16 +223,16 @@ class EarlyNoticeHandler:
     def rearm(self) -> None:
         """Listens again after TensorFlow has installed its own SIGTERM handler.
 
-        TensorFlow does so when a MultiWorkerMirroredStrategy is created, and keeps a
-        SIGTERM that arrives then for the handler. The handler's constructor calls this
-        method.
+        Creating a MultiWorkerMirroredStrategy installs TensorFlow's handler, so a
+        SIGTERM no longer arrives here. The constructor of a
+        `PreemptionCheckpointHandler` calls this method.
         """
         self._watcher.rearm()
 
     def _unheard(
         self, sources: tuple[NoticeSourceConfig, ...]
     ) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources not watched by this object, compared by name."""
+        """Returns the sources whose names are not among the sources of this object."""
         return tuple(each for each in sources if each.source.name not in self._names)
 
     def close(self) -> None:
@@ -248,7 +251,7 @@ class EarlyNoticeHandler:
         self.close()
 
     def _hear(self, notice: Notice) -> None:
-        """Handles a notice, unless a run of this process listens. Any thread."""
+        """Handles a notice, unless a run of this process listens; on any thread."""
         if os.getpid() != self._process:
             return
         if receives_notices():
@@ -276,16 +279,16 @@ class EarlyNoticeHandler:
             self._alarms.append(alarm)
 
     def _take_unheard(self, heard_at: float) -> Notice | None:
-        """Returns a notice passed to a run whose own source never reported the notice.
+        """Returns a notice that no run has reported, though a run was listening.
 
         Args:
-            heard_at: monotonic seconds of the newest notice of the runs.
+            heard_at: monotonic seconds at which the newest notice of a run arrived.
         """
         left, self._left = self._left, None
         return left if left and left.received_at > heard_at + SLOWEST else None
 
     def _expire(self, notice: Notice) -> None:
-        """Exits at the end of the grace period if the notice is still unhandled."""
+        """Exits at the end of the grace period, if no run has taken the notice."""
         if take_back(notice):
             self._leave(
                 "the machine will be terminated, no training is running, and the "
@@ -293,14 +296,15 @@ class EarlyNoticeHandler:
             )
 
     def leave_by(self, error: Exception, *, is_printed: bool = False) -> None:
-        """Exits with the restart code if an error follows a pending notice.
+        """Exits with the restart code if an error is raised while a notice is pending.
 
-        The machine is terminated in any case, so the error counts as a consequence of
-        the notice. If the error is a fault of the program, the next run raises the
-        error again without a notice, and fails.
+        The machine will be terminated in any case, so the error counts as a consequence
+        of the notice. An error of the program is raised again after the restart, and
+        ends the program then.
 
         Args:
-            error: the error because of which no handler will handle the notice.
+            error: error that ends the program, so that no handler can handle the
+                notice.
             is_printed: whether the traceback of the error was already printed.
         """
         if os.getpid() != self._process or not take_kept():
@@ -314,7 +318,10 @@ class EarlyNoticeHandler:
         self._leave(f"the machine will be terminated, and {name} was raised")
 
     def _leave(self, why: str) -> None:
-        """Ends the process from this thread: the main thread may be in C++ for long."""
+        """Ends the process at once, from this thread.
+
+        The main thread may be in C++ code for long, and could not raise SystemExit.
+        """
         keep_streams()
         log.warning("%s. Exiting to be restarted; the last commit is still valid", why)
         exit_hard(lambda: self._config._exit(True, _cluster()))
@@ -325,34 +332,33 @@ def handle_early_notices(
     | tf.distribute.experimental.TerminationConfig
     | None = None,
 ) -> EarlyNoticeHandler:
-    """Makes a notice outside of training a preemption too, and not a failure.
+    """Handles notices outside of training: the process exits to be restarted.
 
-    Call the function in the first line of a program: imports, model building and
-    tracing take time, and so do an evaluation or an export after the loop. While a
-    handler or a fit is open, its own sources receive the notices. Otherwise:
+    Without this function a notice before or after training would end the process as a
+    failure. Call the function in the first line of the program: imports and model
+    building take time, and so do an evaluation or an export after training. While a
+    handler or a fit is open, the handler or fit receives the notices. Otherwise:
 
     - Before the first handler: a single process exits at once, because no step was
-      trained. A worker of a cluster keeps the notice for the handler about to be
-      created, so that all workers exit together. If no handler is created, the worker
-      exits before the machine is terminated, or when an error ends the program (the
-      traceback is printed).
-    - After the last handler, whose final state is committed: the program may run until
-      just before the machine is terminated. If the config has no grace period, the
+      trained. A worker of a cluster keeps the notice for the first handler, so that all
+      workers exit together. If no handler is created, the worker exits before the
+      machine is terminated, or when an error ends the program (the traceback is
+      printed).
+    - After the last handler, which has committed the final state: the program may run
+      until just before the machine is terminated. Without a known grace period the
       process exits at once.
 
-    The exit happens in a thread, as if a signal ended the process: without `finally`
-    blocks and exit hooks, but with the exit code that makes the platform restart the
-    process. A second call replaces the first. Needs no TensorFlow.
-
-    Main thread.
+    The exit happens in a thread, so `finally` blocks and exit hooks do not run. The
+    exit code makes the platform restart the process. A second call replaces the first.
+    TensorFlow is not needed. Call the function on the main thread.
 
     Args:
         termination_config: notices to watch and configuration of the exit, as for a
             handler; None detects the platform.
 
     Returns:
-        The object that listens. Call `close()`, or use the object as a context manager,
-        to stop listening.
+        The object that watches for notices. To stop, call `close()`, or use the object
+        as a context manager.
 
     Raises:
         ConfigurationError: the config, or TF_CONFIG, is not valid.
@@ -372,9 +378,9 @@ def handle_early_notices(
 
 @contextlib.contextmanager
 def handling_notices_during_setup(config: TerminationConfig) -> Iterator[None]:
-    """Watches signals while a handler or a fit is created.
+    """Context manager: watches for signals while the body creates a handler or a fit.
 
-    If the creation fails, a notice kept for the handler makes the process exit at once.
+    If the body raises an error and a notice has arrived, the process exits at once.
 
     Args:
         config: configuration of the handler or fit.
@@ -397,12 +403,11 @@ def handling_notices_during_setup(config: TerminationConfig) -> Iterator[None]:
 
 
 def take_over() -> None:
-    """Takes over the notices that a closed handler or fit could not handle.
+    """Handles the notices that a closed handler or fit has not handled.
 
-    These are notices that arrived too late for the handler, or that its sources would
-    have reported later. A known deadline applies until the process has ended, also
-    without `handle_early_notices()`: the next handler handles the notice, or the
-    process exits just before the deadline.
+    Such a notice arrived too late for the handler, or the handler's sources would have
+    reported it later. If the deadline is known, the next handler handles the notice, or
+    the process exits just before the deadline, even without `handle_early_notices()`.
     """
     here = _current
     if here is None:
@@ -428,7 +433,7 @@ def _at_exit() -> None:
     if here is not None and isinstance(error, Exception):
         here.leave_by(error, is_printed=True)
     elif here is not None and error is None and not (_current and _current.exit.left):
-        take_over()  # from handlers closed by the session; threads may run on
+        take_over()  # from handlers closed just now; the process may wait for threads
 
 
 # Registered at import: the session's hook is registered later and runs earlier.
@@ -436,7 +441,7 @@ on_interpreter_end(_at_exit)
 
 
 def _seconds_to_wait(notice: Notice) -> float | None:
-    """Returns how long a notice may stay unhandled.
+    """Returns how long a notice may wait for a handler before the process exits.
 
     Returns:
         Seconds; 0 to exit at once; None to wait for the next handler.

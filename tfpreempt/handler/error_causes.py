@@ -1,12 +1,12 @@
 """Causes of an error in a step: lost workers, or data that could not be read.
 
-TensorFlow's message for a failed collective names the lost workers.
+*Lost workers*: TensorFlow's message for a failed collective names the workers.
 
-A signal to a process group terminates the processes that read the data together with
-the notice. After such an error, the bytecode of the step is inspected once, to find out
-whether the step had any effect before the error. Rejected: inspection of the source
-code. The source does not tell which of several calls in one line failed, and is missing
-for a lambda. A commit after half a step would be wrong.
+*Data*: a SIGTERM to the whole process group also kills the child processes that read
+the data, so the step fails. The state can be saved only if the step has changed nothing
+before the error. The bytecode of the step's functions shows whether this is so. The
+source code would not do: it does not tell which of several calls in a line has failed,
+and is missing for a lambda.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _BROKEN_OFF = re.compile(
     r":UNKNOWN:[^\n]*grpc_message:\"[^\"\n]*"
     r"(?:Connection reset by peer|Socket closed|Broken pipe|failed to connect)"
 )
-_SERVICE = "tensorflow.CoordinationService/"  # a failed call to the host
-_ANSWERED = "tensorflow.CoordinationServiceError"  # reported by the host itself
+_SERVICE = "tensorflow.CoordinationService/"  # in errors of calls to the service
+_ANSWERED = "tensorflow.CoordinationServiceError"  # in errors sent by the service
 
 
 def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
@@ -58,7 +58,7 @@ def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
 
 
 def _workers(tasks: str, cluster: Cluster) -> str:
-    """Names the workers of TensorFlow task names, for people.
+    """Returns the workers of TensorFlow's task names as text, such as "workers 1, 2".
 
     Remote workers of a single client are omitted.
     """
@@ -89,22 +89,26 @@ _EFFECTS = (
 
 
 def is_of_data(error: BaseException) -> bool:
-    """Returns whether an error was raised by reading data, in Python or in an op."""
+    """Returns whether an error was raised while data were read.
+
+    The data may be read in Python, or by an op of TensorFlow.
+    """
     if "IteratorGetNext" in str(error):
         return True
     return any(_is_reading(code, module) for code, _, module in _frames(error))
 
 
 def is_before_all(error: BaseException) -> bool:
-    """Returns whether the function that raised had only read data before the error.
+    """Returns whether a step failed while reading data, before it changed anything.
 
-    From the function down to the library that reads, no call came before, no loop was
-    entered, and no value was assigned: a reader in the program may keep its position in
-    saved state. A tf.function is not inspected: ops that need no data, such as a
-    counter, run in parallel with the reading.
+    True if the functions of the program, from the step down to the library that reads,
+    had made no call, entered no loop, and assigned local variables only. (A reader in
+    the program may keep its position in saved state.) False for a failure inside a
+    tf.function: ops that need no data, such as a counter, run in parallel with the
+    reading.
 
     Args:
-        error: the error, caught by the caller of the function.
+        error: the error, caught by the caller of the step.
     """
     frames = list(_frames(error))[1:]
     libraries = (i for i, frame in enumerate(frames) if frame[2].startswith(_LIBRARIES))
@@ -117,7 +121,7 @@ def is_before_all(error: BaseException) -> bool:
 
 def _has_acted(code: CodeType, at: int) -> bool:
     ops = list(dis.get_instructions(code))
-    # `at` may be in the inline cache behind the instruction.
+    # `at` may point into the inline cache after the instruction.
     here = max(op.offset for op in ops if op.offset <= at)
     return any(
         "JUMP_BACKWARD" in op.opname
@@ -133,7 +137,10 @@ def _is_reading(code: CodeType, module: str) -> bool:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[CodeType, int, str]]:
-    """Yields code, bytecode offset and module name of the frames, outermost first."""
+    """Yields the traceback's frames, outermost first.
+
+    A frame is given as code, offset in the bytecode, and module name.
+    """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame

@@ -1,7 +1,7 @@
-"""The exit of the process: by a commit, a loss, an error, a deadline, or the end.
+"""The exit of the process: after a commit, a loss, an error, a deadline, or the end.
 
-The process ends with its exit code even if a thread or a child does not end. Ctrl-C
-waits for the save in progress.
+The process ends with the right exit code even if one of its threads or children does
+not end. Ctrl-C takes effect after the save in progress.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
-    """Defers SIGINT until the end of the block; a second SIGINT takes effect at once.
+    """Context manager: defers SIGINT to the end of the block, but not a second SIGINT.
 
-    A deferred SIGINT calls the program's own handler; Python's handler raises
-    KeyboardInterrupt. If the block ends by SystemExit, the process is exiting, and
-    further SIGINTs that would raise KeyboardInterrupt are ignored. A SIGINT that is
-    watched as a notice, or without a Python handler, is not deferred. In other threads
-    the block has no effect: Python delivers SIGINT to the main thread.
+    At the end of the block the program's own SIGINT handler is called; Python's default
+    handler raises KeyboardInterrupt. If the block ends by SystemExit, the process is
+    exiting, and ignores a SIGINT that would raise KeyboardInterrupt. SIGINT is not
+    deferred if it is watched as a notice, or if the program has no Python handler for
+    it. The block has an effect only on the main thread, where Python calls signal
+    handlers.
 
     Args:
-        is_saving: returns whether there is work to finish; called in the signal handler
-            and on a thread.
+        is_saving: function that returns whether there is work to finish; called in the
+            signal handler and on a thread.
 
     Raises:
-        KeyboardInterrupt: raised at the second SIGINT.
+        KeyboardInterrupt: raised in the block at the second SIGINT.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if is_main else None
@@ -111,10 +112,10 @@ end the finalization."""
 def on_interpreter_end(call: Callable[[], None]) -> None:
     """Registers a call for the end of the program, while threads can still be started.
 
-    Python refuses new threads once its own exit hooks for threads have run, which is
-    before `atexit`, and a last save needs threads. The hooks run in reverse order.
-    concurrent.futures registers its hook in the same way when it is imported, so this
-    module imports it first.
+    A last save needs threads, and in an `atexit` hook Python refuses to start threads.
+    So the call is a hook of `threading`, which runs earlier. These hooks run in reverse
+    order. The hook of concurrent.futures must run after the call, so this module
+    imports concurrent.futures first.
     """
     register: Any = getattr(threading, "_register_atexit", atexit.register)
     register(call)
@@ -123,12 +124,12 @@ def on_interpreter_end(call: Callable[[], None]) -> None:
 def keep_streams() -> None:
     """Makes stdout and stderr usable for the rest of the process, even if closed.
 
-    Test runners and daemons close the streams. A log record would then raise an error
-    in the middle of an exit. And a newly opened file would get the number of a closed
-    descriptor, to which C++ still writes its messages.
+    Test runners and daemons close the streams. A log record could then raise an error
+    in the middle of an exit. A newly opened file could also get descriptor 1 or 2, and
+    C++ libraries would write their messages into the file.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # took the number of a closed descriptor
+        pass  # the descriptor was closed, and now leads to /dev/null
     os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(getattr(sys, name, None), "closed", True):
@@ -136,10 +137,10 @@ def keep_streams() -> None:
 
 
 def flush_streams() -> None:
-    """Flushes stdout and stderr at the end of the interpreter, if possible.
+    """Flushes stdout and stderr at the end of the interpreter, with a time limit.
 
-    Python itself would wait for a pipe without a reader, and exit with 120 on a full
-    disk.
+    Otherwise Python would wait for ever for a pipe that is not read, or exit with code
+    120 if the disk is full.
     """
     keep_streams()
     for name in ("stdout", "stderr"):
@@ -154,10 +155,11 @@ def _silence(name: str) -> None:
 
 
 def exit_hard(leave: Callable[[], Any]) -> None:
-    """Calls a function, and ends the process if the function raises.
+    """Calls a function, and ends the process at once if the function raises.
 
-    For code in which SystemExit would not end the process. An error, such as an error
-    of an exit function, would not end the process there either; the code is then 1.
+    For threads and exit hooks, where SystemExit would not end the process. The exit
+    code is the code of SystemExit; for any other error, such as an error of the exit
+    function, the exit code is 1.
 
     Args:
         leave: function that may raise SystemExit.
@@ -175,11 +177,11 @@ def exit_hard(leave: Callable[[], Any]) -> None:
 
 
 def end_now(exit: SystemExit) -> None:
-    """Ends the process with the code of an exit; any thread."""
+    """Ends the process at once with the code of `exit`; may run on any thread."""
     with contextlib.suppress(CallTimeoutError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
-    with contextlib.suppress(Exception):  # then the next start waits until expiry
+    with contextlib.suppress(Exception):  # the next start then waits for the expiry
         call_within(RELEASE_LIMIT, lease.release_all)
     os._exit(_code(exit))
 
@@ -189,10 +191,10 @@ def _code(exit: SystemExit) -> int:
 
 
 class WatchedExit(SystemExit):
-    """A SystemExit that records whether it ended the main thread.
+    """A SystemExit that records whether it has ended the main thread.
 
-    The interpreter reads the code of an exit after the exit has passed the last frame
-    of the program, so the read has no calling frame.
+    If the program does not catch the exit, the interpreter reads `code`. Such a read
+    has no calling frame of Python code, unlike a read by the program.
     """
 
     has_ended_main = False
@@ -213,19 +215,22 @@ class ExitWatchdog(ManagedThread):
     """Ends an exiting process if the exit takes longer than its time limit.
 
     During an exit the program's `finally` blocks, context managers and exit hooks run,
-    and Python waits for non-daemon threads and children. `seconds` limits the total. If
-    SystemExit was caught by then, the thread does nothing. An `except` or `finally`
-    block that handles the exit counts as exiting until the block ends, because the
-    block may raise the exit again. After the exit hooks of the program the process ends
-    at once, unless there is time for Python's finalization: hooks registered before the
-    import of this module, files left open, `__del__` of objects held by modules.
+    and Python waits for non-daemon threads and children. `seconds` limits the total.
+
+    If the program has caught SystemExit by then, the watchdog does nothing. But while
+    an `except` or `finally` block handles the exit, the process is still exiting: the
+    block may raise the exit again.
+
+    After the program's exit hooks Python finalizes: hooks registered before the import
+    of this module, open files, `__del__` of objects held by modules. The process skips
+    this, and ends at once, if too little time is left.
 
     Args:
         exit: exit about to be raised on the main thread.
         seconds: time limit of the exit.
-        can_reach_all: False if another worker does not answer. In its finalization
-            TensorFlow disconnects from the worker, and waits for longer than any grace
-            period.
+        can_reach_all: False if another worker does not answer. The process then skips
+            the finalization, in which TensorFlow would wait for the worker, longer than
+            any grace period.
     """
 
     def __init__(
@@ -252,7 +257,10 @@ class ExitWatchdog(ManagedThread):
         end_now(self.exit)
 
     def is_under_way(self) -> bool:
-        """Returns whether the exit passes through the main thread, or has ended it."""
+        """Returns whether the process is exiting, because of `exit`.
+
+        The exit is being raised on the main thread, or has ended the main thread.
+        """
         main = threading.main_thread()
         found: Any = sys._current_exceptions().get(main.ident or 0)
         error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
@@ -266,14 +274,14 @@ class ExitWatchdog(ManagedThread):
 _newest: ExitWatchdog | None = None
 
 
-@atexit.register  # at import, so the program's later hooks run before it
+@atexit.register  # at import, so that hooks registered later run before
 def _skip_the_rest() -> None:
-    """Ends the process early, after the program's exit hooks; no thread can be started.
+    """Ends the process after the program's exit hooks, if little time is left.
 
-    If there is time for Python's finalization, garbage collection is switched off,
-    which reduces the finalization from 1 s to 0.1 s of processor time. Otherwise Python
-    would collect garbage repeatedly. TensorFlow leaves much garbage, and the system
-    frees the memory anyway.
+    If there is time, Python finalizes, but without garbage collection: 0.1 s of
+    processor time instead of 1 s. TensorFlow leaves much garbage, which Python would
+    collect repeatedly, and the system frees the memory anyway. No thread can be started
+    here.
     """
     last = _newest
     if last is None or last.stop_event.is_set():
@@ -290,9 +298,9 @@ def _skip_the_rest() -> None:
 
 
 def blocking_threads_and_children() -> list[str]:
-    """Returns the threads, children or code lines that delay the end of the process.
+    """Returns the threads, children and code lines that the exit waits for.
 
-    The texts are for people.
+    The result is a list of texts for people.
     """
     main = threading.main_thread()
     found = [
@@ -303,7 +311,7 @@ def blocking_threads_and_children() -> list[str]:
     for child in multiprocessing.active_children():
         found.append(f"the child {child.name!r} (pid {child.pid})")
     frame = sys._current_frames().get(main.ident or 0)
-    # A main thread that has ended waits for threads, or runs exit hooks.
+    # After its end the main thread only waits for threads, or runs exit hooks.
     if frame is not None and (main.is_alive() or not found):
         found.insert(0, f"line {frame.f_lineno} of {frame.f_code.co_filename}")
     return found
@@ -321,21 +329,22 @@ _LONGEST = 300
 
 @dataclasses.dataclass(eq=False)
 class ExitController:
-    """Ends this worker's participation; one object per process.
+    """Ends this worker's participation, and exits; a process has one object.
 
     Args:
         cluster: the workers of the run.
         runs: the open runs, oldest first.
         coordinator: coordinator of this worker.
-        finish_save: waits for the asynchronous save, for at most the given number of
-            seconds; after that the save is never committed.
+        finish_save: function that waits for the asynchronous save for the given number
+            of seconds, and then gives up the save.
 
     Attributes:
-        left: whether SystemExit is about to be raised, or was raised.
+        left: whether the process is exiting: SystemExit is about to be raised, or was
+            raised.
         detached: whether the main thread has raised an error, and the peers were
             notified.
-        is_over: whether the peers have ended well, and would not be restarted.
-        process: process id; a forked child does not participate in the exit.
+        is_over: whether the peers have ended with code 0, and will not be restarted.
+        process: id of the process; a forked child does not exit by this object.
     """
 
     cluster: Cluster
@@ -350,7 +359,10 @@ class ExitController:
 
     @defer_sigint(lambda: True)  # an upload may be in progress
     def leave(self, outcome: Outcome, reason: str) -> None:
-        """Exits by the oldest run's exit function; returns if the function returns."""
+        """Exits by calling the exit function of the oldest run.
+
+        Returns if the exit function returns; training then continues.
+        """
         runs = list(self.runs)
         if outcome is Outcome.FINISHED or not runs:
             return
@@ -394,7 +406,7 @@ class ExitController:
                 exit = WatchedExit(exit.code)
             self._last_exit = ExitWatchdog(exit, left, can_reach_all=is_answered)
             raise exit
-        except BaseException:  # of an exit function that resumes in this process
+        except BaseException:  # raised by an exit function to resume in this process
             REGISTRY.stay()
             raise
         self.cancel()  # the exit function returned: training continues
@@ -431,11 +443,11 @@ class ExitController:
         return are_whole
 
     def finish_copy(self, run: Run, timeout: float | None) -> None:
-        """Waits for the upload of the last commit after training.
+        """Waits for the upload of the last commit, after training.
 
-        A notice that arrives during the wait shortens the wait. If the upload is
-        incomplete then, the process exits with the restart code, so that the restarted
-        process completes the upload.
+        A notice shortens the wait. If the upload is incomplete at the deadline, the
+        process exits with the restart code, and the restarted process completes the
+        upload.
 
         Args:
             run: the run whose mirror is waited for.
@@ -451,14 +463,17 @@ class ExitController:
             )
 
     def cancel(self) -> None:
-        """Resets the exit state: the process is not exiting any more."""
+        """Resets the exit: the process continues."""
         self.left = False
         if self._last_exit is not None:
             self._last_exit.stop_event.set()
         REGISTRY.stay()
 
     def force_exit(self, why: str) -> None:
-        """Ends the process from any thread, because no boundary was reached in time."""
+        """Ends the process from any thread, without a commit.
+
+        Called if the main thread reaches no boundary before the deadline.
+        """
         runs = list(self.runs)
         is_forked = os.getpid() != self.process
         is_out = self.left or self.detached or self.is_over
@@ -479,10 +494,9 @@ class ExitController:
     def _put_away(
         self, runs: list[Run], outcome: Outcome, why: str, mirrored: bool = True
     ) -> None:
-        """Records the exit, and releases the leases: the next start need not wait.
+        """Records the exit, and releases the leases, so that the next start can begin.
 
-        The time is limited: hanging storage may be the reason why no boundary, or no
-        commit, was reached.
+        The time is limited, because storage that hangs may be the cause of this exit.
         """
         deadlines = self.coordinator.deadlines
         limit = max(SHORTEST, deadlines.left)
@@ -513,12 +527,14 @@ class ExitController:
                 run.directory.mirror.hand_in_journal(limit)
 
     def fail(self, error: BaseException, peer_is_gone: bool = False) -> None:
-        """Notifies the peers of an error; returns if the error is to be raised.
+        """Notifies the peers of an error, or exits if a notice explains the error.
+
+        If the method returns, the caller raises the error.
 
         Args:
             error: error raised by a step or a save.
             peer_is_gone: whether the error looks like the loss of another worker. After
-                a notice such a loss is expected, and not an error.
+                a notice a loss is expected, so the process exits.
         """
         coordinator, lost = self.coordinator, ""
         if peer_is_gone:
@@ -559,14 +575,18 @@ def tell_peers(
     error: BaseException,
     send: Callable[[str, int | None], None],
 ) -> None:
-    """Makes the peers' collectives fail with an error, and names the first failure.
+    """Lets the collectives of the peers fail with an error of this worker.
+
+    The worker that failed first inserts a key, so later errors can name the first
+    failure.
 
     Args:
         worker: index of this worker.
         runtime: access to the key-value store.
-        key: insert-once key of the first failure of this incarnation.
+        key: insert-once key of the first failure since the start of the workers.
         error: the error about to be raised here; gets a note if a peer failed first.
-        send: sends a message, and TensorFlow's error code if any, to the cluster.
+        send: function that sends a message, and TensorFlow's error code or None, to the
+            peers.
     """
     mine = f"{type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", ())  # may name another worker, which was lost
@@ -574,7 +594,7 @@ def tell_peers(
     tell = functools.partial(runtime.insert, key, json.dumps(record))
     first = call_and_wait(tell, 2.0)
     if first is None:
-        return  # the store does not answer, and reporting would hold the GIL
+        return  # the store does not answer, and `send` would wait while holding the GIL
     if (told := json.loads(first)) != record:
         add_note(error, f"worker {told['worker']} failed first: {told['error']}")
     code = getattr(error, "error_code", None)

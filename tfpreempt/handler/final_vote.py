@@ -1,13 +1,16 @@
 """The final vote: either every worker exits with 0, or every worker is restarted.
 
 No platform restarts a worker after exit code 0. If only some workers exited with 0, a
-restarted worker would wait for its peers for ever. So the chief asks for votes after
-the final save, every worker votes on its own final save, and a single key, `word`,
-holds the outcome for the cluster. The key is insert-once: a worker without time for the
-vote inserts the outcome "lost" itself, and then uses the outcome held by the key. The
-chief hosts the store, and exits after every worker has read the outcome. (These are the
-two phases of a distributed commit. Not covered: a worker that crashes between its vote
-and the outcome, which is a window of one message.)
+restarted worker would wait for its peers for ever. So after the final save the chief
+asks for votes: did the worker's own final save succeed? The chief then inserts the
+outcome of all votes under one key, `word`, and every worker follows the outcome.
+
+The key is insert-once. A worker that has no time to wait for the outcome inserts the
+outcome "lost" itself, and follows the value that the key then has. The chief hosts the
+store, so the chief exits last, after every worker has read the outcome.
+
+(The protocol is a two-phase commit. A crash of a worker between its vote and the
+outcome, the time of one message, is not covered.)
 """
 
 from __future__ import annotations
@@ -28,17 +31,18 @@ _TICK_SECONDS = 0.05  # between two checks of the deadline
 _RESERVE = 0.5  # seconds of a grace period reserved for the outcome
 _INSERT_TIMEOUT = 5.0  # seconds for one key to be inserted
 _LONGEST = 500  # characters of one worker's vote
-_MOST = 3  # most failures named in the outcome
+_MOST = 3  # maximum number of failures named in the outcome
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """The result of a training, equal on every worker.
+    """The outcome of the vote, equal on every worker.
 
     Attributes:
-        failed: workers whose final save failed, with the errors; "" if there are none.
-        lost: workers that were lost or preempted; "" if there are none.
-        is_committed: whether the chief's commit of the final state is known to exist.
+        failed: text with the workers whose final save failed, and the errors; "" if
+            every final save succeeded.
+        lost: text with the workers that were lost or preempted; "" if there are none.
+        is_committed: whether the chief is known to have committed the final state.
     """
 
     failed: str = ""
@@ -48,17 +52,18 @@ class TrainingOutcome:
 
 @dataclasses.dataclass(eq=False)
 class FinalVote:
-    """This process's part in the votes of its cluster. Main thread.
+    """Votes for this worker, and finds the common outcome. Main thread.
 
     Args:
         cluster: the workers.
-        incarnation: namespace of the keys.
+        incarnation: namespace of the keys, which identifies this start of all workers.
         runtime: access to the store.
-        coordinator: of this worker; gives the deadlines and the state of the store.
+        coordinator: coordinator of this worker; gives the deadlines and the state of
+            the store.
 
     Attributes:
-        failures: the errors of final saves of runs that were closed before the last
-            one, by the runs' tokens.
+        failures: errors of the final saves of runs that were closed before the last
+            run, by the token of the run.
     """
 
     cluster: Cluster
@@ -69,7 +74,7 @@ class FinalVote:
     _ends: int = 0  # ends of training so far; equal on every worker
 
     def start(self) -> None:
-        """Begins the vote on the end of training, after the last step here."""
+        """Begins a new vote, with new keys; called after the last step."""
         self._ends += 1
 
     def run(self, failed: str) -> TrainingOutcome | None:
@@ -87,9 +92,10 @@ class FinalVote:
         return self._lead(mine) if self.cluster.is_chief else self._follow(mine)
 
     def leave(self) -> None:
-        """Votes without a wait for the peers.
+        """Votes for a good end, without waiting for the outcome.
 
-        The peers can exit with 0 without this worker, unless this worker is the chief.
+        Called if this worker stops waiting for workers that still train. These workers
+        can later exit with 0. If the chief stops waiting, the outcome is a failure.
         """
         if self.cluster.is_chief:
             me = "worker 0 did not wait for the workers that still train"
@@ -99,10 +105,10 @@ class FinalVote:
             self._insert("bye")
 
     def abort(self, lost: str) -> None:
-        """Inserts a loss as the outcome; the peers then stop waiting for this worker.
+        """Inserts a loss as the outcome, so that the peers stop waiting.
 
         Args:
-            lost: the reason, for people.
+            lost: text with the reason, for people.
         """
         self._insert_outcome(TrainingOutcome(lost=lost), _INSERT_TIMEOUT)
         if not self.cluster.is_chief:
@@ -127,7 +133,10 @@ class FinalVote:
         return end and dataclasses.replace(end, is_committed=is_committed)
 
     def _gather(self, key: Key, name: str) -> dict[int, tuple[object, keys.Extra]]:
-        """Returns the peers' votes by worker: value or tombstone, and extra fields."""
+        """Waits for a key of every peer; returns value and extra fields, by worker.
+
+        The value is a tombstone for a peer without an answer.
+        """
         others = range(1, self.cluster.num_workers)
         missing: tuple[object, keys.Extra] = (Tombstone(), {})
         answers = dict.fromkeys(others, missing)
@@ -143,7 +152,7 @@ class FinalVote:
                 gathering.give_up(
                     gathering.missing, "the worker did not answer in time"
                 )
-                gathering.wait(_RESERVE / 2)  # an answer may have arrived first
+                gathering.wait(_RESERVE / 2)  # for the tombstones or late answers
                 break
         return answers
 
@@ -173,16 +182,16 @@ class FinalVote:
         return end
 
     def _decline(self, mine: str) -> TrainingOutcome | None:
-        """Inserts a loss as the outcome, because no time is left for the vote.
+        """Inserts a loss as the outcome, because no time is left to wait.
 
-        Returns the outcome held by the key, which another worker may have inserted
-        before.
+        Returns the outcome in the store, which a peer may have inserted before; None if
+        the store does not answer in time.
         """
         lost = f"worker {self.cluster.worker} ran out of time in the final save"
         end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
         here = keys.encode(not mine, {"failed": mine})
         name = self._name(f"here/{self.cluster.worker}")
-        self.runtime.insert(name, here, lambda held: None)  # the chief no longer waits
+        self.runtime.insert(name, here, lambda held: None)  # so the chief need not wait
         return end
 
     # --- all -------------------------------------------------------------------------
@@ -200,7 +209,11 @@ class FinalVote:
     def _insert_outcome(
         self, end: TrainingOutcome, seconds: float
     ) -> TrainingOutcome | None:
-        """Inserts an outcome; returns the value of the key, or None at a timeout."""
+        """Inserts an outcome, unless the key has a value.
+
+        Returns the outcome in the store; None if the store is lost or does not answer
+        in time.
+        """
         if self._is_gone:
             return None
         is_well = not (end.failed or end.lost)
@@ -214,10 +227,11 @@ class FinalVote:
         return self.coordinator.state.watch is WatcherState.GONE
 
     def _is_late(self, since: float) -> bool:
-        """Whether a wait has reached the deadline, or the chief's timeout.
+        """Returns whether a wait must end now.
 
-        Without a grace period, a chief that is alive may take any time for its commit.
-        `StoreExecutor.watch_store` finds a chief that is not.
+        With a known deadline: if little time is left. Otherwise the chief waits up to a
+        timeout, and the other workers have no limit, because the commit of the chief
+        may take any time. (`StoreExecutor.watch_store` detects a crash of the chief.)
 
         Args:
             since: monotonic seconds at which the wait began.
@@ -244,7 +258,7 @@ def _first(failures: list[str]) -> str:
 
 
 def _lost(answers: dict[int, tuple[object, keys.Extra]]) -> str:
-    """Names the workers without a vote, for people, with the reason; "" if none."""
+    """Returns a text with the workers without a vote and the reason; "" if none."""
     whys = {
         j: str(extra.get("reason") or "the worker did not answer in time").rpartition(
             ": "

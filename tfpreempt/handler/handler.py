@@ -1,8 +1,9 @@
 """PreemptionCheckpointHandler, the object that runs the steps of a custom loop.
 
-A boundary is an entry of `run()` or `save_checkpoint_if_preempted()`, the end of a
-watch scope, or `close()`. Between two boundaries tfpreempt does not touch training: no
-RPC, no lock, no collective, no device synchronization.
+A boundary is a moment at which this worker may save and exit: an entry of `run()`,
+`save_checkpoint_if_preempted()` or `check_preemption()`, the end of a watch scope, or
+`close()`. Between two boundaries tfpreempt does not touch training: no RPC, no lock, no
+collective, no device synchronization.
 """
 
 from __future__ import annotations
@@ -67,18 +68,18 @@ class PreemptionCheckpointHandler:
             by all workers, or a URL, "gs://bucket/run" or "s3://bucket/run". The URL is
             the mirror of a scratch directory on each machine.
         termination_config: notices to watch, grace period, and exit code or exit
-            function. TensorFlow's own TerminationConfig objects are completed with the
-            values of the platform. None detects the platform: SIGTERM is watched at
-            once, the metadata server of a cloud is queried in the background, and a log
-            line names the platform.
+            function. In TensorFlow's own TerminationConfig objects, missing values are
+            replaced by the values of the platform. None detects the platform: SIGTERM
+            is watched at once, the metadata server of a cloud is queried in the
+            background, and a log line names the platform.
         save_freq: interval between periodic commits: a number of `run()` calls (an
             int), or a duration (a timedelta; the workers agree on the step). None
             commits only on notices, on `save()` and at the end.
         restore: False starts from scratch even if there are commits.
         peer_timeout: timeout in seconds for a wait for other workers if no deadline is
             known: in a save without a notice, or after a notice without a grace period.
-            A step or a save of this worker itself has no timeout then; the platform may
-            kill the process during the step or the save.
+            The timeout does not limit a step or a save of this worker itself; after a
+            notice the platform may kill the process meanwhile.
         max_to_keep: number of commits kept in `checkpoint_dir`; None keeps every
             commit. A CheckpointManager applies its own `max_to_keep` instead.
         mirror_dir: "gs://bucket/run" or "s3://bucket/run", a prefix used by
@@ -87,15 +88,15 @@ class PreemptionCheckpointHandler:
             commit. With a mirror the workers need not share `checkpoint_dir`. None uses
             the environment variable TFPREEMPT_MIRROR_DIR, if set.
         async_save: whether periodic saves (`save_freq`) are asynchronous: the state is
-            copied in memory, and written while training continues. False makes training
-            wait for the save, and takes no memory for a copy. Training waits in any
-            case if a CheckpointManager or a save_fn saves.
+            copied in memory, and written while training continues. If False, training
+            waits for the save, and no memory is needed for a copy. Training also waits
+            if a CheckpointManager or a save_fn saves.
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
-            is open in the directory. Exception: if the other handler has called its
-            exit function, or its last step failed, and no step followed, the new
-            handler closes the other handler and resumes from its commit.
+            is open in the directory. The other handler may be open if it cannot
+            continue, because it has exited or its last step failed: the new handler
+            then closes the other handler and resumes from its commit.
         DirectoryLockedError: another program holds the lease of the directory.
         StorageNotSharedError: workers see different storage under the directory.
         CheckpointCorruptedError: the directory has commits, and none is intact.
@@ -143,7 +144,7 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore()
-            self._random_at_start = b""  # the generators' state, as in a save
+            self._random_at_start = b""  # state of the random generators, as in a save
             if self._run.candidate is not None:
                 self._random_at_start = self._run.source.random_bytes()
             self._run.clear_caches(is_all_restored=False)
@@ -153,13 +154,13 @@ class PreemptionCheckpointHandler:
     # --- the loop --------------------------------------------------------------------
 
     def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Passes a boundary, where this worker may save and exit, and calls `fn`.
+        """Calls the training function `fn`; before the call, this worker may exit.
 
-        If a notice has arrived before the call, this worker saves at the agreed step
-        together with the other workers, and exits. Assignments of the caller after
-        `run()` returns belong to the step. A batch fetched in the argument list is lost
-        if the process exits here, so exact loops fetch the batch inside the training
-        function (`handler.run(step, iterator)`).
+        If a preemption notice has arrived, all workers save at an agreed step, at the
+        beginning of a `run()`, and exit. Assignments of the caller after `run()`
+        returns belong to the step. If the process exits, a batch fetched in the
+        argument list of `run()` is lost. So fetch the batch inside the training
+        function: `handler.run(step, iterator)`.
 
         Args:
             fn: the training function, usually with `strategy.run` inside.
@@ -193,7 +194,10 @@ class PreemptionCheckpointHandler:
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Passes a boundary: saves and exits if the workers have agreed on this step.
+        """Saves and exits here, if the workers have agreed on this step.
+
+        For loops without `run()`: call the method once per step. The call counts the
+        step.
 
         Args:
             *args: positional arguments for `CheckpointManager.save`, or for the save_fn
@@ -219,9 +223,9 @@ class PreemptionCheckpointHandler:
         """Handles a pending preemption notice here, without counting a step.
 
         Call the method in long evaluations, for example at every batch (a call costs
-        next to nothing), and equally often on every worker. If a preemption is due, all
-        workers save and exit. The restarted run resumes after the newest step: work
-        done outside of `run()` since then is repeated.
+        next to nothing), and equally often on every worker. If a notice has arrived,
+        all workers save and exit. The restarted program resumes after the last step,
+        and repeats the work done outside of `run()` since the step.
 
         Raises:
             HandlerClosedError: the handler was closed before.
@@ -237,12 +241,12 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Context manager that watches for notices, and ends in a boundary.
+        """Context manager that watches for notices; this worker may exit at its end.
 
         An error raised inside the scope is reported to the other workers. With remote
         workers (`connect_to_cluster`), the loss of a preempted worker is no error: the
-        process exits with the last commit. If the exit function returns, the scope
-        ends; the program may connect again and enter a new scope.
+        process exits, and resumes from the last commit. If the exit function returns,
+        the scope ends; the program may then connect again and enter a new scope.
 
         Yields:
             None.
@@ -256,7 +260,7 @@ class PreemptionCheckpointHandler:
             self._gate.failed = self._gate.started  # steps inside may not use run()
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
-            # The exit function returned; the step is incomplete.
+            # The exit function has returned. The step is incomplete, so close the run.
             session.unregister(run)
             return
         if not run.is_closed:
@@ -265,10 +269,10 @@ class PreemptionCheckpointHandler:
     def pause_hang_detection(self) -> contextlib.AbstractContextManager[None]:
         """Pauses hang detection in a `with` block, for example around an evaluation.
 
-        `tfpreempt run --hang-timeout` treats a worker as hung if the worker reaches no
-        boundary in time. Inside the block neither this worker, nor workers of the same
-        machine that wait for this worker, are treated as hung. Without `--hang-timeout`
-        the block has no effect.
+        `tfpreempt run --hang-timeout` treats a worker as hung if the worker starts no
+        step in time. Inside the block this worker is not treated as hung, nor are
+        workers of this machine that wait for this worker. Without `--hang-timeout` the
+        block has no effect.
 
         Returns:
             A context manager that can be entered once.
@@ -290,13 +294,13 @@ class PreemptionCheckpointHandler:
     def save(self) -> Checkpoint | None:
         """Commits now; every worker calls this method at the same point of the loop.
 
-        If a notice is handled before the next `run()`, the process exits with this
-        commit. Changes made after the commit are then repeated, as after any restart
-        from it.
+        If a notice arrives before the next `run()`, the process exits with this commit,
+        without another save. Changes made after `save()` are then repeated, as after
+        any restart.
 
         Returns:
-            The commit on the chief. None on the other workers, for which the commit may
-            still be incomplete.
+            The commit on the chief. None on the other workers, because the chief may
+            still be writing the commit.
 
         Raises:
             SaveError: the directory cannot be written, or the part of a worker did not
@@ -314,7 +318,7 @@ class PreemptionCheckpointHandler:
         """Path of the newest commit for `tf.train.Checkpoint.restore`, or None.
 
         The same kind of path as `tf.train.CheckpointManager.latest_checkpoint`. None if
-        there is no commit, and if the newest commit holds named States only. Reads the
+        there is no commit, or if the newest commit has named States only. Reads the
         directory, but does not verify the commit.
         """
         return latest_prefix(self._run.directory.path)
@@ -322,8 +326,8 @@ class PreemptionCheckpointHandler:
     def checkpoints(self) -> list[Checkpoint]:
         """Returns references to the commits in the directory, oldest first.
 
-        Reads the directory, but does not verify the commits. Other checkpoints in the
-        directory that a start can restore are in the list too.
+        Reads the directory, but does not verify the commits. The list includes other
+        checkpoints there that a handler can restore, such as TensorFlow's.
 
         Raises:
             CheckpointError: the directory cannot be listed.
@@ -333,16 +337,16 @@ class PreemptionCheckpointHandler:
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes a commit, in the directory and in `mirror_dir`.
 
-        If the local copy is already missing, a warning is logged and the remote copy is
-        still deleted. On workers other than the chief the call does nothing.
+        If the commit is missing in the directory, a warning is logged, and the copy in
+        the mirror is deleted. On workers other than the chief the call does nothing.
 
         Args:
             checkpoint: a commit of this handler's directory or mirror.
 
         Raises:
-            ConfigurationError: the commit is in neither; or belongs to a
-                CheckpointManager, which deletes its own checkpoints; or the argument is
-                not a `tfpreempt.Checkpoint`.
+            ConfigurationError: the commit is neither in the directory nor in the
+                mirror; or a CheckpointManager wrote the commit, and deletes it itself;
+                or the argument is not a `tfpreempt.Checkpoint`.
             HandlerClosedError: the handler was closed before.
             CheckpointError: the object store or the disk failed.
         """
@@ -364,17 +368,18 @@ class PreemptionCheckpointHandler:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """Progress of the uploads to `mirror_dir`; any thread.
+        """Progress of the uploads to `mirror_dir`; may be read on any thread.
 
-        None without a mirror, and on workers other than the chief. (The chief uploads
-        the commits for every worker.)
+        None without a mirror, and on workers other than the chief, because only the
+        chief uploads.
         """
         return self._run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is uploaded to `mirror_dir`; any thread.
+        """Waits until every commit is uploaded to `mirror_dir`.
 
-        The wait includes an asynchronous save in progress.
+        The wait includes an asynchronous save in progress. Any thread may call the
+        method.
 
         Args:
             timeout: seconds; None waits while the upload makes progress, and gives up
@@ -395,16 +400,16 @@ class PreemptionCheckpointHandler:
     def close(self, timeout: float | None = None) -> None:
         """Ends training: handles a pending notice, or commits the final state.
 
-        Because the final state is committed, a restart of the complete run finishes at
-        once. The call also waits for the upload of the final commit to
-        `mirror_dir`. Either every worker exits with 0, or all are restarted:
-        workers wait for the commit of the chief, and `timeout` does not limit the wait.
-        Signal handlers and notice sources are restored. A second call does nothing.
+        Because the final state is committed, a program started again finishes at once.
+        The call also waits for the upload of the final commit to `mirror_dir`. Either
+        every worker exits with 0, or all workers are restarted. So the workers wait for
+        the commit of the chief; `timeout` does not limit this wait. Signal handlers are
+        restored, and notice sources are closed. A second call does nothing.
 
         Args:
             timeout: seconds to wait for workers that are still training, and the same
-                again for the upload. None: no limit while the workers are alive, and
-                while the upload makes progress.
+                again for the upload. None: wait while the workers run, and while the
+                upload makes progress.
 
         Raises:
             UsageError: the call is inside `run()`, or in a forked child of the
@@ -450,7 +455,7 @@ class PreemptionCheckpointHandler:
     # --- boundaries, the slow path ---------------------------------------------------
 
     def _warn_of_late_random_state(self) -> None:
-        """Warns if random numbers were drawn between the restore and the first step."""
+        """Warns if the program drew random numbers before the generators' restore."""
         if self._run.source.random_bytes() != self._random_at_start:
             log.warning(
                 "random numbers were drawn after the restart and before the first "
@@ -461,7 +466,10 @@ class PreemptionCheckpointHandler:
             )
 
     def _enter(self, what: str, stages: RunStages = PLAIN) -> None:
-        """Runs the slow path of a boundary; the next interval is already counted."""
+        """Does the rare work at a boundary: agreement, periodic saves, first steps.
+
+        The caller has already counted the interval after the boundary.
+        """
         session, run = self._session, self._run
         session.enter(run, what, stages)
         self._unsaved.after_call()

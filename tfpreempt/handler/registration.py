@@ -1,7 +1,7 @@
 """Registration of a handler, or a fit, with the session of this process.
 
-The workers agree on a start. The run then watches the notice sources of its config, and
-TensorFlow's own notice key.
+The workers agree on the directory and on the commit to restore. The new run watches the
+notice sources of its config, and TensorFlow's own notice key.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CheckpointOptions:
 
     Attributes:
         checkpoint_dir: path or URL of the directory for the commits.
-        restore: False to start from scratch.
+        restore: whether to restore the newest commit; False to start from scratch.
         max_to_keep: number of commits to keep; None keeps every commit.
         mirror_dir: location of the mirror; None reads the environment.
         async_save: whether periodic saves are asynchronous, if possible.
@@ -70,12 +70,12 @@ def register(
     amid: str = "",
     is_alive: Callable[[], bool] = lambda: True,
 ) -> Iterator[Run]:
-    """Agrees with the other workers on a commit, and yields the new run.
+    """Context manager: agrees with the other workers on a commit, and yields a new run.
 
-    Main thread of every worker, in the same order. Signals are watched from here on,
-    and hang detection is paused. The body restores the commit, and calls
-    `Session.open`; the run participates from then on. If the body raises an error, the
-    run is closed.
+    Every worker enters the context on its main thread, for its runs in the same order.
+    Inside, signals are watched and hang detection is paused. The body must restore the
+    commit, and call `Session.open`, after which the run participates. If the body
+    raises an error, the run is closed.
 
     Args:
         session: the session of this process.
@@ -83,7 +83,7 @@ def register(
         config: configuration of the notices to watch, and of the exit.
         options: configuration of the checkpoints.
         amid: name of the activity in which the state is incomplete; see `Run`.
-        is_alive: returns whether boundaries will follow; see `Run`.
+        is_alive: function that returns whether boundaries will follow; see `Run`.
 
     Yields:
         The run.
@@ -146,7 +146,7 @@ def register(
                 if not session.is_over(each)
             ],
         )
-        session.start_count += 1  # a start that failed above is not counted
+        session.start_count += 1  # not for invalid arguments, which raise above
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
 
@@ -185,7 +185,7 @@ def register(
 
 
 def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:
-    """Returns the error for a CheckpointManager, or a save_fn, with a URL."""
+    """Returns the error for a URL given with a CheckpointManager or a save_fn."""
     url = paths.without_secrets(os.fspath(checkpoint_dir))
     return errors.ConfigurationError(
         f"A {given} cannot be used with the URL {url!r}, because it writes files "
@@ -196,7 +196,7 @@ def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:
 
 
 def _loss(worker: int, reason: str) -> Notice:
-    """Returns the notice of a lost lease: all workers exit, and none commits."""
+    """Returns the notice of a lost lease: every worker exits without a commit."""
     return Notice(
         source="lease",
         worker=worker,

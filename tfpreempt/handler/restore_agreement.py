@@ -1,4 +1,7 @@
-"""The start of a handler or a fit: all workers agree on a directory and a commit."""
+"""The start of a handler or a fit: all workers agree on the commit to restore.
+
+The workers also agree on the directory, which most workers share with the chief.
+"""
 
 from __future__ import annotations
 
@@ -50,25 +53,25 @@ LEASE_TIMEOUT = LONGEST_GRACE + PACE.expiry + MARGIN
 
 FETCH_TIMEOUT = 3600.0  # additional seconds while a worker downloads a commit
 
-APART = "apart"  # answer of a worker without the chief's directory
+APART = "apart"  # answer of a worker without access to the chief's directory
 NO_MEMORY = "no memory"  # answer of a worker without memory for snapshots
 RESTORE_FALSE = "pass restore=False"  # advice to start from scratch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestoreAgreement:
-    """Input of one worker to the start of a handler or a fit.
+    """Input of this worker to the agreement at the start of a handler or a fit.
 
     Args:
         checkpoint: a Checkpoint, a CheckpointManager, or None for named States alone.
         directory: checkpoint directory of this worker, as given by the user.
         cluster: the workers, and the index of this worker.
-        restore: False to start from scratch.
+        restore: whether to restore a commit; False to start from scratch.
         max_to_keep: number of commits to keep in the directory; None keeps every
             commit.
         save_fn: function that saves in place of tfpreempt; None without such a
             function.
-        io_device: device for reading and writing files; see `open_directory`.
+        io_device: device on which files are read and written; see `open_directory`.
         store: object store of the mirror; None without a mirror.
         mirror: the mirror, on the chief.
         lease: lease of the directory, on the chief.
@@ -94,19 +97,19 @@ class RestoreAgreement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """The result of a start.
+    """The result of the agreement: where and from which commit to train.
 
     Attributes:
         directory: the checkpoint directory, as seen by this worker.
-        candidate: the commit to restore; None to start from scratch.
-        token: unique string of the start, equal on every worker; prefix of the names of
+        candidate: the commit or snapshot to restore; None to start from scratch.
+        token: unique name of the start, equal on every worker; part of the names of
             saves.
-        skipped: descriptions of the skipped commits (chief only).
-        corrupt: the reason if there are commits and no commit can be restored (chief
-            only).
+        skipped: descriptions of commits that could not be restored (chief only).
+        corrupt: the reason, if there are commits but none can be restored (chief only);
+            otherwise "".
         tier: location of the candidate: "memory", "disk" or "mirror".
-        on_disk: newest commit of the directory; differs from the candidate only if the
-            candidate is a snapshot.
+        on_disk: newest intact commit of the directory; differs from the candidate only
+            if the candidate is a snapshot.
         snapshots: snapshots of this worker in memory; None if some worker has no
             memory.
         seconds: duration of the start, including the download of a commit.
@@ -132,15 +135,16 @@ def agree(
 ) -> Agreed:
     """Agrees with the peers on a directory, and on the commit to restore.
 
-    Main thread of every worker, in the same order. If an error is raised, the leases
-    are released.
+    Every worker calls the function on its main thread, for its handlers in the same
+    order. If an error is raised, the leases are released.
 
     Args:
         start: input of this worker.
         keys: the key-value store of the workers.
-        prefix: namespace of this start.
+        prefix: namespace of the keys of this start.
         timeout: seconds to wait for the slowest worker.
-        lease_timeout: additional seconds for a chief that waits for the lease.
+        lease_timeout: additional seconds to wait for the chief, which may itself wait
+            for the lease.
 
     Raises:
         DirectoryLockedError: another program uses the directory.
@@ -165,7 +169,7 @@ def agree(
                 apart = _find_apart(start, keys, place, timeout, lease_timeout)
             timeout += FETCH_TIMEOUT  # a missing worker is already known by now
 
-        # The chief opens the directory and proposes a commit; other workers look it up.
+        # The chief opens the directory and proposes a commit, which the peers look up.
         plan, agreed, problems = rendezvous.agree(
             keys,
             prefix,
@@ -232,7 +236,8 @@ def _open(
 
     Args:
         start: input of this worker, see `agree`.
-        chief_directory: directory to open in place of this worker's own.
+        chief_directory: local path of the chief's directory, to be opened in place of
+            this worker's directory.
         apart: workers without access to the directory of the chief.
     """
     given = chief_directory or start.directory
@@ -326,7 +331,7 @@ def _find_newest(
     Args:
         start: input of this worker, see `agree`.
         opened: the directory.
-        copies: the commits in the mirror, if the start has already listed them.
+        copies: the commits in the mirror; None if the mirror was not listed yet.
     """
     skipped: list[str] = []
     lost: list[str] = []  # skipped commits that were intact once
@@ -339,7 +344,7 @@ def _find_newest(
         instead=RESTORE_FALSE,
         copies=copies,
     ):
-        check_nothing_came(opened.path)  # now with commits from the mirror
+        check_nothing_came(opened.path)  # again: the mirror's commits are fetched now
         commit, tier = opened.newest(skipped.append, lost.append), "mirror"
     corrupt = ""
     if lost and commit is None:
@@ -366,9 +371,9 @@ def _find_newest(
 
 
 def upload_for_others(mirror: Mirror, commit: Entry) -> None:
-    """Uploads the commit that workers on other disks are about to download.
+    """Uploads the commit to restore, for workers that cannot read the directory.
 
-    The last preemption may have interrupted the upload of the newest commit.
+    Needed if the last preemption has interrupted the upload of the newest commit.
 
     Args:
         mirror: the mirror, on the chief.
@@ -391,7 +396,7 @@ def upload_for_others(mirror: Mirror, commit: Entry) -> None:
 def _follow(
     start: RestoreAgreement, apart: frozenset[int], plan: StartPlan
 ) -> tuple[None, Agreed]:
-    """Opens the directory on another worker, and finds the chief's commit.
+    """Opens the directory on a worker other than the chief, and finds the commit.
 
     Raises:
         TfpreemptError: this worker cannot follow the plan.
@@ -441,7 +446,7 @@ def _follow(
 
 
 def _shared_directory(start: RestoreAgreement, plan: StartPlan) -> str | None:
-    """Returns the local path of the chief's directory; None without access to it."""
+    """Returns the local path of the chief's directory; None without access."""
     own = paths.absolute(start.directory) if start.directory else ""
     for directory in (str(plan["directory"]), own):
         if directory and is_leased_by(directory, plan["lease"] or ""):
@@ -459,9 +464,9 @@ def agree_on_snapshot(
 ) -> Agreed:
     """Agrees on the newest snapshot that is intact on every worker.
 
-    Every worker publishes the names of its missing snapshots, so the result is the same
-    everywhere. If a worker has no memory for snapshots, no worker takes any: like a
-    save, a snapshot needs every worker.
+    Every worker publishes the names of its missing or corrupt snapshots, so the result
+    is the same on every worker. If a worker has no memory for snapshots, no worker
+    takes snapshots, because a snapshot needs every worker, like a save.
 
     Args:
         agreed: result of the start so far.
@@ -507,7 +512,7 @@ def agree_on_snapshot(
 
 
 def _as_error(problems: dict[int, str]) -> Exception:
-    """Returns a single error for the workers' problems ("ClassOfError: text")."""
+    """Returns one error for the problems of all workers ("ClassOfError: text")."""
     name = problems[min(problems)].split(":")[0]
     kind: type[Exception] = getattr(errors, name, errors.WorkerMismatchError)
     text = "; ".join(

@@ -1,4 +1,8 @@
-"""A handler, or a fit, as part of the session: steps, saves and journal."""
+"""`Run`: the common part of a handler and a fit.
+
+A run counts steps, makes saves and writes the journal. The session of the process holds
+the open runs.
+"""
 
 from __future__ import annotations
 
@@ -59,50 +63,51 @@ NEVER = 1 << 62
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """A handler, or a fit, that participates in the session: counters, saves, journal.
+    """The common part of a handler and a fit: counters, saves, journal.
 
     Main thread unless a method says otherwise.
 
     Args:
         config: configuration of the exit.
-        start: result of the start, equal on every worker.
-        deadlines: time left by a notice.
+        start: result of the agreement at the start, such as the commit to restore.
+        deadlines: source of the time left after a notice.
         watcher: watcher of the notice sources; closed when the run is dropped.
         counter: variable that holds the number of `run()` calls; None without a
             checkpoint.
         amid: name of an activity, such as "model.fit", during which the state is
-            incomplete even between steps; empty if the state is complete there.
+            incomplete even between steps; "" if the state between steps is complete.
         async_save: whether periodic saves may be asynchronous.
-        is_alive: returns whether boundaries are still to come; any thread.
+        is_alive: function that returns whether the run will reach more boundaries;
+            called on any thread.
 
     Attributes:
         directory: the checkpoint directory.
-        source: directory of the commit to restore: of the checkpoints, or of the
-            snapshots.
+        source: directory of the commit to restore: the checkpoint directory, or the
+            directory of the snapshots.
         candidate: the commit to restore; None to start from scratch.
         snapshots: snapshots of this worker in memory; None if some worker has no
             memory.
         saves_async: whether periodic saves are asynchronous.
-        journal: records the events of the run; any thread.
-        record: appends an event to the journal; any thread.
+        journal: journal of the run's events; for use on any thread.
+        record: method that appends an event to the journal; for use on any thread.
         steps_made: number of steps completed in this process.
-        stop_at: value of `steps_made` at which the loop takes the slow path even if the
-            flag is down; -1 if no step may follow.
+        stop_at: value of `steps_made` at which the loop calls the session at a boundary
+            even if no notice has raised the flag; -1 if no step may follow.
         base: number of steps in the restored commit.
-        saved_at: value of `steps_made` at the newest save, attempted or done. None if
-            the state has changed since other than by steps, or the round of the save
-            has committed nothing. Equal on every worker.
-        is_resumed: whether the run resumed from a commit made before the end of
-            training, and has saved nothing since: training may end without a further
-            step.
-        left_at: step of the run when its exit function was called. If SystemExit was
-            caught or the exit function returned, another handler may resume from the
-            commit.
+        saved_at: value of `steps_made` at the newest save, even if the save failed.
+            None if something other than a step has changed the state since, or if the
+            round of the save made no commit. Equal on every worker.
+        is_resumed: whether the run was restored from a commit of unfinished training,
+            and has saved nothing since. Training may then end without another step, and
+            needs a final commit.
+        left_at: value of `step` at the call of the exit function. If the process has
+            not ended then (SystemExit was caught, or the function returned), another
+            handler may resume from the commit.
         is_unconfirmed: whether only the chief knows if the newest save was committed:
-            the save was asynchronous, or was made without a round.
+            the save was asynchronous, or was made outside of a round.
         is_armed: whether training has begun.
-        is_at_end: whether the fit came to its end, so that `close` may commit the final
-            state.
+        is_at_end: whether the fit ended as planned, so that `close` may commit the
+            final state.
         is_closed: whether the run no longer participates.
     """
 
@@ -141,11 +146,11 @@ class Run:
         self.directory.check_others([each for each in found if each.is_committed])
         highest = catalog.highest_sequence(found)
         if start.tier == "memory" and agreed is not None:
-            # Its sequence ranks the snapshots in memory; here the snapshot follows
-            # the commits on disk.
+            # The sequence of a snapshot counts snapshots in memory. For the States the
+            # snapshot ranks after the commits on disk.
             agreed = dataclasses.replace(agreed, sequence=highest)
         if start.snapshots is not None:
-            # The newest commit known to this worker; the chief's value is decisive.
+            # The newest commit known to this worker; only the chief's value is used.
             token = "" if start.on_disk is None else start.on_disk.token
             start.snapshots.parent = Parent(token=token, sequence=highest)
             for each in (start.on_disk, start.candidate):
@@ -163,8 +168,8 @@ class Run:
             os.environ.get("TFPREEMPT_INCARNATION", start.token),
         )
         self.record = self.journal.record
-        # Also at the end of the interpreter, where Python ends running threads: the
-        # process would abort if such a thread were in a C++ function.
+        # Also at the end of the interpreter. Python ends running threads then, and the
+        # process would abort if the watcher's thread were in a C++ function.
         weakref.finalize(self, self.watcher.close)
         if self.directory.mirror is not None:
             weakref.finalize(self, self.directory.mirror.stop).atexit = False
@@ -173,12 +178,12 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Number of steps that a save would record; any thread."""
+        """Number of steps over all restarts; may be read on any thread."""
         return self.base + self.steps_made
 
     @property
     def has_moved(self) -> bool:
-        """Whether the state has changed since the newest save; equal everywhere."""
+        """Whether the state has changed since the newest save, as on every worker."""
         return self.steps_made != self.saved_at
 
     # --- the start -------------------------------------------------------------------
@@ -187,7 +192,8 @@ class Run:
         """Restores the agreed commit, and its number of steps.
 
         Args:
-            named_states: False if the named States were loaded before.
+            named_states: whether to load the named States; False if they were loaded
+                before.
 
         Raises:
             CheckpointMismatchError: the commit belongs to another model; no variable
@@ -200,7 +206,7 @@ class Run:
         if found is not None:
             restored = self.source.restore(found, named_states=named_states)
             if self.counter is not None and found.prefix is None:
-                self.counter.assign(restored.step)  # the commit lacks the variable
+                self.counter.assign(restored.step)  # the commit has no counter variable
             if self.counter is not None:
                 step = int(self.counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
@@ -226,7 +232,7 @@ class Run:
         self.is_resumed = found is not None and not is_of_end
 
     def adopt(self) -> None:
-        """Continues the step count of the agreed commit, without a restore."""
+        """Starts the run without a restore, but with the commit's number of steps."""
         self.candidate = None
         self.source.contents.free_read_ahead()
         num_workers = self.directory.cluster.num_workers
@@ -237,13 +243,14 @@ class Run:
 
     @property
     def unrestored_variables(self) -> Sequence[str]:
-        """Names of variables in the restored commit without an object so far."""
+        """Names of variables in the restored commit that the program did not create."""
         return self.source.contents.unrestored_variables()
 
     def load_state(self, state: State) -> bool:
-        """Loads a named State from the restored or a later commit.
+        """Loads a named State from the restored commit, or from a later commit.
 
-        The State need not be registered. Returns whether there was a value to load.
+        The State need not be registered. Returns whether a commit has a value for the
+        State.
         """
         return self._states.load(state)
 
@@ -263,7 +270,8 @@ class Run:
         """Begins training: sets the random generators, and starts the status file.
 
         Args:
-            doing: returns the current activity of the process; any thread.
+            doing: function that returns the current activity of the process; called on
+                any thread.
         """
         self.is_armed = True
         self.watcher.rearm()
@@ -288,8 +296,9 @@ class Run:
         Called after the restore, before data are read.
 
         Args:
-            is_all_restored: False if the program may later create iterators that are
-                part of the commit: files older than the commit are then kept.
+            is_all_restored: whether every iterator of the commit is restored. If False,
+                the program may restore more iterators later, so files older than the
+                commit are kept.
         """
         found, since = self.candidate, 0.0
         if found is not None and not is_all_restored:
@@ -297,7 +306,10 @@ class Run:
         clear_interrupted(self.journal.read_earlier(CacheWrite), since=since)
 
     def record_caches(self) -> None:
-        """Records the caches begun by the process; any thread."""
+        """Records the files of `Dataset.cache(path)` begun by the process.
+
+        May be called on any thread.
+        """
         for path, lock in written_caches():
             self.record(CacheWrite(path=path, lock=lock))
 
@@ -317,9 +329,9 @@ class Run:
     # --- the status ------------------------------------------------------------------
 
     def _now(self, doing: WorkerActivity) -> WorkerStatus:
-        """Returns the current status, without values computed from two samples.
+        """Returns the current status, without the rate, which needs two samples.
 
-        Any thread.
+        Called on the thread of the status file.
         """
         clock, deadlines = self.directory.clock, self.deadlines
         wall, since, told = clock.wall(), deadlines.since_notice, deadlines.told
@@ -340,23 +352,24 @@ class Run:
     # --- a save ----------------------------------------------------------------------
 
     def stage(self, name: str, *args: Any, **kwargs: Any) -> Save:
-        """Captures and writes this worker's part of a save.
+        """Captures and writes this worker's part of a save (its files of the commit).
 
         Args:
             name: name of the save; equal on every worker, and never used again.
-            *args: user arguments for a manager's `save` or a save_fn.
-            **kwargs: user arguments for the same function.
+            *args: the program's arguments for a manager's `save` or for a save_fn.
+            **kwargs: keyword arguments for the same function.
         """
         return self.write(self.capture(name, None, *args, **kwargs))
 
     def capture(
         self, name: str, permit: CancellationToken | None, *args: Any, **kwargs: Any
     ) -> Save:
-        """Captures this worker's part of a save.
+        """Copies the values for this worker's part of a save; `write` writes the part.
 
         Args:
             name: name of the save, as in `stage`.
-            permit: permit of an asynchronous save; None if training waits for the save.
+            permit: token with which an asynchronous save can be cancelled; None if
+                training waits for the save.
             *args: user arguments, as in `stage`.
             **kwargs: user arguments, as in `stage`.
         """
@@ -373,7 +386,7 @@ class Run:
         return save
 
     def write(self, save: Save) -> Save:
-        """Writes a captured part, and returns the save; any thread."""
+        """Writes a captured part, and returns the save; may run on any thread."""
         save.write()
         exchange, is_chief = self.directory.exchange, self.directory.cluster.is_chief
         if not (is_chief or (exchange is not None and exchange.has_separate_storage)):
@@ -381,13 +394,18 @@ class Run:
         return save
 
     def commit(self, save: Save, because: str, workers: Sequence[int]) -> Commit | None:
-        """Publishes a save and records the commit; on the chief, any thread.
+        """Makes a save a commit, and records the commit in the journal.
+
+        Called on the chief, on any thread.
 
         Args:
             save: the written save.
-            because: reason for the save, such as "preemption" or "periodic"; in the
-                manifest.
+            because: reason for the save, for the manifest: "preemption" or "periodic",
+                for example.
             workers: workers whose parts are written.
+
+        Returns:
+            The commit; None if a save_fn left no files to commit.
         """
         deadlines = self.deadlines
         commit = save.publish(because, workers, left=lambda: deadlines.left)
@@ -416,13 +434,13 @@ class Run:
         return commit
 
     def take_snapshot(self, name: str) -> bool:
-        """Captures a snapshot of the current step, if this worker has the memory.
+        """Captures a snapshot of the current step, if memory for snapshots was lent.
 
         Args:
             name: name of the save, as in `stage`.
 
         Returns:
-            Whether the snapshot was captured, and the previous snapshot is intact.
+            Whether the snapshot was captured, and the previous snapshot is intact too.
         """
         if self.snapshots is None:
             return False
@@ -436,7 +454,7 @@ class Run:
     def record_exit(
         self, outcome: Outcome, why: str = "", code: int | None = None
     ) -> None:
-        """Records the exit of the process in the journal; any thread.
+        """Records the exit of the process in the journal; may run on any thread.
 
         Args:
             outcome: outcome of the process.
@@ -463,7 +481,10 @@ class Run:
         self.journal.close()
 
     def release(self) -> None:
-        """Releases the directory; a later save acquires the lease again."""
+        """Releases the lease of the directory, so that the next start need not wait.
+
+        A later save acquires the lease again.
+        """
         if self.snapshots is not None:
             self.snapshots.give_up()
         self.directory.release()
@@ -473,9 +494,9 @@ class Run:
 class Runs:
     """The open runs of a session, oldest first; any thread may iterate.
 
-    A run without a step is held weakly: a program that drops the handler has closed the
-    run. After the first step the run is held strongly, because a program that never
-    closes its handler still needs the last boundary.
+    Before the first step a run is held by a weak reference, so a handler dropped by the
+    program is closed. After the first step the run is held by `kept`: if the program
+    never closes its handler, the final state is still committed at the end.
 
     Attributes:
         kept: runs whose training has begun.
@@ -492,7 +513,7 @@ class Runs:
         return any(True for _ in self)
 
     def add(self, run: Run) -> None:
-        """Adds a run, which participates from now on."""
+        """Adds a run; the run participates from now on."""
         self._refs = [weakref.ref(each) for each in (*self, run)]
 
     def record(self, event: Event) -> None:
@@ -501,6 +522,6 @@ class Runs:
             run.record(event)
 
     def fault(self, where: str, error: Exception) -> None:
-        """Logs an error survived by training, and adds it to the journals."""
+        """Logs a survived error, and records the error in the journals."""
         log.warning("%s failed: %s", where, error)
         self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))

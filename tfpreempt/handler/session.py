@@ -1,8 +1,10 @@
-"""The participation of a process in the agreement, shared by its runs.
+"""The session: lets this process participate in the agreement of all workers.
 
-Boundaries are counted per process, not per handler, because the process is preempted as
-a whole: at the agreed boundary every open run saves. The session owns the key-value
-store, the coordinator and the exit; a run owns its commits and its notice sources.
+A process has one session, and a run for each handler or fit. A boundary is the moment
+before a step. Boundaries are counted per process, not per run, because the process is
+preempted as a whole: at the agreed boundary every open run saves. The session owns the
+key-value store, the coordinator and the exit; a run owns its commits and its notice
+sources.
 """
 
 from __future__ import annotations
@@ -66,13 +68,16 @@ Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def take_notice(pending: list[Notice], notice: Notice) -> bool:
-    """Removes a pending notice; returns False if the notice was already taken.
+    """Removes a notice from the pending notices.
 
-    Any thread: a notice is taken once.
+    Several threads may call the function for the same notice; one of them takes it.
 
     Args:
         pending: notices that arrived while no run listened.
         notice: the notice to take.
+
+    Returns:
+        Whether this call has removed the notice; False if it was removed before.
     """
     with contextlib.suppress(ValueError):
         pending.remove(notice)
@@ -81,17 +86,18 @@ def take_notice(pending: list[Notice], notice: Notice) -> bool:
 
 
 class Session:
-    """The agreement, as seen by the main thread.
+    """Lets the main thread participate in the agreement, at boundaries and in saves.
 
     Args:
         cluster: the workers of the run.
-        store: key-value store shared by the workers of this incarnation.
-        incarnation: namespace of the keys.
+        store: key-value store shared by the workers.
+        incarnation: namespace of the keys, which identifies this start of all workers.
         peer_timeout: seconds that a wait may take without a known deadline.
         pending: notices that arrived while no run listened.
 
     Attributes:
-        start_count: number of runs that have begun to start; equal on every worker.
+        start_count: number of runs whose start was attempted; equal on every worker.
+        heard_at: monotonic seconds at which the newest notice of a run arrived.
     """
 
     def __init__(
@@ -119,7 +125,7 @@ class Session:
                 cluster.worker,
                 cluster.num_workers,
                 collectives=cluster.num_workers > 1,
-                saves_alone=cluster.num_workers == 1,  # `settle` updates the value
+                saves_alone=cluster.num_workers == 1,  # see `wait_for_directive`
             ),
             incarnation,
             self.runtime,
@@ -154,7 +160,7 @@ class Session:
         """Opens a run: starts to watch its notice sources and to mirror its commits.
 
         Args:
-            run: the run, already restored.
+            run: the run; its state is already restored.
             every: time between two periodic commits; None for no periodic commits.
 
         Raises:
@@ -192,10 +198,11 @@ class Session:
             ).look()
 
     def deliver_pending_notices(self) -> None:
-        """Delivers notices kept while no run listened to the newest run that listens.
+        """Delivers the pending notices, which arrived while no run listened.
 
-        Any thread. Called after a notice is kept, and after a run begins to listen, so
-        that one of the two calls sees both the notice and the run.
+        The newest listening run gets the notices. Any thread may call the method. It is
+        called after a notice is kept, and after a run begins to listen: one of the two
+        calls sees both the notice and the run.
         """
         listening = [run for run in self.runs if run.watcher.is_started]
         for notice in tuple(self._pending):
@@ -204,10 +211,10 @@ class Session:
                 self.on_notice(listening[-1].start.token, mine)
 
     def take_left_over(self) -> Notice | None:
-        """Takes the newest notice that the closed runs received and did not handle.
+        """Returns, once, the newest notice that the closed runs have not handled.
 
         Such a notice arrived after the last boundary, or its grace period outlasts the
-        training. A notice is returned once; None if there is no such notice.
+        training. None if there is no such notice.
         """
         is_held = self.coordinator.state.held is not None
         if self.runs or not is_held or self.exit.left or self.exit.detached:
@@ -215,23 +222,26 @@ class Session:
         heard, self._heard = self._heard, None
         if heard is None:
             return None
-        told = self.coordinator.deadlines.told  # the earliest, of several notices
+        told = self.coordinator.deadlines.told  # the earliest deadline of all notices
         grace = None if told is None else told - heard.received_at
         return dataclasses.replace(heard, grace_seconds=grace)
 
     def is_over(self, run: Run) -> bool:
-        """Returns whether a run cannot train on, after its exit or a failed step."""
+        """Returns whether a run cannot continue, after a failed step or its exit."""
         has_failed = self.gate.failed == self.gate.started
         return has_failed or run.left_at == run.step
 
     def start_listening(self, run: Run) -> None:
-        """Begins training a run: listens again, and sets the random generators."""
+        """Begins the training of a run, if training has not begun.
+
+        Watches the notice sources again, and sets the random generators.
+        """
         if not run.is_armed:
             self.runs.kept.add(run)  # first: a thread must not drop the last reference
             run.arm(self.activity.now)
 
     def unregister(self, run: Run) -> None:
-        """Closes a run, which no longer participates."""
+        """Closes a run; the run no longer participates in saves."""
         self.runs.kept.discard(run)
         self.saves.wait()  # a save in progress needs the lease
         run.close()
@@ -239,7 +249,7 @@ class Session:
     # --- boundaries ------------------------------------------------------------------
 
     def check_process(self, what: str) -> None:
-        """Raises an error in a forked child, which lacks the session's threads.
+        """Raises an error in a forked child, where the session's threads do not run.
 
         Raises:
             UsageError: the calling process is a forked child.
@@ -259,7 +269,7 @@ class Session:
         return os.getpid() != self.exit.process
 
     def check_open(self, run: Run, what: str) -> None:
-        """Raises an error for a call after close, inside a step, or in a forked child.
+        """Raises an error if a call comes after close, in a step or in a forked child.
 
         Args:
             run: the run of the call.
@@ -302,16 +312,19 @@ class Session:
         self.start_listening(run)
 
     def enter(self, run: Run, what: str, stages: RunStages = PLAIN) -> None:
-        """Runs the slow path of a step's boundary; the interval is already counted.
+        """Does the rare work at the boundary before a step.
+
+        Waits for the agreement if the flag is raised, and prepares the first steps. The
+        caller has counted the interval that begins after this boundary.
 
         Args:
             run: the run whose step is about to start.
             what: the call, for an error message.
-            stages: functions that stage the part of a run, for runs whose save takes
-                arguments from the program.
+            stages: for a run whose save takes arguments from the program, the function
+                that writes this worker's part of the save.
 
         Raises:
-            UsageError: the step cannot start, see `ready`; the interval is no longer
+            UsageError: the step cannot start, see `ready`. The interval is then not
                 counted.
         """
         try:
@@ -355,11 +368,13 @@ class Session:
         )
 
     def boundary(self, saving: Saving = contextlib.nullcontext) -> None:
-        """Passes a boundary without a step; the process may save and exit.
+        """Passes a boundary that is not followed by a step.
+
+        Under a notice the process may save and exit here.
 
         Args:
-            saving: context manager of a save at the boundary; prepares the state to
-                save.
+            saving: returns a context manager, entered before a save at this boundary;
+                the context prepares the state to be saved.
         """
         self.gate.started += 1
         self.timer.check(self.gate.started)
@@ -368,13 +383,14 @@ class Session:
                 self.wait_at_boundary()
 
     def wait_at_boundary(self, stages: RunStages = PLAIN) -> None:
-        """Runs the slow path of a boundary; the next interval is already counted.
+        """Waits at a boundary while the flag is raised: saves, exits, or continues.
 
-        Returns when the interval may start. Raises SystemExit if this process must
+        The caller has counted the interval that begins after this boundary. The method
+        returns when the interval may start, and raises SystemExit if this process must
         exit.
 
         Args:
-            stages: functions that stage the part of a run, as in `enter`.
+            stages: functions that write the part of a save, as in `enter`.
         """
         self.resume_after_exit()
         if not self.gate.flag:
@@ -389,7 +405,7 @@ class Session:
 
     @contextlib.contextmanager
     def deferring_sigint(self) -> Iterator[None]:
-        """Defers Ctrl-C while a notice is being handled."""
+        """Context manager: defers Ctrl-C while a notice is being handled."""
         with defer_sigint(lambda: self.gate.flag):
             try:
                 yield
@@ -398,7 +414,7 @@ class Session:
                 raise
 
     def detach(self, why: str) -> None:
-        """Ends the participation of this worker, and notifies the other workers.
+        """Ends this worker's participation, and notifies the other workers.
 
         Args:
             why: the reason, for people; follows "worker 3" in a sentence.
@@ -428,16 +444,17 @@ class Session:
         limit: float | None = None,
         steps_follow: bool = True,
     ) -> ev.Directive | None:
-        """Waits at a boundary for the directive of the coordinator, and follows it.
+        """Waits at a boundary for directives of the coordinator, and executes them.
 
         Args:
-            stages: functions that stage the part of a run, as in `enter`.
-            last: whether the boundary is the last boundary of training.
+            stages: functions that write the part of a save, as in `enter`.
+            last: whether training is over on this worker.
             limit: seconds to wait for a directive; None: no limit.
             steps_follow: whether steps may follow this boundary.
 
         Returns:
-            The directive; None after the limit.
+            The directive that ends the wait at this boundary; None after `limit`
+            seconds.
         """
         c = self.coordinator
         need_peers = [m.directory.contents.needs_peers() for m in self.runs]
@@ -482,9 +499,9 @@ class Session:
         """Saves on every worker, at the same point of the program.
 
         Returns:
-            The directory of the commit. The checkpoint directory instead on workers
-            other than the chief, for commits as flat files, and if a save_fn left no
-            files to commit.
+            The directory of the commit. Instead, the checkpoint directory is returned
+            on workers other than the chief, for a commit without a directory of its
+            own (flat files), and if a save_fn left no files to commit.
 
         Raises:
             CheckpointError: the directory cannot be written, or a worker's part did not
@@ -504,13 +521,14 @@ class Session:
         return commit.path
 
     def save_at_boundary(self, run: Run, stages: RunStages) -> None:
-        """Makes a periodic save at a boundary; the next interval is already counted.
+        """Makes a periodic save at a boundary.
 
-        In a single process, the count is reduced during the save. A notice that arrives
-        during the save is then handled before another step, and the process exits with
-        this commit. With several workers the count stays. A worker that has made fewer
-        steps could otherwise be directed to stop at this boundary, and would not
-        participate in the save, for which this worker waits.
+        The caller has already counted the interval after this boundary
+        (`gate.started`). A single process takes the interval back during the save. If a
+        notice arrives meanwhile, the agreed boundary is then this boundary, and the
+        process exits with this commit instead of making another step. Several workers
+        keep the interval counted. Otherwise a worker with fewer steps could be directed
+        to stop at this boundary, and would miss this save, while the peers wait there.
         """
         is_alone = self.cluster.num_workers == 1
         self.gate.started -= is_alone
@@ -520,7 +538,7 @@ class Session:
             self.wait_at_boundary(stages)
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
-        """Waits for the asynchronous save in progress; any thread.
+        """Waits for the asynchronous save in progress; any thread may call.
 
         Args:
             seconds: longest wait; None: until the save is over.
@@ -532,7 +550,7 @@ class Session:
             return self.saves.wait(seconds)
 
     def wait_for_mirror(self, run: Run, seconds: float | None) -> bool:
-        """Waits until every save begun so far is uploaded; any thread.
+        """Waits until every save begun so far is uploaded; any thread may call.
 
         Args:
             run: the run whose saves are uploaded.
@@ -552,15 +570,17 @@ class Session:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no interval can be incomplete while main is outside of `run()`."""
+        """Whether no step is incomplete; for calls outside of `run()`."""
         return self.gate.started not in (self.gate.failed, self.gate.bare)
 
     def is_noticed(self, within: float = 0.0) -> bool:
-        """Returns whether a preemption is to be handled; main thread.
+        """Returns whether a preemption notice is to be handled.
+
+        Called on the main thread. Waits while the round of a notice is being opened.
 
         Args:
-            within: seconds to wait for a notice. Another thread reports a notice soon
-                after the notice was received.
+            within: seconds to wait for a notice that may be about to be reported by
+                another thread.
         """
         start, never = self._clock.monotonic(), threading.Event()
         while self.coordinator.state.notice not in PREEMPTION:
@@ -572,15 +592,16 @@ class Session:
         return bool(self.runs)
 
     def serve(self, error: Exception, is_whole: bool) -> bool:
-        """Handles the notice under which an error was raised, if there is a notice.
+        """Handles a preemption notice, if one exists, when an error was raised.
 
-        No interval can follow the error. So a complete state is committed here, unless
-        another worker is to begin an interval. A failure to read data in the middle of
-        a step counts like the loss of a worker.
+        The error counts as a consequence of the notice, and the process exits to be
+        restarted. A complete state is committed before, unless the agreed boundary is
+        ahead: no step can follow the error. If a step fails because data cannot be
+        read, no state is saved, as after the loss of a worker.
 
         Args:
             error: error raised by a step, or outside of steps.
-            is_whole: whether the state is complete, as at a boundary.
+            is_whole: whether the state can be saved, because no step is incomplete.
 
         Returns:
             Whether a notice was handled and the exit function returned.
@@ -608,7 +629,7 @@ class Session:
         return True
 
     def on_notice(self, token: str, notice: Notice) -> None:
-        """Handles a notice from a source; on the thread of the source.
+        """Handles a notice from a source. Called on the thread of the source.
 
         Args:
             token: token of the run that owns the source.
@@ -638,9 +659,9 @@ class Session:
                 self.exit.force_exit(f"{run.amid} has ended, and no step will follow")
 
     def _name_killed(self) -> None:
-        """Logs the killed children of this process.
+        """Logs the children of this process that were killed.
 
-        The signal of the notice may have killed the children.
+        The signal of the notice may have been sent to the children too.
         """
         if killed := ", ".join(killed_children()):
             log.warning(
@@ -658,13 +679,13 @@ class Session:
         is_whole: bool = False,
         peer_is_gone: bool = False,
     ) -> None:
-        """Handles the notice under which an error was raised, or notifies the peers.
+        """Handles an error: as the consequence of a notice, or by notifying the peers.
 
         The caller raises the error afterwards.
 
         Args:
             error: error raised by a step, or outside of steps.
-            is_whole: whether the state is complete, as at a boundary.
+            is_whole: whether the state can be saved, because no step is incomplete.
             peer_is_gone: whether the error looks like the loss of another worker.
         """
         if isinstance(error, Exception) and self.serve(error, is_whole):

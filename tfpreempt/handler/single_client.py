@@ -1,9 +1,9 @@
 """Single-client clusters: this process alone runs the program, on remote workers.
 
-TPU pods are used in this way, and so can any `tf.distribute.Server`. The platform
-preempts the machines of the workers. TensorFlow's C++ code on the machines turns
-SIGTERM into a key of the coordination service, and the worker keeps serving until its
-machine is terminated.
+TPU pods are used in this way, and servers of `tf.distribute.Server` can be. The
+platform preempts the machines of the remote workers. When a worker gets SIGTERM,
+TensorFlow's C++ code on its machine inserts a key into the coordination service, and
+the worker continues to serve until the machine is terminated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Connection:
 
     @property
     def notice_identity(self) -> tuple[str, int]:
-        """Identity under which TensorFlow's key is read; changes at a reconnection."""
+        """Identity of the connection for readers of TensorFlow's notice key."""
         return "tfpreempt-remote-cluster", self.number
 
 
@@ -51,7 +51,7 @@ _connection: Connection | None = None
 
 
 def connection() -> Connection | None:
-    """Returns the newest connection of `connect_to_cluster`; None without any."""
+    """Returns the newest connection of `connect_to_cluster`; None before the first."""
     return _connection
 
 
@@ -61,10 +61,10 @@ def connect_to_cluster(
     """Connects this process to remote workers, and receives their preemption notices.
 
     Call the function in place of `tf.config.experimental_connect_to_cluster`, before
-    anything else of TensorFlow. Only then can the coordination service be set up, by
-    which workers report a SIGTERM. The first worker hosts the service. When workers
-    have been replaced, call the function again in the same process, and then create the
-    strategy, the variables and the handler again.
+    any other function of TensorFlow. Only then can the coordination service be set up,
+    through which workers report a SIGTERM. The first worker hosts the service. After
+    workers were replaced, call the function again in the same process, and then create
+    the strategy, the variables and the handler again.
 
     Main thread.
 
@@ -101,13 +101,13 @@ def connect_to_cluster(
 class PreemptionWatcher:
     """Reports whether a remote worker is preempted; the program itself saves.
 
-    For programs without a handler. The interface is that of TensorFlow's class of the
-    same name, whose op is missing in the pip packages of TensorFlow. Create the watcher
-    after `connect_to_cluster()`; a new connection needs a new watcher.
+    For programs without a handler. The interface is the interface of TensorFlow's class
+    `PreemptionWatcher`, whose op is missing in the pip packages of TensorFlow. Create
+    the watcher after `connect_to_cluster()`; a new connection needs a new watcher.
 
     Attributes:
-        preemption_message: the task that received SIGTERM, such as
-            "/job:worker/task:1"; None before. Set on a thread.
+        preemption_message: the task that has received SIGTERM, such as
+            "/job:worker/task:1"; None without a notice. A thread sets the attribute.
 
     Raises:
         UsageError: there is no connection.
@@ -148,7 +148,7 @@ class PreemptionWatcher:
         return is_gone
 
     def close(self) -> None:
-        """Stops watching, and makes way for the next notice."""
+        """Stops watching. A reported notice is deleted, so a later one can be seen."""
         self._source.close()
         if self.preemption_message is not None:
             notice_was_served()
@@ -157,8 +157,8 @@ class PreemptionWatcher:
 def notice_was_served() -> None:
     """Deletes TensorFlow's notice key after a notice was handled.
 
-    The key remains after a preempted worker has ended, and would be taken for the next
-    notice, here or in a restarted program.
+    Otherwise the key would remain after the preempted worker has ended, and be taken
+    for a new notice, here or in a restarted program.
     """
     if _connection is None:
         return

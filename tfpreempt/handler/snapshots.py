@@ -1,14 +1,14 @@
 """Snapshots of one run: saves into memory that outlives the process.
 
-Each worker keeps on its own machine every value needed to resume, so no disk is needed.
-A snapshot is an ordinary asynchronous save (`AsyncSave`). The main thread captures the
-snapshot; a second thread writes the data, computes checksums and writes the marker. A
-snapshot without a marker does not count.
+Every worker saves all values needed to resume into memory of its own machine, so no
+disk is needed. A snapshot is an ordinary asynchronous save (`AsyncSave`): the main
+thread captures the values; a second thread writes the data, computes checksums and
+writes the marker. A snapshot without a marker is not used.
 
-At most two generations exist: the newest snapshot known to be held by every worker, and
-the snapshot being written. A round of snapshots succeeds if every worker has captured
-its own snapshot, and has the snapshot of the previous round intact. The previous
-snapshot is kept from then on, and the new snapshot is written. If one worker fails, no
+A worker has at most two snapshots: the newest snapshot that is known to be intact on
+every worker, and the snapshot being written. In a round, every worker captures a new
+snapshot and checks that the previous one is intact. If this succeeds on every worker,
+the new snapshots are written, and the previous ones are kept meanwhile. Otherwise no
 worker writes.
 """
 
@@ -51,27 +51,30 @@ COPIES = KEPT + 1
 TRIES = 3
 """Rounds without a snapshot after which no more snapshots are taken."""
 
-_RESERVE = 2  # snapshots leave as much free memory as they take
+_RESERVE = 2  # factor: as much memory must stay free as the snapshots take
 _PATIENCE_SECONDS = 5.0  # longest wait for the last snapshot in `end`
 _STATES = ".restored"  # folder with the States of the restored snapshot
 
 
 def directory_for(memory: SnapshotMemory, checkpoint_dir: str, worker: int) -> str:
-    """Returns the folder of a worker's snapshots of a checkpoint directory."""
+    """Returns the folder in memory for a worker's snapshots.
+
+    Every checkpoint directory has a separate folder.
+    """
     key = hashlib.sha256(os.path.abspath(checkpoint_dir).encode(errors="replace"))
     return os.path.join(memory.directory, f"{key.hexdigest()[:16]}-{worker}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTiming:
-    """Timing of a captured snapshot.
+    """Time and step at which a snapshot was captured.
 
     Attributes:
         arrived: monotonic seconds at which the main thread reached the boundary.
         left: monotonic seconds at which training continued.
-        steps: number of steps completed by then.
-        intervals: number of intervals completed by then: steps, and other passages of
-            boundaries.
+        steps: number of completed steps at this boundary.
+        intervals: number of completed intervals at this boundary. An interval is the
+            time between two boundaries, usually a step.
     """
 
     arrived: float
@@ -82,26 +85,26 @@ class SnapshotTiming:
 
 @dataclasses.dataclass(eq=False)
 class Snapshots:
-    """The snapshots of one worker in memory, for a checkpoint directory.
+    """The snapshots of this worker in memory, for one checkpoint directory.
 
     Main thread, unless a method says otherwise.
 
     Args:
-        directory: the directory in memory, in which this worker acts as the chief.
-        memory: the memory lent to this worker.
-        available: returns the number of bytes of free memory.
+        directory: the directory in memory, which only this worker writes.
+        memory: the memory lent to this worker by the supervisor.
+        available: function that returns the number of bytes of free memory.
 
     Attributes:
-        agreed: name of the newest snapshot intact on every worker; "" without such a
-            snapshot.
-        refused: on the chief, the number of rounds in which a worker refused, since the
-            agreed snapshot.
-        is_after_commit: whether a commit was begun since then. The commit may have
-            interrupted a snapshot; a worker without the previous snapshot is then not
-            counted as refusing.
-        is_off: whether no more snapshots are taken; any thread.
-        taken: timing of the newest snapshot, until the scheduler has read it; any
-            thread.
+        agreed: name of the newest snapshot that is intact on every worker; "" without
+            such a snapshot.
+        refused: on the chief, the number of rounds since snapshot `agreed` in which a
+            worker took no snapshot.
+        is_after_commit: whether a commit was begun since the newest snapshot. The
+            commit may have interrupted the snapshot, so a worker without it does not
+            increase `refused`.
+        is_off: whether no more snapshots are taken; may be read on any thread.
+        taken: timing of the newest snapshot, until the scheduler has read the timing;
+            for use on any thread.
         rounds: rounds of the agreement whose keys are to be deleted.
         parent: the newest commit of the checkpoint directory.
     """
@@ -117,19 +120,19 @@ class Snapshots:
     rounds: list[int] = dataclasses.field(default_factory=list)
     parent: Parent = NONE
     _bytes: int = 0  # expected size of a snapshot
-    _latest: str = ""  # captured by every worker; "" after a refusal
+    _latest: str = ""  # newest snapshot captured by every worker; "" after a refusal
     _whole: str = ""  # newest intact snapshot of this worker
-    _why: str = ""  # newest failure
+    _why: str = ""  # text of the newest failure
     _captured: tuple[Save, CancellationToken, Parent] | None = None
     _under_way: AsyncSave | None = None
 
     # --- the start -------------------------------------------------------------------
 
     def find(self) -> list[Entry]:
-        """Returns the snapshots with the same number of workers, newest first.
+        """Returns the snapshots that can be restored, newest first, not verified.
 
-        The snapshots are not verified. Unreadable snapshots are omitted, because a
-        commit on disk can be restored instead.
+        Snapshots of a run with another number of workers, and unreadable snapshots, are
+        omitted: a commit on disk can be restored instead.
         """
         num_workers = self.directory.cluster.num_workers
         return [
@@ -150,7 +153,7 @@ class Snapshots:
             return []
 
     def missing(self, attempts: Collection[str]) -> list[str]:
-        """Returns the names of the snapshots missing or corrupt on this worker.
+        """Returns which of the snapshots are missing or corrupt on this worker.
 
         Logs corrupt snapshots.
 
@@ -161,7 +164,7 @@ class Snapshots:
             if each.condition is CommitStatus.CORRUPT:
                 _tell_of_damage(each.problems[0])
         missing = set(attempts)
-        for each in reversed(self.find()):  # newest last: its tensors stay in memory
+        for each in reversed(self.find()):  # newest last: keeps its tensors in memory
             if attempt_of(each) not in missing:
                 continue
             try:
@@ -172,13 +175,17 @@ class Snapshots:
         return sorted(missing)
 
     def keep_states(self, restored: Entry) -> Entry:
-        """Returns the same entry with States that outlive the snapshot itself.
+        """Keeps the named States of a snapshot after the snapshot is deleted.
 
-        A program may load a State at any time. The States are small, or the program has
-        their values anyway. Their files get a second name (a hard link).
+        A program may load a State at any time. The files of the States get a second
+        name (a hard link) in another folder. This takes little memory: the States are
+        small, or the program uses their values anyway.
 
         Args:
             restored: the restored snapshot.
+
+        Returns:
+            The snapshot, with the other folder as the source of the States.
         """
         folder = os.path.join(self.directory.path, _STATES)
         manifest = restored.manifest
@@ -199,10 +206,10 @@ class Snapshots:
     # --- taking one ------------------------------------------------------------------
 
     def capture(self, step: int, attempt: str) -> bool:
-        """Captures this worker's part of a snapshot; `go_on` writes the part.
+        """Captures a snapshot on this worker; `go_on` writes the snapshot.
 
-        A failure is logged, and training continues. The worker joins the collective
-        work of the peers in any case.
+        A failure is logged, and training continues. Even if no snapshot can be taken,
+        the worker joins the collectives of the peers.
 
         Args:
             step: step of the snapshot.
@@ -242,16 +249,16 @@ class Snapshots:
         return True
 
     def take_part(self) -> None:
-        """Joins the collective work of the peers' snapshots, without a capture."""
+        """Joins the collectives of the peers' snapshots, without taking a snapshot."""
         try:
             self.directory.contents.take_part()
         finally:
             sync_states(self.directory.registry.in_order())
 
     def discard(self) -> None:
-        """Discards the captured snapshot, because a worker has refused.
+        """Discards the captured snapshot, because some worker has taken none.
 
-        The next snapshot may be taken.
+        The next round can take a snapshot.
         """
         self._latest = ""
         self._throw_away()
@@ -272,18 +279,19 @@ class Snapshots:
     ) -> None:
         """Starts to write the captured snapshot while training continues.
 
-        Called when every worker has captured its own snapshot.
+        Called once every worker has captured a snapshot.
 
         Args:
-            arrived: monotonic seconds of the boundary, see `SnapshotTiming`.
-            left: monotonic seconds of the continuation, see `SnapshotTiming`.
+            arrived: monotonic seconds at the boundary, see `SnapshotTiming`.
+            left: monotonic seconds at which training continued, see `SnapshotTiming`.
             steps: number of steps, see `SnapshotTiming`.
             intervals: number of intervals, see `SnapshotTiming`.
-            should_save: False if this worker has no time for the write.
+            should_save: whether to write the snapshot; False if a notice leaves no
+                time.
         """
         if self._captured is None:
             return
-        if self._latest:  # reported intact by every worker
+        if self._latest:  # every worker has reported this snapshot as intact
             self.agreed, self.refused = self._latest, 0
         self.is_after_commit = False
         captured, permit, parent = self._captured
@@ -306,7 +314,7 @@ class Snapshots:
         )
 
     def _complete(self, captured: Save, parent: Parent) -> None:
-        """Writes the captured snapshot and the marker; on the save's thread."""
+        """Writes the captured snapshot, then the marker; on the save's thread."""
         self._drop_older()
         captured.write()
         worker = self.directory.cluster.worker
@@ -315,7 +323,7 @@ class Snapshots:
             self._bytes, self._whole = commit.bytes, captured.attempt
 
     def _drop_older(self) -> None:
-        """Deletes every snapshot except the agreed (or else the newest) snapshot."""
+        """Deletes the snapshots but one: the agreed snapshot, or else the newest."""
         found = self.find()
         kept = [each for each in found if attempt_of(each) == self.agreed] or found[:1]
         for entry in found:
@@ -332,11 +340,15 @@ class Snapshots:
     # --- room ------------------------------------------------------------------------
 
     def set_expected_size(self, size: int) -> None:
-        """Raises the expected size of a snapshot, in bytes; any thread."""
+        """Raises the expected size of a snapshot to `size` bytes; on any thread."""
         self._bytes = max(self._bytes, size)
 
     def expect_as_in(self, manifest: Manifest) -> None:
-        """Raises the expected size to this worker's share of a commit; any thread."""
+        """Raises the expected size of a snapshot to the size computed from a commit.
+
+        Counts the files that a snapshot of this worker would have. May be called on any
+        thread.
+        """
         mine = layout.worker_name(self.directory.cluster.worker) + "/"
         sizes = [
             file.size
@@ -346,12 +358,12 @@ class Snapshots:
         self.set_expected_size(sum(sizes))
 
     def _has_room(self) -> bool:
-        """Returns whether the free memory suffices for a snapshot now."""
+        """Returns whether there is enough free memory for a snapshot now."""
         if not self._whole:
             self.set_expected_size(self.directory.contents.held_bytes())
         if self._is_too_large():
             return False
-        # After the first snapshot, memory for the copy is already allocated.
+        # After the first snapshot, the memory for the copy is already allocated.
         added = self._bytes if self._whole else 2 * self._bytes
         workers = self.memory.workers
         needed = _RESERVE * workers * added
@@ -372,8 +384,8 @@ class Snapshots:
     def _is_too_large(self) -> bool:
         """Returns whether the state is too large for the lent memory.
 
-        Snapshots of other checkpoint directories are deleted first if memory is short,
-        because no run trains in these directories.
+        If so, snapshots are ended. If only snapshots of other checkpoint directories
+        make the memory short, these are deleted: no run trains in the directories now.
         """
         needed, limit = COPIES * self._bytes, self.memory.bytes
         if needed <= limit:
@@ -390,7 +402,7 @@ class Snapshots:
         return True
 
     def _failed(self, error: Exception) -> None:
-        """Records and logs a failure; any thread."""
+        """Records and logs a failure; may be called on any thread."""
         self._why = str(error)
         log.debug("a snapshot failed: %s", error)
 
@@ -421,17 +433,17 @@ class Snapshots:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a snapshot is being written; any thread."""
+        """Whether a snapshot is being written; may be read on any thread."""
         under_way = self._under_way
         return under_way is not None and not under_way.wait(0.0)
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the newest snapshot was given up for a commit; any thread."""
+        """Whether the newest snapshot was given up for a commit; read on any thread."""
         return self._under_way is not None and self._under_way.is_given_up
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until no snapshot is being written; any thread.
+        """Waits until no snapshot is being written; may be called on any thread.
 
         Args:
             seconds: longest wait; None: no limit.
@@ -443,9 +455,9 @@ class Snapshots:
         return under_way is None or under_way.wait(seconds)
 
     def give_up(self) -> None:
-        """Gives up the snapshot in progress before a commit, without a wait.
+        """Gives up the snapshot in progress, without waiting for its thread.
 
-        A commit is worth more than a snapshot.
+        Called before a commit, which is worth more than a snapshot.
         """
         self.is_after_commit = True
         self._throw_away()
@@ -475,7 +487,9 @@ class Snapshots:
 def open_snapshots(
     checkpoint: Any, memory: SnapshotMemory, checkpoint_dir: str, cluster: Cluster
 ) -> Snapshots | None:
-    """Opens the snapshots of this worker; logs the reason and returns None on failure.
+    """Opens the snapshots of this worker.
+
+    Returns None after a failure, and logs the reason.
 
     Args:
         checkpoint: a Checkpoint, a CheckpointManager, or None for named States alone.
@@ -508,7 +522,7 @@ def _tell_of_damage(problem: str) -> None:
 
 
 def _size(captured: Save) -> int:
-    """Returns the bytes of a captured snapshot, both written and still to write."""
+    """Returns the bytes of a captured snapshot: files, and tensors still in memory."""
     tensors = sum(each.data.nbytes for each in captured.tensors)
     return tensors + _bytes_in(captured.staging)
 
@@ -522,7 +536,7 @@ def _bytes_in(directory: str) -> int:
 
 
 def _of_other_directories(mine: str) -> list[str]:
-    """Returns folders with this worker's snapshots of other checkpoint directories."""
+    """Returns the folders with this worker's snapshots for other directories."""
     memory, name = os.path.split(mine)
     worker = name.rpartition("-")[2]
     return [
@@ -533,15 +547,15 @@ def _of_other_directories(mine: str) -> list[str]:
 
 
 def attempt_of(snapshot: Entry) -> str:
-    """Returns the name of a snapshot, equal on every worker."""
+    """Returns the name of a snapshot; the name is equal on every worker."""
     manifest = snapshot.manifest
     return "" if manifest is None else str(manifest.metadata.get("attempt"))
 
 
 def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
-    """Returns whether a snapshot continues from a commit, and is of a later step.
+    """Returns whether a snapshot is worth more than the newest commit on disk.
 
-    False if another run has committed since the snapshot was taken.
+    True if the snapshot has a later step, and no other run has committed since.
 
     Args:
         snapshot: a snapshot of this worker.
@@ -558,6 +572,6 @@ def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
         return False
     if parent.token == committed.token:
         return True
-    # The parent is corrupt, and an older commit of this run replaces it.
+    # The snapshot's parent is corrupt, and `committed` is an older commit of the run.
     is_older = committed.sequence is not None and committed.sequence < parent.sequence
     return nothing_came and is_older

@@ -31,8 +31,8 @@ TOLD_EVERY = 5.0
 """Seconds between reports; a new activity or a notice is reported within 1 s."""
 
 _LOOKS_EVERY = 1.0
-_JOIN_SECONDS = 1.0  # for a disk that hangs
-_WINDOW_SECONDS = 60.0  # span of the mean rate
+_JOIN_SECONDS = 1.0  # wait for the thread's last write, because a disk may hang
+_WINDOW_SECONDS = 60.0  # the rate is the mean of the last minute
 _MOST_BYTES = 1 << 16  # read limit of a status file
 _KINDS = {
     "at": "time",
@@ -57,13 +57,15 @@ class WorkerActivity(StrEnum):
     """Activity of a worker, from its first boundary on."""
 
     TRAINING = "training"
-    SAVING = "saving"  # training waits for the save
-    WAITING = "waiting"  # for other workers, at a boundary
+    SAVING = "saving"  # training waits for a save
+    WAITING = "waiting"  # waits for other workers, at a boundary
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """Status of a worker; times are wall-clock seconds of its machine.
+    """Status of a worker, as in its status file.
+
+    Times are wall-clock seconds of the worker's machine.
 
     Attributes:
         at: time of the report.
@@ -74,7 +76,7 @@ class WorkerStatus:
         doing: activity of the main thread.
         step: number of completed steps, over all restarts.
         steps_per_second: rate of the last minute; None after too few steps.
-        stepped_at: time at which the step was first seen.
+        stepped_at: time at which the number of steps was first seen.
         noticed_at: arrival time of the notice being handled; None without a notice.
         deadline: end of the grace period; None if unknown.
         upload: state of the mirror; None without a mirror.
@@ -128,7 +130,7 @@ def read_worker_status(path: Path) -> WorkerStatus | None:
 
 
 class StepRate:
-    """Steps per second of the last minute, from samples of the step. One thread."""
+    """Computes steps per second of the last minute from samples; for one thread."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque()
@@ -141,7 +143,7 @@ class StepRate:
     def see(self, now: float, step: int) -> float | None:
         """Adds a sample, and returns the rate.
 
-        The rate decreases during a step that takes longer than earlier steps.
+        During a step that takes longer than the steps before, the rate decreases.
 
         Args:
             now: monotonic seconds.
@@ -164,16 +166,16 @@ class StepRate:
 class StatusWriter:
     """Writes the status file on a thread, until `stop` is called.
 
-    The thread also ends when `look` returns None. The file is created at the start and
-    never later: a deleted directory gets no new file, and a mount point gets no file
-    after its disk was unmounted. The file is never renamed, so that a copy of the
-    directory includes the file.
+    The thread also ends when `look` returns None. The file is created by the first
+    write, and never later: otherwise a write could create the file in a mount point
+    whose disk was unmounted. The file is overwritten in place, not renamed, so a copy
+    of the directory includes the file.
 
     Args:
-        path: path of the file, which is overwritten.
+        path: path of the file.
         clock: time source for the steps per second.
-        look: returns the current status, without values computed from two samples; None
-            if the run no longer exists. Called by the thread.
+        look: function that returns the current status, without the rate; None if the
+            run no longer exists. Called on the thread.
     """
 
     def __init__(
@@ -189,14 +191,14 @@ class StatusWriter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, without a wait for the disk. Any thread."""
+        """Ends the thread without waiting for the disk; may be called on any thread."""
         self._thread.stop_event.set()
 
     def write_upload(self, upload: MirrorStatus | None) -> None:
-        """Writes the last report again with a newer state of the mirror; after `stop`.
+        """Writes the last report again, with a newer state of the mirror.
 
-        The time of the report stays the same: a report newer than the record of the
-        exit would mean that the worker still runs.
+        Called after `stop`. The time of the report does not change: a report after the
+        recorded exit would mean that the worker still runs.
 
         Args:
             upload: last state of the mirror.
@@ -225,7 +227,7 @@ class StatusWriter:
         data = _pack(now)
         try:
             flags = os.O_WRONLY | (0 if self._is_made else os.O_CREAT)
-            self._is_made = True  # if not possible now, the file is never created
+            self._is_made = True  # never create the file later, even after an error
             descriptor = open_file(self._path, flags)
             try:
                 if os.pwrite(descriptor, data, 0) != len(data):

@@ -1,11 +1,13 @@
-"""TensorFlow for the session: its errors, and its coordination service as a store.
+"""Adapter of TensorFlow: error classes, and the coordination service as a store.
 
 The coordination service has no public interface; the eager context gives access to it.
-Behaviour and cost were measured. An insert, or a get of an existing key, takes less
-than a millisecond. A get that times out leaks memory in both processes, so no thread
-polls. The barrier of the service holds the GIL while it waits, so barriers are built
-from keys. A query of the task states holds the GIL too: only the host, whose query
-needs no network, asks for crashed workers.
+Measured behaviour:
+
+- An insert, or a get of an existing key, takes less than a millisecond.
+- A get that times out leaks memory in both processes, so no thread polls.
+- The service's barrier holds the GIL while it waits, so tfpreempt's barriers use keys.
+- A query of the task states holds the GIL too, so only the host of the service, which
+  needs no network for the query, asks for crashed workers.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ _POISONED = re.compile(
 def is_lost_worker(error: BaseException) -> bool:
     """Returns whether an error may be caused by the loss of a remote worker.
 
-    An op that later reads a result of the lost worker raises an `InternalError`,
-    "Remote address looked up from remote data found to be poisoned".
+    If an op reads a result of the worker after the loss, the error is an
+    `InternalError`: "Remote address looked up from remote data found to be poisoned".
     """
     if isinstance(error, tf.errors.InternalError):
         return _POISONED.search(str(error)) is not None
@@ -59,7 +61,7 @@ _UNKNOWN = 2  # the absl status code for an unknown error
 
 
 class TensorFlowStore:
-    """Insert-once keys in the coordination service of this cluster.
+    """The key-value store in TensorFlow's coordination service.
 
     Args:
         jobs: (job name, number of tasks) in the order in which workers are numbered.
@@ -109,7 +111,7 @@ class TensorFlowStore:
 
 
 def read_native_notice() -> str:
-    """Waits for TensorFlow's own key, and returns the task that received SIGTERM.
+    """Waits for TensorFlow's own notice key; returns the task that received SIGTERM.
 
     Raises:
         CoordinationServiceUnavailableError: the service has ended, or this process
@@ -119,7 +121,7 @@ def read_native_notice() -> str:
 
 
 def forget_native_notice() -> None:
-    """Deletes TensorFlow's own key, which outlives the preempted task.
+    """Deletes TensorFlow's own notice key, which outlives the preempted task.
 
     Raises:
         CoordinationServiceUnavailableError: the service has ended, or this process
@@ -129,13 +131,16 @@ def forget_native_notice() -> None:
 
 
 def wait_service_gone(limit: float) -> bool:
-    """Waits until the host of the service has ended; returns False at the timeout.
+    """Waits until the host of the coordination service has ended.
 
-    A get fails when the host ends. A get of a key that is never inserted fails only
-    then. A wait up to the timeout costs about 35 KiB in two processes.
+    The function reads a key that is never inserted: the read fails when the host ends.
+    A timeout leaks about 35 KiB in two processes.
 
     Args:
         limit: longest wait in seconds.
+
+    Returns:
+        Whether the host has ended.
     """
     try:
         TensorFlowStore(()).get("tfpreempt/never", limit)
@@ -182,13 +187,13 @@ def connect(
 
 
 def report_error(message: str, code: int | None = None) -> None:
-    """Makes the collectives of every peer fail with a message.
+    """Lets the collectives of every peer fail with an error.
 
-    Holds the GIL until the service has answered.
+    The call holds the GIL until the service has answered.
 
     Args:
         message: text of the peers' error.
-        code: status code of the TensorFlow error; None for an error of another kind.
+        code: status code of the TensorFlow error; None if it is no TensorFlow error.
     """
     private_api.eager_context.context().report_error_to_cluster(
         _UNKNOWN if code is None else code, message

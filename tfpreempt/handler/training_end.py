@@ -1,10 +1,11 @@
 """The end of training: after the last step, or by an error in a step.
 
-The last step is followed by the last boundary, the commit of the final state and the
-close. Either every worker ends with exit code 0, or every worker is restarted: no
-platform restarts a worker that ended with 0, so a restarted peer would wait for the
-worker for ever. `FinalVote` exchanges the keys. This module decides which state is
-saved, and how this process ends by the outcome. Main thread.
+After the last step, `close` waits for the other workers at a last boundary, commits the
+final state, and closes the run. Either every worker ends with exit code 0, or every
+worker is restarted: no platform restarts a worker that has ended with 0, and a
+restarted peer would wait for this worker for ever. `FinalVote` finds the common
+outcome. This module decides which state is saved, and ends the process accordingly.
+All functions run on the main thread.
 
 After an error in a step, the peers are notified, or the error is treated as a
 consequence of a preemption. The error classes of a framework are in an adapter
@@ -46,7 +47,7 @@ _SERVED = "_tfpreempt_served"
 def is_end_of_data(error: BaseException) -> bool:
     """Returns whether an error of a step means the end of the data.
 
-    The end of the data is no failure, and equal on every worker.
+    The end of the data is no failure. Every worker reaches the end at the same step.
     """
     ends = (StopIteration, StopAsyncIteration)
     return isinstance(error, ends) or any(
@@ -57,7 +58,8 @@ def is_end_of_data(error: BaseException) -> bool:
 def step_failed(error: BaseException, session: Session) -> None:
     """Handles an error raised by a step; the caller raises the error afterwards.
 
-    At the end of the data the step counts, because the end is equal on every worker.
+    At the end of the data the interval stays counted: the end comes at the same step
+    on every worker.
 
     Args:
         error: error raised by the step.
@@ -75,19 +77,19 @@ def step_failed(error: BaseException, session: Session) -> None:
 
 
 def was_preemption(error: BaseException, session: Session, *, is_whole: bool) -> bool:
-    """Handles an error that is about to be raised. Main thread.
+    """Handles an error that is about to be raised.
 
-    Exits if a preempted worker caused the error.
+    If a preempted worker has caused the error, the process exits.
 
     Args:
         error: error raised by a step, or outside of steps.
         session: session of this process.
-        is_whole: whether the state is complete, as at a boundary.
+        is_whole: whether the state can be saved, because no step is incomplete.
 
     Returns:
-        True if a remote worker was lost after its notice, the loss was handled, and the
-        exit function returned. False if the peers were notified and the error is to be
-        raised.
+        True if a remote worker was lost after its notice, and the exit function has
+        returned; the error need not be raised. False if the error is to be raised; the
+        peers were notified.
     """
     if connection() is not None:
         is_served = hasattr(error, _SERVED) or _lost_workers(error, session)
@@ -102,9 +104,10 @@ def was_preemption(error: BaseException, session: Session, *, is_whole: bool) ->
 
 
 def _lost_workers(error: BaseException, session: Session) -> bool:
-    """Handles the loss of a remote worker; returns whether the loss was handled.
+    """Handles the loss of a remote worker, if the error is such a loss.
 
-    The step is incomplete where a remote worker is lost, so no state can be saved.
+    The loss leaves the step incomplete, so no state can be saved. Returns whether the
+    loss was handled.
     """
     known = frameworks.adapters("errors")
     if not session.runs or not any(each.is_lost_worker(error) for each in known):
@@ -121,22 +124,22 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     if session.is_noticed():
         session.exit.fail(error, peer_is_gone=True)
         return not session.exit.detached
-    # The notice was handled with a commit, and training continued: within the grace
-    # period, or because the exit function returned, perhaps with a new connection.
+    # The notice was handled before, with a commit, and training continued: the grace
+    # period was long, or the exit function returned (perhaps with a new connection).
     why = f"a remote worker was terminated, as announced ({type(error).__name__})"
     session.exit.leave(Outcome.LOST, why)
     return True
 
 
 def close(session: Session, run: Run, limit: float | None = None) -> None:
-    """Passes the last boundary of a run, commits its final state, and closes the run.
+    """Ends a run: waits for the other workers, commits the final state, and closes.
 
     Args:
         session: session of this process.
         run: the run to close.
-        limit: seconds to wait for workers that are still training, and again for the
-            mirror; None: no limit while the workers live, and while the upload
-            progresses.
+        limit: seconds to wait for workers that are still training, and the same again
+            for the upload to the mirror. None: wait while the workers run, and while
+            the upload makes progress.
 
     Raises:
         UsageError: the call is inside a step.
@@ -161,7 +164,8 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
         close_failed(session, run, "")
         return
     failure = None
-    # No boundary while other runs are open: workers may differ in unused runs.
+    # Wait for the other workers only with the last open run: a worker may have opened
+    # further runs and not used them.
     is_last = list(session.runs) == [run]
     is_end = is_last and pass_last_boundary(session, limit)
     if is_end:
@@ -194,9 +198,9 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
 
 
 def close_unfinished(session: Session, run: Run) -> None:
-    """Closes a run whose fit did not come to its end, without a last boundary.
+    """Closes the run of an interrupted fit, and notifies the peers.
 
-    The peers are notified.
+    The run does not wait for the other workers, and commits nothing.
 
     Args:
         session: session of this process.
@@ -211,13 +215,13 @@ def close_unfinished(session: Session, run: Run) -> None:
 
 
 def close_failed(session: Session, run: Run, why: str) -> None:
-    """Closes a run without a last boundary.
+    """Closes a run without waiting for the other workers, and without a commit.
 
     Args:
         session: session of this process.
         run: the run to close.
-        why: failure of the program, for people; "": the program ends in this way on
-            purpose, and the journal records no failure.
+        why: failure of the program, for people; "" if the program ends on purpose, so
+            that the journal records no failure.
     """
     exit = session.exit
     try:
@@ -241,8 +245,7 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
 
     Args:
         session: session of this process.
-        limit: seconds to wait for the other workers; None: no limit while the workers
-            live.
+        limit: seconds to wait for the other workers; None: wait while they run.
 
     Returns:
         Whether every worker has ended training. False: the limit was reached, and the
@@ -255,9 +258,9 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
     session.saves.finishing()
     with watching_store(session), session.deferring_sigint():
         while True:
-            session.saves.end_async()  # a save of a round in between
+            session.saves.end_async()  # begun by a round during this wait
             verdict = session.wait_for_directive(last=True, limit=limit)
-            # A notice was handled for other workers, and the exit function returned.
+            # A notice was handled, and the exit function returned: wait again.
             is_served = verdict == ev.ExitDirective(Outcome.COMMITTED)
             if not (is_served or isinstance(verdict, ev.Resume)):
                 break
@@ -270,9 +273,10 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
 
 @contextlib.contextmanager
 def watching_store(session: Session) -> Iterator[None]:
-    """Treats the store as unreachable if the chief stops responding during the body.
+    """Context manager: treats the store as lost if the chief stops responding.
 
-    For a wait for the chief that no step, and perhaps no deadline, ends.
+    For waits for the chief in the body. Without this check, such a wait could last for
+    ever, because no failing step and perhaps no deadline ends the wait.
 
     Args:
         session: session of this process.
@@ -288,7 +292,7 @@ def watching_store(session: Session) -> Iterator[None]:
 
 
 def _commit_final(session: Session, run: Run) -> Exception | None:
-    """Commits the state at the normal end, so that a restart has nothing left to do.
+    """Commits the final state, so that a restarted process has nothing left to do.
 
     Args:
         session: session of this process.
@@ -338,14 +342,15 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
 
 
 def _end_together(session: Session, run: Run) -> Exception | None:
-    """Saves the final state; then every worker ends well, or every worker is restarted.
+    """Saves the final state, and ends this process by the outcome of all workers.
 
     Args:
         session: session of this process.
         run: the last open run.
 
     Returns:
-        The error to raise: of this worker's save, or of another worker's.
+        The error to raise, from the save of this worker or of another worker; None if
+        every worker ends well.
     """
     if session.cluster.num_workers == 1:
         return _commit_final(session, run)
@@ -363,7 +368,9 @@ def _end_together(session: Session, run: Run) -> Exception | None:
 
 
 def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
-    """Returns the outcome for every worker, see `FinalVote.run`.
+    """Votes on the end of training, and returns the common outcome.
+
+    Returns None if the chief was lost before the outcome was known.
 
     Args:
         session: session of this process.
@@ -441,7 +448,7 @@ def _follow(
 
 
 def at_interpreter_end(session: Session) -> None:
-    """Passes the last boundary of the runs still open at the end of the interpreter.
+    """Closes the runs that the program left open, at the end of the interpreter.
 
     Args:
         session: session of this process.
