@@ -8,10 +8,10 @@
     <root>/<key>/               a complete copy; renamed from `.part`
 
 The kernel releases a lock when its process ends. So a killed reader does not keep a
-copy, and if the making process is killed, the next process resumes the copy. Every
-process deletes copies without a reader, when it begins and when it stops to use a copy.
-A lock file may be deleted while a process waits for its lock: a lock counts only if the
-locked file still has its name.
+copy, and if the making process is killed, the next process resumes the copy. Before and
+after using a copy, every process deletes the copies without a reader. A lock file may
+be deleted while a process waits for its lock: a lock counts only if the locked file
+still has its name.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def reading(
 
 
 def _make(path: str, make: Callable[[str], None], patience: float) -> None:
-    """Makes a copy, unless the copy exists. Waits while another process makes it."""
+    """Makes a copy, unless it exists. Waits while another process makes the copy."""
     root = os.path.dirname(path)
     with _using(root):
         making = acquire(path + _MAKING, fcntl.LOCK_EX, patience, _OPEN | os.O_CREAT)
@@ -238,6 +238,6 @@ def close_with(reader: object, close: Callable[[], None]) -> None:
         ManagedThread("tfpreempt-copy", end).start()
 
     atexit.register(end)
-    # None, or an object that does not support weak references.
+    # TypeError: `reader` is None, or does not support weak references.
     with contextlib.suppress(TypeError):
         weakref.finalize(reader, collected).atexit = False

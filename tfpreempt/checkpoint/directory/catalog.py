@@ -150,7 +150,8 @@ class Entry:
 
     @property
     def shards(self) -> str:
-        """Path of the directory that contains `states/` and the workers' shards."""
+        """Path of the directory that contains `states/` and the shards (every worker's
+        own files)."""
         if self.kind is not Kind.OWN:
             return layout.sidecar(self.path)
         # A flat commit that was downloaded is a directory that contains the sidecar.
@@ -437,7 +438,7 @@ def scan(directory: str) -> list[Entry]:
     for name in names:
         if kind_of(name) is None or paths.why_unsafe(name) is not None:
             continue
-        with contextlib.suppress(OSError):  # `_read_on_disk` reports a failing disk
+        with contextlib.suppress(OSError):  # `_read_on_disk` reports errors of the disk
             if not file_reading.is_real_dir(os.path.join(directory, name)):
                 continue
         found.append(_read_on_disk(store, name))

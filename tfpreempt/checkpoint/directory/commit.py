@@ -211,7 +211,7 @@ def put_in_place(
     manifest_bytes: bytes,
     sequence: int,
 ) -> str:
-    """Renames a sealed staging directory, and writes the marker: steps 3 and 4.
+    """Renames a staging directory after `seal`, and writes the marker: steps 3 and 4.
 
     The new commit is `<number>`, or `<number>.<sequence>` if that name is not free:
 
@@ -267,14 +267,9 @@ def finish(
     """Names the newest commit in TensorFlow's state file, and deletes old commits:
     steps 5 and 6.
 
-    Args:
-        files: the file operations.
-        directory: the checkpoint directory.
-        entries: the checkpoints in the directory, newest first.
-        max_to_keep: number of commits to keep; None keeps all.
-        damaged: tokens of known corrupt commits.
-        is_pinned: function that returns whether the commit at a path must not be
-            deleted yet.
+    Deleted are all but the `max_to_keep` newest commits, and known corrupt commits; if
+    `max_to_keep` is None, no commit is deleted. A commit stays as long as `is_pinned`
+    returns True for its path.
     """
     kept, dropped = retention.plan(entries, max_to_keep, damaged)
     point(files, directory, kept, dropped)
@@ -353,8 +348,8 @@ def point(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the imported packages, by name. Imports no
-    package."""
+    """Returns the versions of Python, TensorFlow, Keras and NumPy, by name; only of
+    packages that are imported already."""
     found = {"python": platform.python_version()}
     for name in ("tensorflow", "keras", "tf_keras", "numpy"):
         if module := sys.modules.get(name):

@@ -90,11 +90,12 @@ def write_intent(files: Files, intent: Intent) -> None:
 
 
 def abandon(files: Files, intent: Intent) -> None:
-    """Removes the intent of a save that failed. Called on the chief.
+    """Ends the intent of a save that failed: removes the intent, or records the written
+    files as incomplete. Called on the chief.
 
-    The fence of the lease does not stop TensorFlow: if this process lost the lease, the
-    next owner may have removed the intent before TensorFlow wrote the files. In that
-    case the files are recorded as incomplete.
+    The fence of the lease does not stop TensorFlow. If this process lost the lease, the
+    next owner may have removed the intent before TensorFlow wrote the files, so the
+    files are recorded as incomplete here.
 
     Raises:
         OSError: error of the file system.
@@ -178,7 +179,7 @@ def publish(
         prefix=stem if is_tensorflow else None,
     )
     manifest = commit.seal(files, clock, staged, contents, folders, draft)
-    files.sync_dir(base)  # TensorFlow's files
+    files.sync_dir(base)  # makes the names of TensorFlow's files durable
     if not file_reading.is_there(prefix + layout.INTENT_SUFFIX):
         # The files of a save_fn are complete: the intent must not make them count as
         # incomplete.

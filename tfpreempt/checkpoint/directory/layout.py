@@ -14,13 +14,13 @@ A checkpoint is usually a directory that tfpreempt writes (the "own form"), in `
         .was-committed              witness: evidence of a commit, if TensorFlow's state
                                     file cannot name the commit
     .tfpreempt-staging/<attempt>/   the files of a save before the commit
-    .tfpreempt-staging/<attempt>.parts/0001/  data files that a worker has written for
-                                    TensorFlow's part; the chief moves them to the save
+    .tfpreempt-staging/<attempt>.parts/0001/  data files with the tensors that a worker
+                                    has written; the chief moves the files to the save
     .tfpreempt-directory            a token; equal for processes with the same storage
     .tfpreempt-lease/<token>/       the lease: record of the holder, and files that the
                                     holder is moving
-    .tfpreempt-fetch.lock           held while a process without a lease downloads a
-                                    commit
+    .tfpreempt-fetch.lock           lock file: in a program without a handler, only one
+                                    worker at a time downloads a commit
 
 Earlier versions wrote a commit at a URL (gs://bucket/run) under its final name. Such a
 directory is a commit at any path, so a copied bucket can be restored:

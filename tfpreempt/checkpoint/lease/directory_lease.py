@@ -326,14 +326,15 @@ class FencedFiles:
                         self._files.remove(way)
                 if way is None or error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # save_fn wrote to a disk without a lease
+                self._lease.check()  # save_fn wrote to another disk, which has no fence
         write_durably(self._files, path, data)
 
     def rename(self, source: str, target: str) -> None:
         if os.path.basename(target) not in (layout.MARKER, layout.POINTER):
             self._files.rename(source, target)
             return
-        with self._moved(source) as moved:  # complete, under a unique name
+        # The file is complete, and has a unique name.
+        with self._moved(source) as moved:
             self._files.rename(moved, target)
 
     def remove(self, path: str) -> None:
@@ -359,6 +360,6 @@ class FencedFiles:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # save_fn wrote to a disk without a lease
+                self._lease.check()  # save_fn wrote to another disk, which has no fence
                 way = None
             yield way or path

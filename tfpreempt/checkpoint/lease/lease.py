@@ -262,7 +262,7 @@ class Lease:
             if not self._try(self._backend, here, LeaseWait(here, self._backend.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
-            self._lose()  # `is`: another thread may have released the lease meanwhile
+            self._lose()  # ended, and not released by this process meanwhile
         if self._lost:
             raise errors.LeaseLostError(self._lost)
 

@@ -278,7 +278,7 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
     A BundleEntryProto gives the position of some rows of a tensor, or of the whole
     tensor.
     """
-    entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # by type and shape
+    entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # key: type and shape
     for stretch, offset, crc in zip(
         part.stretches, part.offsets, part.sums, strict=True
     ):

@@ -176,7 +176,7 @@ def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
     finally:
         for each, method in zip(iterators, methods, strict=True):
             delattr(each, name)
-            if method is not None:  # set by `keep_seeds`
+            if method is not None:  # the iterator's own method, set by `keep_seeds`
                 setattr(each, name, method)
 
 
@@ -198,7 +198,7 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
             continue
         if not values:
             if _saves_itself(_object(owner)):
-                return None  # the object may have values in the next save
+                return None  # no values now, but perhaps in the next save
             continue
         number = numbers.get(id(_object(owner)))
         if number is None or _is_unknown(_object(owner)):
@@ -533,7 +533,7 @@ _UNCOPIED_BYTES = 1 << 20
 copied by a read, unless an operation prevents the copy. Below this size the operation
 takes longer than the copy."""
 
-_READ_AT_ONCE = 64  # variables
+_READ_AT_ONCE = 64  # variables per operation
 
 # Bytes per job of a thread; a large tensor gives work to every thread.
 _COPIED_AT_ONCE = 1 << 24

@@ -175,12 +175,12 @@ def other_places(objects: Objects, graph: Any, nodes: Mapping[int, int]) -> list
 
 
 def keep_seeds(iterator: Any, *datasets: Any) -> None:
-    """Adds the seeds drawn by its shuffles to the state of an iterator, in every later
-    save.
+    """Makes every later state of an iterator include the number of seeds drawn by the
+    iterator's shuffles.
 
     A later restore also checks the iterator's cache files first. This function reads no
     element and changes no seed. A second call does nothing, nor does a call for an
-    iterator that adds the seeds itself. No other thread may create iterators of the
+    iterator that adds the number itself. No other thread may create iterators of the
     same datasets during the call.
 
     Args:
@@ -226,8 +226,8 @@ def _with_values(state: Any, call: Callable[[Any], None]) -> None:
 
 
 def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
-    """Returns the state of an iterator, with the drawn seeds if `keep_seeds` was called
-    for the iterator.
+    """Returns the state of an iterator; after `keep_seeds`, with the number of drawn
+    seeds.
 
     Args:
         iterator: a tf.data iterator.
@@ -246,8 +246,8 @@ def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
 def check_position(iterator: Any, where: str) -> None:
     """Checks that the position of a dataset iterator can be saved.
 
-    Reads no element. If the position can be saved, later states include the seeds drawn
-    by the iterator's shuffles.
+    Reads no element. If the position can be saved, later states include the number of
+    seeds drawn by the iterator's shuffles.
 
     Args:
         iterator: `iter(dataset)`.

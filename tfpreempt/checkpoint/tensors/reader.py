@@ -123,7 +123,7 @@ def match(objects: Sequence[Any], edges: Edges, graph: Any) -> dict[int, int]:
         Node number by id() of the object.
     """
     matched: dict[int, int] = {}
-    numbers = {0: 0}  # number of the object, by node
+    numbers = {0: 0}  # node -> number of the object
     for node_id in (todo := [0]):
         number = numbers[node_id]
         matched.setdefault(id(objects[number]), node_id)
@@ -380,10 +380,10 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
 
 
 # --- plain variables ------------------------------------------------------------------
-#
-# For every variable TensorFlow makes a description of the save, wraps the description
-# twice, and restores the value through both wrappers. With thousands of variables, the
-# three steps take longer than the read of the bytes.
+# For every variable, TensorFlow creates a description of the save, wraps the
+# description twice, and restores the value through both wrappers. With thousands of
+# variables, this takes longer than reading the bytes. A plain variable only needs an
+# assignment.
 
 _Target = tuple[str, Sequence[Any]]
 """The key of a value, and the variables of this machine that receive the value."""

@@ -407,7 +407,7 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     if graph is None:
         _sort(found, list(zip(paths(edges), objects, strict=True)))
         values = map(inner_variable, objects)
-        # An object does not support weak references.
+        # TypeError: an object does not support weak references.
         with contextlib.suppress(TypeError):
             found.graph = Graph(
                 objects=[weakref.ref(each) for each in objects],
