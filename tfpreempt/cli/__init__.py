@@ -2,11 +2,11 @@
 
 demo/            `tfpreempt demo`: a small model survives real preemptions
 doctor/          `tfpreempt doctor`: checks that this machine is ready for preemptions
-inspect/         `tfpreempt inspect` and `verify`: which checkpoints are intact?
+inspect/         `tfpreempt inspect` and `verify`: list and check checkpoints
 journals/        reads the journals of a run, for the commands that show runs
-report/          `tfpreempt report`: what happened to a run, from its journals
+report/          `tfpreempt report`: summarizes a run from its journals
 run/             `tfpreempt run`: training under supervision, through preemptions
-signal_handling  signals received by waiting instead of by a handler
+signal_handling  waits for signals, without signal handlers
 simulate/        `tfpreempt simulate`: simulates a preemption of a running job
 sizes            formats sizes and durations, and parses them in options
 status/          `tfpreempt status`: the live status of a job
@@ -28,8 +28,8 @@ import tfpreempt
 from tfpreempt.cli.terminal import LogHandler, plain_lines
 from tfpreempt.core.log_output import LineFormatter
 
-# Command -> (folder with the click command, line in `tfpreempt --help`). The lines are
-# repeated here so that `tfpreempt --help` imports no command.
+# Command -> (folder of the command, line in `tfpreempt --help`). The lines are here,
+# too, so that `tfpreempt --help` need not import the commands.
 _COMMANDS = {
     "run": ("run", "Run training under supervision, through preemptions."),
     "status": ("status", "Show the live status of a job."),
@@ -57,7 +57,7 @@ class _LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Runs a command, with errors and log records escaped like all other output."""
+        """Runs a command; escapes control characters in its errors and log records."""
         log, handler = logging.getLogger("tfpreempt"), LogHandler(logging.WARNING)
         handler.setFormatter(LineFormatter())
         log.addHandler(handler)

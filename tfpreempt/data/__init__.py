@@ -1,9 +1,9 @@
-"""Input data with a position that a commit can hold, for `model.fit` and custom loops.
+"""Input data with a position that can be saved, for `model.fit` and custom loops.
 
 distribution   distribute(): a strategy's iterator over a dataset, with a position
 host_iterator  a distributed iterator whose position can be saved
-iterators      iterators of any data, and the ordinary tf.data iterators below
-pipelines      from_arrays(), from_index(): pipelines with a position of a few numbers
+iterators      makes iterators, and finds the tf.data iterators inside of an iterator
+pipelines      from_arrays(), from_index(): pipelines whose position is a few numbers
 read_ahead     global batches that are copied to the devices ahead of the step
 slices         the slices of a global batch for the replicas of this process
 

@@ -15,13 +15,13 @@ def distribute(
     strategy: tf.distribute.Strategy,
     options: tf.distribute.InputOptions | None = None,
 ) -> tf.distribute.DistributedIterator | tf.data.Iterator:
-    """Returns an iterator over a distributed dataset with a position that can be saved.
+    """Returns an iterator over a distributed dataset, whose position can be saved.
 
-    The iterator returns the same elements as
-    `iter(strategy.experimental_distribute_dataset(dataset))`, with the same samples for
-    each replica. Use the iterator in the same way: by `next`, `get_next_as_optional`,
-    and a `for` in a tf.function. TensorFlow cannot save its own iterator. The iterator
-    returned here is put into the `tf.train.Checkpoint`:
+    TensorFlow cannot save the position of
+    `iter(strategy.experimental_distribute_dataset(dataset))`. The iterator returned
+    here gives every replica the same samples, and is used in the same way: by `next`,
+    `get_next_as_optional`, or a `for` in a tf.function. Put the iterator into the
+    `tf.train.Checkpoint`:
 
         batches = tfpreempt.data.distribute(dataset.repeat(), strategy)
         checkpoint = tf.train.Checkpoint(model=model, data=batches)
@@ -34,15 +34,15 @@ def distribute(
         while handler.total_run_calls < STEPS:
             handler.run(step, batches)
 
-    The saved position is the position of training, without batches that were read
-    ahead. If workers share batches instead of files (`tfpreempt.data` pipelines, and
-    datasets with `AutoShardPolicy.DATA`), the position counts global batches, and is
-    the same for any number of workers.
+    The saved position is the position of training; batches that were only read ahead do
+    not count. If every worker takes a part of each batch (`tfpreempt.data` pipelines,
+    and datasets with `AutoShardPolicy.DATA`), the position counts global batches, so
+    training can resume with another number of workers. If the workers divide the files,
+    it cannot.
 
-    By default a step copies its batch to the devices. With
-    `options=tf.distribute.InputOptions()` the copy is made ahead of the step, as by
-    TensorFlow's iterator, if workers share batches and the position is a few numbers
-    (`tfpreempt.data` pipelines). Use the option if the copy takes long. TensorFlow then
+    By default a step first copies its batch to the devices. For `tfpreempt.data`
+    pipelines, `options=tf.distribute.InputOptions()` copies batches before the step, as
+    TensorFlow's iterator does; use this option if the copy takes long. TensorFlow then
     logs "Saving symbolic checkpoint" for each batch, unless TF_CPP_MIN_LOG_LEVEL is 1
     or more.
 
@@ -55,7 +55,7 @@ def distribute(
             copied ahead.
 
     Returns:
-        A trackable iterator at the first element. The iterator ends at the end of the
+        An iterator that a `tf.train.Checkpoint` can track. It ends at the end of the
         dataset: apply `repeat()` to the dataset for several epochs.
 
     Raises:

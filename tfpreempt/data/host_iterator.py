@@ -1,14 +1,15 @@
 """A distributed iterator whose position can be saved.
 
-TensorFlow's own `DistributedIterator` reads ahead in the background, and has no method
-that returns the position of training. The iterator here reads each batch from an
-ordinary host iterator when a step needs the batch, in the same order. So the host
-iterator's state is the position of training; tf.data accounts for the host iterator's
-own read-ahead (`prefetch`) in that state. For slices of global batches that are copied
-to the devices ahead, the state comes with the slices (`read_ahead`).
+TensorFlow's own `DistributedIterator` reads ahead in the background, so its state is
+not the position of training. `HostIterator` reads a batch only when a step needs it,
+from an ordinary tf.data iterator on the host. So the state of the host iterator is the
+position of training; batches that the pipeline itself has read ahead (`prefetch`) are
+part of this state. If batches are copied to the devices before the step, the state is
+passed along with them (`read_ahead`).
 
-An iterator is a composite tensor: its type spec takes the iterator apart and puts the
-parts together again when a tf.function receives the iterator.
+An iterator is a composite tensor (a Python object that consists of tensors). When an
+iterator is passed to a tf.function, its type spec decomposes it into tensors, and
+builds it again from them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _Trackable: Any = _base.Trackable
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PerReplica:
-    """A worker's host iterator, with one element per replica."""
+    """A worker's source of batches, if each replica gets its own element."""
 
     iterator: Any
-    draws: int  # number of elements for a step: the number of replicas
+    draws: int  # elements needed for a step: one per replica
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -48,7 +49,7 @@ class _PerReplica:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _GlobalBatch:
-    """A worker's host iterator of global batches; each replica gets a slice."""
+    """A worker's source of batches, if each replica gets a slice of a global batch."""
 
     iterator: Any
     device: str  # device of the host
@@ -71,7 +72,7 @@ class _GlobalBatch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _OptionalSlice:
-    """A replica's part of an Optional batch, with the interface of Optional."""
+    """A replica's slice of an Optional batch, with the interface of Optional."""
 
     whole: Any
     number: int
@@ -82,7 +83,7 @@ class _OptionalSlice:
         return self.whole.has_value()
 
     def get_value(self) -> Any:
-        # The caller is on the replica's device, which gets the slice only.
+        # Cut on the host, so that only the slice is copied to the replica's device.
         with tf.device(self.worker.device):
             return self.worker.cut.slice_of(self.number, self.whole.get_value())
 
@@ -90,16 +91,17 @@ class _OptionalSlice:
 class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     """A `tf.distribute.DistributedIterator` that a `tf.train.Checkpoint` can save.
 
-    The type spec makes the iterator. A checkpoint contains the host iterators.
+    It is made by its type spec. A checkpoint contains the states of the host iterators.
 
     Args:
         spec: the type spec.
-        workers: the sources of the replicas' batches, in the order of the workers.
+        workers: the sources of batches (`_PerReplica`, `_GlobalBatch` or
+            `PrefetchedSlices`), one per worker.
 
     Attributes:
-        host_iterators: the ordinary iterators whose states are the position.
-        is_shared: whether the position counts global batches: then the position is
-            equal on every worker, for any number of workers.
+        host_iterators: the tf.data iterators whose states are the position.
+        is_shared: whether the position counts global batches. If True, the position is
+            equal on every worker, and valid for any number of workers.
     """
 
     _type_spec: Any = None
@@ -120,8 +122,7 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
         self.is_shared = isinstance(spec, _GlobalBatchSpec)
         replicas = self._strategy.num_replicas_in_sync
         for number, iterator in enumerate(self.host_iterators):
-            # The name contains the kind of the position, so a position of another kind
-            # is never restored.
+            # Name positions by their kind, so that a restore cannot mix up the kinds.
             name = f"part_{number}_for_{replicas}_replicas"
             name = "global_batches" if self.is_shared else name
             self._track_trackable(iterator, name)
@@ -139,10 +140,11 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
             raise StopIteration from None
 
     def check_shares(self) -> None:
-        """Checks that the replicas have equal shares of a global batch.
+        """Checks that the replicas get equal numbers of samples of a global batch.
 
         Raises:
-            ConfigurationError: the shares differ, as far as the batch size is known.
+            ConfigurationError: the numbers differ. Not raised if the batch size is
+                unknown.
         """
         size = batch_size(self.host_iterators[0]._dataset)
         if size is not None:
@@ -150,9 +152,9 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
 
 
 class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """The type spec for replicas that draw their own batches.
+    """The type spec of an iterator in which each replica gets its own element.
 
-    The components are the ordinary tf.data iterators, one for each worker.
+    The components are the host iterators, one per worker.
     """
 
     @property
@@ -178,13 +180,14 @@ class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is 
 
 
 class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """The type spec for replicas that get slices of a global batch.
+    """The type spec of an iterator in which replicas get slices of a global batch.
 
-    The components belong to this process, which is a single worker.
+    The process is a single worker. Components: the host iterator; if batches are copied
+    ahead, also an iterator per device and the variable with the position.
 
     Attributes:
-        cut: how global batches are cut. TensorFlow derives specs without this
-            attribute.
+        cut: how global batches are cut. Methods of TensorFlow that derive a spec do not
+            copy this attribute, so they are overridden.
     """
 
     cut: BatchSplit
@@ -254,7 +257,7 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
 
 
 def host_iterator(dataset: Any) -> HostIterator:
-    """Returns an iterator over a distributed dataset.
+    """Returns a HostIterator over a distributed dataset.
 
     Args:
         dataset: result of `strategy.experimental_distribute_dataset` or

@@ -1,4 +1,4 @@
-"""Iterators of data, distributed or not, and the ordinary tf.data iterators below."""
+"""Makes iterators, and finds the tf.data iterators inside of an iterator."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def read_locally(iterator: Any) -> None:
 
 
 def owned_iterators(iterator: Any) -> Iterator[Any]:
-    """Yields the ordinary tf.data iterators below an iterator, in a fixed order.
+    """Yields the tf.data iterators whose states are the position, in a fixed order.
 
-    Yields nothing for an iterator without a readable position.
+    Yields nothing if the position of the iterator cannot be read.
     """
     if isinstance(iterator, tf.data.Iterator):
         yield iterator

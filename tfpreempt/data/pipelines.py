@@ -1,25 +1,24 @@
-"""Input pipelines with a position of a few numbers.
+"""Input pipelines whose position is a few numbers.
 
-`PreemptionCallback` saves the state of a `tf.data` iterator as the position in the
-data. A pipeline that shuffles with a buffer saves the buffer in the state, or fills the
-buffer again by reading the epoch up to the position. The pipelines here have no buffer:
-a cipher over the indices computes the sample at position i of an epoch from i and the
-epoch's key. So the state is an index, a count of epochs and a seed. A restore takes the
-same time at every batch, and data of any size are shuffled as a whole.
+The position in the data is saved as the state of a `tf.data` iterator. If a pipeline
+shuffles with a buffer, the state contains the buffer, or a restore must read the epoch
+up to the position to fill the buffer. The pipelines here have no buffer: a cipher
+computes the index of sample i of an epoch from i and the key of the epoch. So the state
+is an index, a number of epochs and a seed. A restore takes equally long at every batch,
+and data of any size are shuffled as a whole.
 
     data = tfpreempt.data.from_arrays((x, y), batch_size=32, seed=7)
     model.fit(data, epochs=5, callbacks=[...])
 
-An epoch is one `iter()` of the dataset or one round of its `repeat()`, and every epoch
-has a new key. Keys depend on `seed` alone, not on `tf.random.set_seed`: a restarted
-program continues with the same permutations, and the workers of a
-MultiWorkerMirroredStrategy share the permutations. The number of drawn keys is also
-part of the iterator's state, so later epochs continue correctly.
+Each `iter()` of the dataset, and each repetition by `repeat()`, is an epoch with a new
+key. The keys depend only on `seed`, not on `tf.random.set_seed`. So a restarted program
+has the same permutations, and so have the workers of a MultiWorkerMirroredStrategy. The
+state of the iterator includes the number of drawn keys, so later epochs have the right
+keys, too.
 
-Transformations after the pipeline resume with the same exactness: `map`, `prefetch`,
-`repeat`. Do not add a `shuffle` after the pipeline: a second shuffle has no benefit,
-and with the symbolic checkpoints of these pipelines it takes time in proportion to its
-buffer for every element.
+`map`, `prefetch` and `repeat` may follow, and resume exactly, too. Do not add a
+`shuffle`: it has no benefit, and is slow, because with the symbolic checkpoints of
+these pipelines each element takes time in proportion to the buffer.
 """
 
 from __future__ import annotations
@@ -36,12 +35,13 @@ from tfpreempt.checkpoint.tensors.data_order import first_positions, with_permut
 from tfpreempt.checkpoint.tensors.shuffle_seeds import DRAWS_SEEDS
 from tfpreempt.data.slices import with_batch_size
 
-# TensorFlow's default of 4 rounds results in patterns that are easy to measure (60,000
-# indices: an index next to its neighbour a sixth as often as by chance). From 12 rounds
-# on, no difference from NumPy's permutations was found.
+# Rounds of the cipher. TensorFlow's default of 4 gives permutations that are not random
+# enough (of 60,000 indices, neighbours stay neighbours six times less often than by
+# chance). From 12 rounds on, no difference from NumPy's permutations was found.
 _ROUNDS = 16
 
-# The op computes its block size from a floating-point logarithm, exact up to 2**48.
+# The op computes its block size by a floating-point logarithm, which is exact up to
+# 2**48.
 _LARGEST = 2**48
 _SIZE = "the number of samples, an int from 1 to 2**48"
 
@@ -78,8 +78,8 @@ def from_arrays(
         ConfigurationError: an argument is invalid.
     """
     _check_no_list(arrays)
-    # Gather batches on the host; with a GPU, tensors would be placed on the GPU by
-    # default.
+    # Keep the arrays in host memory, where batches are gathered; TensorFlow would place
+    # them on a GPU.
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(_tensor, arrays)
     size = _common_length(tensors)
@@ -117,10 +117,10 @@ def from_index(
     """Returns a dataset of batches of samples, each loaded by its index.
 
     Args:
-        load: function that returns the sample of an index, an int64 scalar; run as by
-            `Dataset.map`, with TensorFlow ops, or Python in a `tf.numpy_function`. The
-            result must depend on the index alone, because samples loaded ahead are
-            loaded again after a restart.
+        load: function that gets an index (an int64 scalar tensor) and returns a sample.
+            It is traced like the function of `Dataset.map`: use TensorFlow ops, or
+            Python in a `tf.numpy_function`. The result must depend on the index alone,
+            because samples that were loaded ahead are loaded again after a restart.
         size: number of samples, up to 2**48.
         batch_size: number of samples in a batch; under a distribution strategy, in a
             global batch.
@@ -145,7 +145,8 @@ def from_index(
     size = _check_integer("size", size, 1, _LARGEST, _SIZE)
     batch_size, count = _check_batches(size, batch_size, drop_remainder)
 
-    # Compile here, because AutoGraph does not convert functions two levels deep.
+    # Apply tf.function here: AutoGraph does not convert a function that is called
+    # inside of another mapped function.
     compiled = tf.function(load)
     _check_draws_nothing(compiled)
 
@@ -168,11 +169,12 @@ def _finished(
     size: int,
     batch_size: int,
 ) -> tf.data.Dataset:
-    """Returns the dataset of an epoch with the options of these pipelines.
+    """Returns the finished dataset, with a new key per epoch and the right options.
 
-    The flat_map yields whole batches, and no batch after it reads more elements to fill
-    a last batch: an iterator at its end forgets its inputs, including the count of
-    keys. Elements made ahead are not saved but made again after a restore.
+    The flat_map yields complete batches, not samples: a `batch` after the flat_map
+    would read on to fill the last batch of an epoch, and a flat_map iterator at its end
+    loses the state of its inputs, here the number of keys. Prefetched elements are not
+    saved, but made again after a restore.
 
     Args:
         batches: function that returns the batches of an epoch from the epoch's key.
@@ -188,12 +190,12 @@ def _finished(
         epoch = _keys(seed).flat_map(batches).apply(known)
     options = tf.data.Options()
     options.experimental_symbolic_checkpoint = True
-    # Samples have numbers, not files; each worker takes its part of every global batch.
+    # There are no files to divide: each worker takes a part of every global batch.
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
     made = epoch.prefetch(tf.data.AUTOTUNE).with_options(options)
-    if tf.executing_eagerly():  # in a graph the order is unknown
+    if tf.executing_eagerly():  # in a graph the order cannot be computed now
         indices = _first_indices(seed, size)
         made = with_permutation(made, [size, batch_size, *indices])
     return with_batch_size(made, batch_size)
@@ -208,11 +210,11 @@ def _first_indices(seed: int | None, size: int) -> Any:
 
 
 def _keys(seed: int) -> tf.data.Dataset:
-    """Returns a dataset of one key, three 32-bit numbers, new in every iteration.
+    """Returns a dataset of one key (three 32-bit numbers), new in every iteration.
 
-    tf.data's own generator counts the iterations and saves the count in the state of
-    its iterators. TensorFlow would refuse a variable as hidden state. `Dataset.random`
-    uses the same op, but mixes in the global seed.
+    The random op of tf.data counts the iterations, and its iterators save the count. A
+    variable would not work: TensorFlow refuses to save iterators that depend on one.
+    `Dataset.random` uses the same op, but also depends on the global seed.
     """
     numbers = tf.data.experimental.from_variant(
         tf.raw_ops.RandomDatasetV2(
@@ -232,11 +234,11 @@ def _keys(seed: int) -> tf.data.Dataset:
 def _permuted(index: tf.Tensor, key: tf.Tensor | None, size: int) -> tf.Tensor:
     """Returns the number at `index` in the permutation of `size` numbers for `key`.
 
-    The op is `tf.random.experimental.index_shuffle` with more rounds. For 4**k + 1
-    numbers (k from 8 on) the op chooses a block that is one bit too short, and returns
-    one number twice (seen in TensorFlow 2.21). For such a size the function shuffles
-    size + 1 numbers. The index that gets the extra number takes the number at the extra
-    index.
+    The op is that of `tf.random.experimental.index_shuffle`, with more rounds. A bug of
+    the op (TensorFlow 2.21) is avoided: for 4**k + 1 numbers with k >= 8 it chooses a
+    block that is one bit too short, and returns one number twice. For these sizes the
+    function permutes size + 1 numbers; the index that is mapped to the extra number
+    gets the number of the extra index instead.
     """
     if key is None:
         return index
@@ -264,9 +266,9 @@ def _tensor(value: Any) -> tf.Tensor:
 
 
 def _check_no_list(arrays: Any) -> None:
-    """Refuses a list, because tf.data and Keras disagree on lists.
+    """Refuses lists, because tf.data and Keras treat lists differently.
 
-    tf.data converts a list to an array; Keras takes a list for a structure of arrays.
+    tf.data converts a list to one array; Keras regards a list as a structure of arrays.
 
     Raises:
         ConfigurationError: the arrays contain a list.
@@ -294,7 +296,9 @@ def _common_length(tensors: Any) -> int:
 
 
 def _check_draws_nothing(load: Any) -> None:
-    """Refuses random ops, which tf.data does not detect inside of a flat_map.
+    """Refuses a function with random ops that have a hidden counter.
+
+    tf.data cannot save such a counter, and does not detect it inside of a flat_map.
 
     Raises:
         ConfigurationError: the function contains a random op with its own counter.
@@ -303,8 +307,8 @@ def _check_draws_nothing(load: Any) -> None:
     parts = graph.as_graph_def()
     bodies = [parts.node, *(each.node_def for each in parts.library.function)]
     nodes = [node for body in bodies for node in body]
-    # Ops with their own counter have the attribute seed2; other random ops draw from
-    # variables.
+    # Random ops with a hidden counter have the attribute seed2. Others (RngReadAndSkip)
+    # draw from a variable.
     drawing = {node.op for node in nodes if "seed2" in node.attr}
     drawing |= {node.op for node in nodes if node.op == "RngReadAndSkip"}
     if drawing:

@@ -1,13 +1,14 @@
-"""Global batches that are copied to the replicas' devices before a step takes them.
+"""Copies global batches to the replicas' devices before a step needs them.
 
-A thread of tf.data reads a global batch from a host iterator, serializes the iterator's
-state, cuts the batch, and copies the slices to their devices, each slice together with
-the state. The step that takes the slices writes the state to a variable. So the
-position of training is known at every moment, for any amount of read-ahead.
+A thread of tf.data reads a global batch from the host iterator, and serializes the
+state of the iterator after the read. It cuts the batch into slices, and copies each
+slice with the state to its device. The step that takes the slices writes the state to a
+variable. So the variable always has the position of training, however many batches are
+read ahead.
 
-TensorFlow's own MultiDeviceIterator makes the copies. The MultiDeviceIterator keeps an
-error of the pipeline until the step that needs the batch, and knows which data types a
-device supports.
+TensorFlow's MultiDeviceIterator makes the copies. If the pipeline fails, it raises the
+error in the step that needs the batch. It also knows which data types a device
+supports.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _Owned: Any = _iterators.OwnedIterator
 class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
     """An iterator of global batches whose state is the position of training.
 
-    The iterator must be created on the host's device.
+    Construct it under `tf.device` of the host.
 
     Args:
         dataset: dataset of global batches.
@@ -40,8 +41,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         devices: devices of this process's replicas.
 
     Attributes:
-        slices: iterators, one on each device, of pairs: a slice and the position after
-            the slice's batch.
+        slices: iterators, one per device, of pairs (slice, position after the slice's
+            batch).
         position: variable to which a step writes the position.
     """
 
@@ -50,8 +51,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self._seeds = seeds_of(dataset)
         setattr(self, SEEDS, self._seeds)
         self._resources = [self._iterator_resource, *self._seeds.resources]
-        # Not a tf.Variable: in a strategy's scope TensorFlow would make a variable for
-        # each replica.
+        # Do not use tf.Variable: in the scope of a strategy it would make a variable
+        # for each replica.
         self.position = private_api.resource_variable_ops.ResourceVariable(
             _serialized(self._resources), trainable=False
         )
@@ -61,7 +62,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self.slices: list[Any] = self._copier._device_iterators
 
     def _new_copier(self) -> Any:
-        """Returns a copier that begins to read when a step needs the first batch."""
+        """Returns a MultiDeviceIterator; the first step makes it begin to read."""
         host = self._iterator_resource.device
         with tf.device(host):
             return private_api.multi_device_iterator_ops.OwnedMultiDeviceIterator(
@@ -72,7 +73,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         return {"_STATE": self.state()}
 
     def state(self) -> Any:
-        """Returns the position of training, with the seeds drawn up to the position."""
+        """Returns the position of training, with the number of drawn shuffle seeds."""
         state, *probes = tf.unstack(tf.io.parse_tensor(self.position, tf.string))
         return self._seeds.join(
             tf.io.parse_tensor(state, tf.variant),
@@ -80,7 +81,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         )
 
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> list[Any]:
-        # A new dataset ends the reading thread. The new dataset itself is never read.
+        # Stop the thread that reads, by giving the copier a new dataset; it is never
+        # read.
         resource = self._copier._multi_device_iterator_resource
         with tf.device(resource.device):
             _ops.multi_device_iterator_init(
@@ -90,8 +92,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self._seeds.restore(restored_tensors["_STATE"])
         self.position.assign(_serialized(self._resources))
         self._copier = self._new_copier()
-        # Traced functions hold the old iterators, so make the old iterators read the
-        # new data.
+        # Traced functions refer to the old iterators, so make these read the new data.
         for old, new in zip(self.slices, self._copier._device_iterators, strict=True):
             with tf.device(old._iterator_resource.device):
                 _ops.make_iterator(new._dataset._variant_tensor, old._iterator_resource)
@@ -101,8 +102,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
 def state_of(iterator: Any) -> Any:
     """Returns the state of a tf.data iterator, as `serialize_iterator` returns it.
 
-    For an iterator whose batches are copied ahead, the state is the state of training.
-    State kept by ops is excluded.
+    For an `AheadIterator` the state is the position of training. State hidden in ops of
+    the pipeline is not included.
 
     Args:
         iterator: the iterator.
@@ -121,7 +122,7 @@ def _state_of(resource: Any) -> Any:
 
 
 def _serialized(resources: Sequence[Any]) -> tf.Tensor:
-    """Returns the states of iterators as one string, stored in host memory only."""
+    """Returns the states of iterators as one string tensor, which is in host memory."""
     states = [tf.io.serialize_tensor(_state_of(each)) for each in resources]
     return tf.io.serialize_tensor(tf.stack(states))
 
@@ -129,13 +130,13 @@ def _serialized(resources: Sequence[Any]) -> tf.Tensor:
 def _marked_slices(
     resources: Sequence[Any], spec: Any, cut: BatchSplit
 ) -> tf.data.Dataset:
-    """Returns the slices of the local replicas in turn, each with the next position.
+    """Returns a dataset of (slice, position), with the slices of the replicas in turn.
 
-    The position of a slice is the position after the slice's global batch.
+    The position is that after the global batch from which the slice was cut.
 
     Args:
-        resources: resource of a host iterator without another reader, and the resources
-            of the probes of its shuffles.
+        resources: resource of the host iterator, which only this dataset reads; then
+            the resources of the probes that show the seeds of its shuffles.
         spec: spec of a global batch.
         cut: how a global batch is cut.
     """
@@ -152,8 +153,8 @@ def _marked_slices(
         ]
         return functools.reduce(tf.data.Dataset.concatenate, each)
 
-    # Pass the resources instead of capturing them: functions are in reference cycles,
-    # which would keep the iterator's threads alive.
+    # Pass the resources as a dataset. Captured resources would be kept alive with their
+    # threads, because functions are part of reference cycles.
     batches = tf.data.Dataset.from_tensors(tuple(resources)).repeat().map(read)
     batches = batches.take_while(lambda batch, _: batch.has_value())
     return batches.flat_map(slices)
@@ -161,11 +162,11 @@ def _marked_slices(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchedSlices:
-    """A worker's slices, already copied to the devices."""
+    """A worker's source of batches, if slices are copied to the devices ahead."""
 
     iterator: Any
     slices: Sequence[Any]
-    position: Any  # handle of the variable
+    position: Any  # handle of the variable with the position of training
     devices: Sequence[str]
     spec: Any  # spec of a slice
 
@@ -196,7 +197,7 @@ class PrefetchedSlices:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WithoutPosition:
-    """An Optional slice without its position, with the interface of Optional."""
+    """An Optional of (slice, position) that returns only the slice."""
 
     marked: Any
     element_spec: Any

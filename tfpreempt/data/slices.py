@@ -1,10 +1,10 @@
-"""The slices of a global batch for the replicas of this process.
+"""Cuts global batches into slices for the replicas of this process.
 
-`strategy.experimental_distribute_dataset` cuts global batches by its own dataset, below
-which the position counts slices. Such a position depends on the number of replicas, and
-with symbolic checkpoints TensorFlow cannot save the position at all (2.21). Here global
-batches are read, and cut into the same slices when a step takes a batch. So the
-position counts global batches, and is the same on every worker, for any number of
+`strategy.experimental_distribute_dataset` appends a dataset that cuts global batches,
+so its position counts slices. That position depends on the number of replicas, and
+TensorFlow 2.21 cannot save it with symbolic checkpoints. This module reads global
+batches instead, and cuts each batch into the same slices when a step takes it. So the
+position counts global batches: it is equal on every worker, and valid for any number of
 workers.
 """
 
@@ -32,11 +32,12 @@ class BatchSplit:
     """How a global batch is cut for this process's replicas.
 
     Attributes:
-        spec: spec of the global batch.
+        spec: element spec of a global batch.
         local: numbers of this process's replicas.
         replicas: number of replicas of all processes.
-        is_filled: whether the first replicas get full shares, and the last replicas
-            fewer samples or none; if False, shares differ by one sample at most.
+        is_filled: whether the first replicas get full slices, and the last replicas
+            fewer samples or none. If False, the sizes of slices differ by at most one
+            sample.
         is_ahead: whether the slices are copied to their devices ahead of the step.
     """
 
@@ -60,10 +61,10 @@ class BatchSplit:
         )
 
     def general(self, others: Sequence[BatchSplit]) -> BatchSplit | None:
-        """Returns a cut for the batches of several cuts; None if the cuts differ.
+        """Returns a BatchSplit that covers several; None if they cut differently.
 
         Args:
-            others: the other cuts.
+            others: BatchSplits to combine with this one.
         """
         for other in others:
             if dataclasses.replace(other, spec=self.spec) != self:
@@ -88,16 +89,16 @@ class BatchSplit:
 
 
 def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | None:
-    """Returns the global batches below a distributed dataset, and how they are cut.
+    """Returns the global batches of a distributed dataset, and how they are cut.
 
     Args:
         distributed: result of `strategy.experimental_distribute_dataset`.
 
     Returns:
-        A dataset that reads ahead, and the cut. None if cutting global batches would
-        not give the same slices as TensorFlow: the workers share the data by files, or
-        each worker reads all data, or an incomplete batch is filled from the next
-        batch.
+        A dataset that reads ahead, and how its batches are cut. None if TensorFlow
+        would not cut global batches into the same slices. This is so if the workers
+        divide the files, if each worker reads all data, or if TensorFlow fills an
+        incomplete batch from the next batch.
     """
     whole = getattr(distributed, "_original_dataset", None)
     if whole is None:
@@ -105,7 +106,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | Non
     replicas = distributed._num_replicas_in_sync or 1
     context = distributed._input_context
     workers = context.num_input_pipelines if context else 1
-    # By batch: each worker takes its part of every batch, and reads all files.
+    # DATA: each worker reads all files, and takes its part of every batch.
     policy = whole.options().experimental_distribute.auto_shard_policy
     is_by_batch = policy == tf.data.experimental.AutoShardPolicy.DATA
     if workers > 1 and not is_by_batch:
@@ -114,13 +115,15 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | Non
     if not all(isinstance(part, _CUTTABLE) for part in tf.nest.flatten(spec)):
         return None
     is_filled = True
-    if replicas > 1 and not is_by_batch:  # sharing by batch ignores the batch size
+    # With DATA, slices do not depend on the batch size.
+    if replicas > 1 and not is_by_batch:
         batch = int(private_api.data_distribute.compute_batch_size(whole))
         is_filled = batch == _UNKNOWN or not _is_always(batch, spec)
         is_symbolic = whole.options().experimental_symbolic_checkpoint
         if is_filled and batch != _UNKNOWN and not is_symbolic:
             return None
-    # Every `workers`-th slice, as by TensorFlow's `shard` after its rebatching.
+    # Take every `workers`-th slice, as TensorFlow does (it cuts batches, then calls
+    # `shard`).
     first = context.input_pipeline_id if context else 0
     local = tuple(range(first, replicas, workers))
     if not _is_read_ahead(whole):
@@ -135,7 +138,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | Non
 
 
 def _is_always(batch: int, spec: Any) -> bool:
-    """Whether every batch has the same number of samples.
+    """Whether every batch is known to be a full batch.
 
     Args:
         batch: number of samples in a full batch.
@@ -146,16 +149,17 @@ def _is_always(batch: int, spec: Any) -> bool:
 
 
 def _is_read_ahead(dataset: Any) -> bool:
-    """Whether a pipeline ends with a `prefetch`, ignoring options."""
+    """Whether the last transformation of a pipeline, besides options, is `prefetch`."""
     while type(dataset).__name__ == "_OptionsDataset":
         (dataset,) = dataset._inputs()
     return type(dataset).__name__ == "_PrefetchDataset"
 
 
 def _is_copied_ahead(distributed: Any) -> bool:
-    """Whether slices are copied to their devices before a step takes them.
+    """Whether slices are copied to the devices before a step needs them.
 
-    The state is read with every batch, so the state must be a few numbers.
+    The user must ask for it, and the state of the pipeline must be small (symbolic),
+    because the state is read with every batch.
     """
     options, workers = distributed._options, distributed._input_workers
     if options is None or not options.experimental_fetch_to_device:
@@ -173,14 +177,14 @@ def _local(device: str) -> tuple[Any, Any]:
 
 
 def check_shares(size: int, replicas: int) -> None:
-    """Checks that replicas have equal shares of a global batch.
+    """Checks that the replicas get equal numbers of samples of a global batch.
 
     Args:
         size: number of samples in the batch.
         replicas: number of replicas of all workers.
 
     Raises:
-        ConfigurationError: the shares differ.
+        ConfigurationError: the numbers differ.
     """
     if size % replicas:
         *most, last = [str(n) for n in range(1, size + 1) if size % n == 0]
@@ -200,7 +204,7 @@ _BATCH_SIZE = "_tfpreempt_batch_size"
 
 
 def with_batch_size(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Stores the number of samples per batch on a dataset, for `batch_size`.
+    """Stores the batch size as an attribute of a dataset, to be found by `batch_size`.
 
     Args:
         dataset: the dataset.
@@ -216,7 +220,7 @@ def with_batch_size(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 def batch_size(dataset: Any) -> int | None:
     """Returns the number of samples in a full batch of a dataset; None if unknown.
 
-    The function reads no data: a read draws from shuffles, and can take minutes.
+    Reads no data, because a read would draw seeds of shuffles, and can take minutes.
     """
     first, *_ = tf.nest.flatten(dataset.element_spec)
     if (shape := getattr(first, "shape", None)) and shape[0] is not None:
@@ -231,7 +235,7 @@ def batch_size(dataset: Any) -> int | None:
 
 
 def _length(part: Any) -> Any:
-    """Returns the number of samples in a part of a batch; an int if known."""
+    """Returns the number of rows of a tensor; an int if known, else a tensor."""
     if isinstance(part, tf.RaggedTensor):
         return part.nrows(tf.int64)
     if isinstance(part, tf.SparseTensor):

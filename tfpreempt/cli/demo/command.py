@@ -88,9 +88,11 @@ def demo(
     try:
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
-        # These signals end the demo as Ctrl-C does, with its supervisor and workers.
+        # Make these signals end the demo like Ctrl-C: the supervisor and the workers
+        # end, too.
         for number in ENDS:
-            if signal.getsignal(number) is signal.SIG_DFL:  # not ignored, as by nohup
+            # Leave it ignored if the parent process ignores it, such as nohup.
+            if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda number, _: sys.exit(128 + number))
         echo(f"seed {seed}, files in {directory}", err=True)
         folders = [directory / name for name in ("interrupted", "uninterrupted")]
@@ -117,7 +119,7 @@ def demo(
 
 
 def _fresh_directory(out: Path) -> Path:
-    """Makes a new folder in `out`: a demo neither resumes nor deletes an earlier demo.
+    """Makes a new folder in `out`, so that the demo does not touch an earlier demo.
 
     Returns:
         The path of the folder.

@@ -1,4 +1,4 @@
-"""A training job of the demo: `tfpreempt run` of its program, preempted as planned."""
+"""Runs a training job of the demo under `tfpreempt run`, and preempts it as planned."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tfpreempt.cli.simulate.workers import held_workers
 from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
-EPOCH_STEPS = 50  # of `model.fit`
-_GAP = 20  # steps between preemptions, so that restarted workers train before the next
-_LAST = 0.8  # share of the steps with preemptions: a notice takes time
+EPOCH_STEPS = 50  # steps per epoch of `model.fit`
+_GAP = 20  # steps between preemptions: restarted workers must train before the next
+_LAST = 0.8  # preempt in the first 80 % of the steps: a notice takes time to act
 _SHOWN_STEPS = 100
 _STALL_SECONDS = 120.0  # importing TensorFlow on a busy machine takes tens of seconds
 STEP = re.compile(r"step (\d+), restart (\d+), loss (\S+)$", re.MULTILINE)
@@ -35,8 +35,8 @@ class DemoFailedError(TfpreemptError, RuntimeError):
 def print_step(step: int, restart: int, loss: float) -> None:
     """Prints a trained step in the format matched by `STEP`.
 
-    The line is written in one call: `print` in an unbuffered Python makes two writes,
-    and text of another thread could come between them in the same pipe.
+    Writes the line in one call. With unbuffered output `print` writes text and newline
+    separately, and output of another thread could come between.
     """
     sys.stdout.write(f"step {step}, restart {restart}, loss {loss:.4g}\n")
     sys.stdout.flush()
@@ -44,7 +44,7 @@ def print_step(step: int, restart: int, loss: float) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A planned preemption: SIGTERM to some workers as soon as a step is trained."""
+    """A planned preemption: after a given step, SIGTERM is sent to some workers."""
 
     step: int
     workers: tuple[int, ...]
@@ -86,12 +86,13 @@ def draw_preemptions(
 def supervised(
     directory: Path, workers: int, max_preemptions: int, *arguments: object
 ) -> list[str]:
-    """Returns the `tfpreempt run` command of the demo's program; no failure is retried.
+    """Returns the `tfpreempt run` command that runs the demo's training program.
 
     Args:
         directory: directory of the job.
         workers: number of workers.
-        max_preemptions: number of preemptions after which the workers are restarted.
+        max_preemptions: number of preemptions after which the supervisor restarts the
+            workers; a failure ends the job.
         arguments: further arguments of the program.
     """
     return [
@@ -106,13 +107,14 @@ def supervised(
 def train(
     directory: Path, command: Sequence[str], planned: Sequence[Preemption]
 ) -> None:
-    """Runs a job to its end, and preempts its incarnations as planned.
+    """Runs a job to its end, and preempts its workers as planned.
 
     Args:
         directory: directory of the job.
         command: command that starts the supervisor, see `supervised`; it prints the
             output of worker 0.
-        planned: preemptions, one for every incarnation except the last.
+        planned: preemptions, in order of their steps. After each preemption the
+            supervisor restarts the workers.
 
     Raises:
         DemoFailedError: the supervisor failed, or no step was trained for too long.
@@ -123,8 +125,8 @@ def train(
         for step, restart in _steps(output, directory / "logs"):
             if step % _SHOWN_STEPS == 0:
                 echo(f"[{directory.name}] step {step}", err=True)
-            # Worker 0 has trained a step since the restart: its handler exists, and
-            # the other workers have trained the step too.
+            # Only preempt after a step since the restart. Then every worker has a
+            # handler, because all workers train the same steps.
             if left and step >= left[0].step and restart == len(planned) - len(left):
                 told = left.pop(0).workers
                 names = ", ".join(map(str, told))
@@ -135,10 +137,10 @@ def train(
 
 
 def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
-    """Yields every trained step with the number of restarts before it.
+    """Yields (trained step, number of restarts before it) from a job's output.
 
-    A stalled job ends here by a timeout: the supervisor does not know how long a step
-    may take.
+    Also detects a stalled job, which the supervisor cannot do: it does not know how
+    long a step may take.
 
     Raises:
         DemoFailedError: no step was trained for `_STALL_SECONDS`.
@@ -158,7 +160,7 @@ def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
-    """Runs the supervisor, and yields its output; an error in the context stops it.
+    """Context: runs the supervisor, and yields its output; an error stops it.
 
     Raises:
         DemoFailedError: the supervisor exits with another code than 0.
@@ -167,9 +169,9 @@ def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
         command,
         stdout=subprocess.PIPE,
         bufsize=0,  # select does not see bytes in a buffer
-        # The workers share a machine, so training uses the CPU.
+        # Hide GPUs: all workers run on one machine.
         env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        # Ctrl-C reaches only the demo, and the demo then ends the supervisor.
+        # Ctrl-C must reach only the demo, which then ends the supervisor.
         start_new_session=True,
     ) as process:
         try:

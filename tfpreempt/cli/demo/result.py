@@ -1,4 +1,4 @@
-"""The outcome of the demo's two jobs, counted and compared."""
+"""Compares the two jobs of the demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfpreempt.core.journal import journal_directory
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of the demo; the attributes are the keys of its JSON.
+    """The outcome of the demo; the attributes are the keys of the JSON output.
 
     Attributes:
         preemptions: number of preemptions that ended in a commit.
@@ -38,7 +38,7 @@ class Result:
     steps: int
 
     def faults(self, asked: int) -> list[str]:
-        """Returns a sentence for every broken promise; empty if the demo succeeded.
+        """Returns a sentence for every failed check; empty if the demo succeeded.
 
         Args:
             asked: number of preemptions the user asked for.
@@ -56,7 +56,7 @@ class Result:
 
 
 def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
-    """Compares the files left by the two jobs in their directories.
+    """Compares the files that the two jobs have written.
 
     Args:
         folders: directories of the job with preemptions and of the uninterrupted job.
@@ -86,10 +86,10 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
 
 
 def count_lost(trained: Iterable[Iterable[int]], steps: int) -> int:
-    """Returns the number of steps that some worker did not train exactly once.
+    """Returns the number of steps that at least one worker did not train exactly once.
 
     Args:
-        trained: steps trained by every worker.
+        trained: for each worker, the steps that it has trained, in order.
         steps: number of steps to train.
     """
     lost: set[int] = set()

@@ -1,9 +1,9 @@
-"""The program that the demo trains with, made preemptible: a loop, or `model.fit`.
+"""The training program of the demo, made preemptible: a custom loop, or `model.fit`.
 
 Every worker process runs this file under `tfpreempt run`, which sets TF_CONFIG and
-restarts the file after every preemption. Numbered comments mark the lines needed by
-tfpreempt; the rest is found in any MultiWorkerMirroredStrategy program. No other module
-of the demo imports TensorFlow.
+restarts the file after every preemption. Numbered comments mark the lines that
+tfpreempt needs; other lines are as in any program with MultiWorkerMirroredStrategy.
+Other modules of the demo do not import TensorFlow.
 
 Usage: worker.py OUT loop|fit STEPS SEED
 """
@@ -27,10 +27,10 @@ from tfpreempt.cli.demo.job import EPOCH_STEPS, print_step
 
 BATCH = 32  # images per worker
 CHECKPOINTS = os.environ["TFPREEMPT_CHECKPOINT_DIR"]  # set by `tfpreempt run`
-TRAIN_IMAGES = 1437  # of 1797; the rest measures the final accuracy
+TRAIN_IMAGES = 1437  # of 1797; the accuracy is measured on the other images
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
-Tell = Callable[[int, float], None]  # gets a trained step and its loss
+Tell = Callable[[int, float], None]  # called with a step and its loss
 
 
 def load_digits() -> tuple[Pair, Pair]:
@@ -68,7 +68,7 @@ def build_model() -> keras.Model:
 def train_by_loop(
     strategy: tf.distribute.Strategy, steps: int, seed: int, tell: Tell
 ) -> keras.Model:
-    """Trains to the last step in a custom loop, however often training is interrupted.
+    """Trains in a custom loop; after a restart, continues to the last step.
 
     Args:
         strategy: distribution strategy of the worker.
@@ -100,8 +100,8 @@ def train_by_loop(
     with handler:
         # 2. The handler knows how many steps are done, over all restarts.
         for step in range(handler.total_run_calls, steps):
-            # 3. Every step goes through `run()`. The batch is drawn inside, from the
-            #    step alone, so the position in the data needs no saving.
+            # 3. Every step is run by `run()`. The batch depends only on the step, so no
+            # position in the data must be saved.
             tell(step, handler.run(step_function, step))
     return model
 
@@ -109,7 +109,7 @@ def train_by_loop(
 def train_by_fit(
     strategy: tf.distribute.Strategy, steps: int, seed: int, tell: Tell
 ) -> keras.Model:
-    """Trains to the last epoch with `model.fit`, however often training is interrupted.
+    """Trains with `model.fit`; after a restart, continues to the last epoch.
 
     Args:
         strategy: distribution strategy of the worker.
@@ -143,7 +143,7 @@ def train_by_fit(
 
 
 def save_result(out: Path, worker: int, model: keras.Model) -> None:
-    """Writes the final weights, and the accuracy on images never trained on."""
+    """Writes the final weights, and the accuracy on images not used for training."""
     _, (images, labels) = load_digits()
     guesses = np.argmax(model(tf.constant(images), training=False), axis=1)
     accuracy = np.mean(guesses == labels)
@@ -153,7 +153,7 @@ def save_result(out: Path, worker: int, model: keras.Model) -> None:
 
 
 def make_repeatable(seed: int) -> None:
-    """Makes two runs with the same seed equal, byte for byte."""
+    """Makes training deterministic: runs with the same seed give equal weights."""
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -1,11 +1,10 @@
 """`tfpreempt doctor`: checks the readiness of a machine for preemptions.
 
-command         the options, the checks, and the output
+command         the command: runs the checks, and prints the findings
 slurm_settings  asks scontrol whether Slurm would requeue the job
 sources         probes every notice source of a config once
-storage_check   tries a save in a directory: synced to the disk, timed, and removed
-                again
-verdict         derives the findings from the measured facts; no I/O of its own
+storage_check   measures the time of a trial save in a directory
+verdict         derives the findings from the measured facts, without I/O
 
 Imported by cli/run.
 """

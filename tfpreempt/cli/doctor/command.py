@@ -112,7 +112,7 @@ def _gather(
 
 
 def _step_seconds(directory: str) -> float | None:
-    """Returns the mean step time of the newest run in a directory, from its journal."""
+    """Returns the newest mean step time in a directory's journal; None if unknown."""
     journals = JournalTailer(journal_directory(directory), keeps_all=True)
     with contextlib.suppress(OSError):  # no journal, or no directory
         journals.read_on(SystemClock.wall())

@@ -18,19 +18,19 @@ Requeue = Literal["exit", "scontrol"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmState:
-    """Facts that decide whether Slurm requeues the job.
+    """The facts that decide whether Slurm requeues the job.
 
     Attributes:
         requeue: way of requeueing set in the config.
-        requeued_codes: exit codes listed by RequeueExit: the controller requeues the
-            job.
-        held_codes: exit codes listed by RequeueExitHold: the controller requeues the
-            job and then holds it.
-        may_requeue: whether `scontrol requeue` and a failed node requeue the job
-            (sbatch's --requeue); without a job, the default of the cluster; None if
-            unknown.
+        requeued_codes: exit codes in RequeueExit: a job that ends with them is
+            requeued.
+        held_codes: exit codes in RequeueExitHold: a job that ends with them is
+            requeued, but held.
+        may_requeue: whether the job may be requeued by `scontrol requeue` or after a
+            node failure (sbatch --requeue). Outside of a job, the default of the
+            cluster; None if unknown.
         is_batch: whether the job was submitted by sbatch; None outside a job.
-        fault: reason why the controller could not be asked; "" after a success.
+        fault: error message if scontrol failed; "" after a success.
     """
 
     requeue: Requeue
@@ -47,8 +47,8 @@ def ask_slurm(
     """Asks the Slurm controller about its requeue settings and the current job.
 
     Args:
-        environment: variables set by Slurm; without SLURM_JOB_ID only the settings are
-            read.
+        environment: environment variables. Without SLURM_JOB_ID only the settings of
+            the cluster are read.
         requeue: way of requeueing set in the config.
         run: function that runs scontrol, at most twice.
     """
@@ -72,7 +72,7 @@ def ask_slurm(
 
 
 def parse_codes(text: str) -> tuple[int, ...]:
-    """Returns the exit codes of a line such as "1,142-150"; skips other entries."""
+    """Returns the exit codes in a list such as "1,142-150"; skips malformed entries."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
@@ -87,5 +87,5 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 
 
 def _flag(text: str) -> bool | None:
-    """Returns whether a number is other than 0; None if the text is not a number."""
+    """Converts a flag of scontrol: False for "0", True for other numbers, else None."""
     return text.strip("0") != "" if text.isascii() and text.isdecimal() else None

@@ -24,20 +24,20 @@ class SourceHealth(StrEnum):
     """Result of probing a source."""
 
     WORKING = "working"
-    NOTICE = "notice"  # announces a preemption of this machine now
+    NOTICE = "notice"  # works, and announces a preemption of this machine now
     FAILED = "failed"
-    NO_ANSWER = "no answer"  # may be normal
+    NO_ANSWER = "no answer"  # not always an error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceState:
-    """State of a source of notices.
+    """The result of probing one notice source.
 
     Attributes:
         name: name of the source.
         grace_seconds: grace period of its notices; None if unknown.
         state: whether the source works here.
-        detail: explanation for people.
+        detail: explanation, as text for the user.
     """
 
     name: str
@@ -61,12 +61,13 @@ def probe_sources(
     watches: Mapping[str, WatchMaker] = WATCHES,
     limit_seconds: float = ANSWER_SECONDS,
 ) -> tuple[SourceState, ...]:
-    """Returns the state of every source; starts none of the sources.
+    """Probes every source, without starting to watch it.
 
     Args:
         sources: sources of a config.
-        watches: for every cloud, the class that polls topics of its metadata server.
-        limit_seconds: timeout per cloud.
+        watches: for every cloud, the class that polls its metadata server. A topic is a
+            kind of notice, such as "preempted".
+        limit_seconds: timeout for each cloud.
     """
     watched = [(each.source.name, each.grace_seconds) for each in sources]
     verdicts: dict[str, Verdict] = {}
@@ -90,7 +91,7 @@ def probe_sources(
 
 
 def _signal(name: str) -> Verdict:
-    """Returns the verdict on a signal; child processes inherit blocked signals."""
+    """Checks whether a signal is blocked; a job started here would inherit that."""
     if signal.Signals[name] in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         why = f"{name} is blocked in this shell; a thread of the job receives it"
         return SourceHealth.WORKING, why
@@ -111,15 +112,15 @@ def _file(path: Path) -> Verdict:
 def _cloud(
     kind: str, topics: list[str], make: WatchMaker, limit: float
 ) -> dict[str, Verdict]:
-    """Asks a metadata server for topics; returns the verdicts by source name."""
+    """Queries a metadata server once; returns the verdicts by name of the source."""
     levels: dict[str, ActiveNotice | None] = {}
-    state, why = SourceHealth.FAILED, ""  # the verdict on topics without an answer
+    state, why = SourceHealth.FAILED, ""  # for topics that the server did not answer
     try:
         with contextlib.closing(make(topics).poller()) as poller:
             call_within(limit, lambda: poller.poll(levels.__setitem__))
     except CallTimeoutError:
         state, why = SourceHealth.NO_ANSWER, f"no answer within {limit:g} s"
-    except Exception as error:  # noqa: BLE001 - any error is the verdict
+    except Exception as error:  # noqa: BLE001 - the error is the result of the check
         why = str(error)
 
     def verdict(topic: str) -> Verdict:

@@ -1,4 +1,4 @@
-"""Tries a save in a directory: synced to the disk, timed, and removed again."""
+"""Measures the time of a trial save in a directory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _MOUNTS = Path("/proc/self/mounts")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """The checkpoint directory and the result of a trial save.
+    """Facts about a checkpoint directory, and the result of a trial save.
 
     Attributes:
         path: absolute path of the directory.
         filesystem: type of the file system, such as "ext4"; "" if unknown.
         mount: mount point of the file system; None if unknown.
-        missing: uppermost missing part of the path; None if the path existed.
+        missing: uppermost directory of the path that did not exist; None if `path`
+            existed.
         free_bytes: bytes available to this user.
         save_bytes: size of the trial save.
         save_seconds: duration of the trial save with its sync; None after a failure.
-        fault: reason of the failure.
+        fault: reason why the trial save failed; "" after a success.
     """
 
     path: Path
@@ -47,7 +48,7 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A mounted file system: the mount point, and the type, such as "ext4"."""
+    """A mounted file system: the mount point and the type, such as "ext4"."""
 
     point: Path
     kind: str
@@ -56,7 +57,7 @@ class Mount:
 def try_save(directory: Path, size: int) -> Storage:
     """Writes a file of the given size, syncs the file, and removes it.
 
-    A missing directory is made and removed again.
+    If the directory does not exist, it is made, and removed at the end.
 
     Args:
         directory: directory where a checkpoint would be saved.
@@ -114,7 +115,7 @@ def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
 
 def _time_save(directory: Path, size: int) -> float:
     path = directory / f".tfpreempt-doctor-{secrets.token_hex(8)}"
-    # Random bytes: zeros cost nothing on storage with compression.
+    # Write random bytes, because storage with compression would write zeros too fast.
     block = os.urandom(min(size, _BLOCK_BYTES))
     try:
         began = time.monotonic()
@@ -131,10 +132,10 @@ def _time_save(directory: Path, size: int) -> float:
 
 @contextmanager
 def _made(directory: Path) -> Iterator[Path | None]:
-    """Makes the directory, and removes a newly made directory at the end.
+    """Context in which the directory exists; missing directories are made for it.
 
     Yields:
-        The uppermost missing part of the path, or None if the path existed.
+        The uppermost directory of the path that did not exist; None if all existed.
     """
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
@@ -145,4 +146,4 @@ def _made(directory: Path) -> Iterator[Path | None]:
             try:
                 each.rmdir()
             except OSError:
-                break  # the directory was not made, or is in use by now
+                break  # it was not made, or another process uses it by now

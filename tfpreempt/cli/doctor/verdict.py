@@ -18,7 +18,7 @@ from tfpreempt.platforms.detect import Platform
 WAIT_SECONDS = 30.0  # the handler's peer_timeout, for an unknown grace period
 # Files on these file systems are lost with the machine, or with the container.
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
-# Platforms on machines of a cloud, whose notices do not reach the jobs.
+# Platforms on which a job does not receive the notices of the cloud's machines.
 MANAGED = frozenset({"vertex-ai", "sagemaker"})
 _CLOUD_NOTICES = {
     "gce": ("preempted", 30),
@@ -36,7 +36,7 @@ class Level(StrEnum):
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
-_SAID = {  # no text if the detail is sufficient
+_SAID = {  # level and text; "": the detail says everything
     SourceHealth.WORKING: (Level.OK, ""),
     SourceHealth.NOTICE: (Level.PROBLEM, "announces a preemption of this machine now"),
     SourceHealth.FAILED: (
@@ -49,7 +49,7 @@ _SAID = {  # no text if the detail is sufficient
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFindings:
-    """The measured facts.
+    """The measured facts, from which the findings are derived.
 
     Attributes:
         platform: platform of this machine.
@@ -74,14 +74,14 @@ class DoctorFindings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """A line of the verdict; about a source, with the grace period of its notices.
+    """A line of the table that `tfpreempt doctor` prints.
 
     Attributes:
         level: severity.
         about: subject of the finding.
         text: result of the check, and advice.
         grace_seconds: grace period of a source's notices; None for other subjects.
-        code: Python code that solves the problem; "" without such code.
+        code: Python code that solves the problem; "" if there is none.
     """
 
     level: Level
@@ -123,7 +123,7 @@ def _assess_sources(facts: DoctorFindings) -> Iterator[DoctorFinding]:
 
 
 def _assess_cloud(facts: DoctorFindings) -> Iterator[DoctorFinding]:
-    """Yields advice for a scheduler on cloud machines whose notices are not watched."""
+    """Yields advice if the machine is in a cloud, but its notices are not watched."""
     platform, cloud = facts.platform, facts.platform.cloud
     is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
     if cloud is None or is_watched or platform.name in MANAGED:
@@ -158,7 +158,7 @@ def _assess_grace(facts: DoctorFindings) -> DoctorFinding:
 def _assess_steps(
     seconds: float, save: float | None, grace: float | None
 ) -> DoctorFinding:
-    """Returns whether the running step and its save fit into the grace period."""
+    """Checks whether a step and a save fit into the grace period."""
     text = f"a step of the run in the directory takes {seconds:.2f} s"
     if grace is None:
         return DoctorFinding(Level.OK, "steps", text)
@@ -198,7 +198,8 @@ def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
         how = "submit the job with `sbatch --requeue`"
         if by_scontrol:
             return Level.PROBLEM, f"{text}: scontrol refuses the requeue; {how}"
-        # RequeueExit still applies; tests/cli/test_doctor_slurm.py asks a real Slurm.
+        # Only advice: RequeueExit still works, as tests/cli/test_doctor_slurm.py shows
+        # with a real Slurm.
         return Level.ADVICE, f"{text}: only exit code {code} requeues the job; {how}"
     if by_scontrol:
         return Level.OK, "scontrol answers, and may requeue the job"
@@ -218,7 +219,7 @@ def _not_listed(slurm: SlurmState, code: int) -> str:
 
 
 def _assess_missing(storage: Storage, missing: Path) -> DoctorFinding:
-    """Returns a finding about a missing directory, perhaps a mistyped mount point."""
+    """Returns a finding about a missing directory, such as a mistyped mount point."""
     where = f"{storage.mount} ({storage.filesystem or 'of unknown type'})"
     text = f"{storage.path} does not exist; it would be created on {where}"
     is_at_root = storage.mount == Path("/") == missing.parent

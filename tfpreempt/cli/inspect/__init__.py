@@ -1,4 +1,4 @@
-"""`tfpreempt inspect` and `verify`: which checkpoints are intact?
+"""`tfpreempt inspect` and `verify`: list and check the checkpoints of a run.
 
 command  the two commands
 rows     reads and checks the checkpoints of a directory or URI, and of its mirror

@@ -22,7 +22,7 @@ from tfpreempt.storage.open_store import SCHEMES
 def _checked(
     ctx: click.Context, param: click.Parameter, place: str | None
 ) -> str | None:
-    """Returns the path or URI of an argument; rejects values that cannot be opened."""
+    """Checks an argument DIR or URI: refuses unknown schemes and empty values."""
     try:
         paths.check_no_user_info(place or "")
     except ConfigurationError as error:

@@ -23,10 +23,11 @@ class Row:
     """A checkpoint in the inspected directory, in the mirror, or in both.
 
     Attributes:
-        entry: merged entry, with the problems and remarks of both copies.
-        where: "local", "mirror" or "both"; an upload without a marker does not count.
-        path: path of the local copy.
-        uri: URI of the copy in the mirror.
+        entry: the checkpoint, with the problems and remarks of both copies.
+        where: "local", "mirror" or "both". An incomplete upload (without a marker) is
+            not regarded as a copy.
+        path: path of the local copy, or None.
+        uri: URI of the copy in the mirror, or None.
     """
 
     entry: Entry
@@ -36,7 +37,7 @@ class Row:
 
 
 class _Unreadable(click.ClickException):
-    """The directory or URI cannot be listed or reached; not a sign of corruption."""
+    """The directory or URI cannot be read; this says nothing about its checkpoints."""
 
     exit_code = 2
 
@@ -79,7 +80,7 @@ def look(
 
 
 def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
-    """Returns rows of local and mirror entries matched by token, newest first."""
+    """Combines local and mirror entries with the same token; newest first."""
     twins = {each.token: each for each in mirror if each.token}
     rows = [
         _row(None, each)
@@ -94,7 +95,7 @@ def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
 
 
 def _row(local: Entry | None, mirror: Entry | None) -> Row:
-    """Merges the entries of a checkpoint; either corrupt copy counts."""
+    """Merges the copies of a checkpoint; it is corrupt if one of them is corrupt."""
     both = [each for each in (local, mirror) if each is not None]
     shown, *other = both
     is_there = mirror is not None and mirror.condition is not CommitStatus.NOT_COMMITTED
@@ -118,8 +119,8 @@ def _translated(where: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        # 128 + the number of SIGINT, as in a shell. Threads in the middle of a request
-        # are not joined.
+        # Exit status 128 + SIGINT, as in a shell. Do not wait for threads with a
+        # pending request.
         raise SystemExit(130) from None
     except ConfigurationError as error:
         raise click.UsageError(f"{where}{error}") from error

@@ -35,7 +35,7 @@ _STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
 
 
 def show_table(console: Console, found: Sequence[Row], location: str) -> None:
-    """Prints a line for every checkpoint, and problems and remarks below the table."""
+    """Prints a table with a line per checkpoint; below it, problems and remarks."""
     if not found:
         below = hint(location)
         told = f"no checkpoints in {location!r}{'.' if below else ''}{below}"
@@ -93,7 +93,7 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """Returns a row as values for JSON; the keys are always the same."""
+    """Returns a row as values for JSON; unknown values are None, no key is omitted."""
     shown = row.entry
     manifest, time = shown.manifest, _saved(shown)
     utc = time and time.astimezone(datetime.timezone.utc)
@@ -120,7 +120,7 @@ def to_json(row: Row) -> dict[str, Any]:
 
 
 def _saved(entry: Entry) -> datetime.datetime | None:
-    """Returns the local time recorded by the save, or else the time of the files."""
+    """Returns the recorded time of the save, or that of the files, in local time."""
     seconds = entry.time if entry.saved_at is None else entry.saved_at
     if seconds is None:
         return None
@@ -128,7 +128,7 @@ def _saved(entry: Entry) -> datetime.datetime | None:
 
 
 def _states(entry: Entry) -> list[dict[str, Any]]:
-    """Returns the named States of a checkpoint; States of all workers come first."""
+    """Returns the named States of a checkpoint: first common ones, then per worker."""
     inside = f"{entry.holder}/" if entry.kind is Kind.FLAT else ""
     found = []
     for file in entry.manifest.files if entry.manifest else ():

@@ -1,8 +1,8 @@
-"""The only reader of the journals of a run. Every command may import this package.
+"""Reads the journals of a run, for all commands.
 
 locate     finds the journal of a run named by the user, here or in a mirror
-processes  trainings of workers and starts by supervisors, built from the records
-records    the events and fields of a journal, checked while reading
+processes  groups the records into worker runs and supervisor runs
+records    parses and validates the records of a journal
 tail       reads the files of a journal directory, once or as they grow
 
 Imported by cli/demo, cli/doctor, cli/inspect, cli/report, cli/run, cli/status.

@@ -1,4 +1,4 @@
-"""Finds the journal of a run named by the user: on this machine, or in a mirror."""
+"""Finds the journal of a run: on this machine, or in a mirror."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 5  # number of other runs to suggest
 
 
 def find_journal(location: str) -> Path:
-    """Returns the directory of a journal named by the user, directly or by its run.
+    """Returns the directory of the journal for a path or URI given by the user.
 
     Args:
         location: checkpoint directory of a run, its URI, or the directory of a journal.
@@ -41,8 +41,8 @@ def has_journal(directory: Path) -> bool:
 def commits_in(directory: str | Path) -> list[Entry]:
     """Returns the commits in a checkpoint directory, newest first.
 
-    Useful for a program that saves States without a handler: such a program makes
-    commits, but keeps no journal.
+    Needed for programs that save States without a handler: they make commits, but write
+    no journal.
     """
     with contextlib.suppress(OSError):
         return [each for each in catalog.scan(str(directory)) if each.is_committed]
@@ -50,7 +50,7 @@ def commits_in(directory: str | Path) -> list[Entry]:
 
 
 def count_commits(directory: str | Path, found: Sequence[Entry]) -> str:
-    """Returns the number of commits and the newest step; empty without a commit.
+    """Returns a text with the number of commits and the newest step; "" if none.
 
     Args:
         directory: the checkpoint directory.
@@ -62,10 +62,10 @@ def count_commits(directory: str | Path, found: Sequence[Entry]) -> str:
 
 
 def hint(location: str) -> str:
-    """Returns advice for a user who has named a directory without a journal.
+    """Returns advice for the message that a directory has no journal.
 
     Returns:
-        A sentence with a leading space; empty without any advice.
+        A sentence with a leading space; "" if there is no advice.
     """
     path = local_path(location)
     if path is None:
@@ -87,11 +87,12 @@ def hint(location: str) -> str:
 
 @contextlib.contextmanager
 def fetched_journal(location: str, local: Path | None = None) -> Iterator[Path]:
-    """A context with a temporary copy of a mirror's journals; the copy may be empty.
+    """Context with a temporary copy of the journals in a mirror.
 
     Args:
-        location: path or URI of the mirror; the copy is empty for an unknown scheme.
-        local: journal of this machine, to be merged into the copy.
+        location: path or URI of the mirror. If its scheme is unknown, the copy is
+            empty.
+        local: directory of this machine's journal, which is merged into the copy.
 
     Yields:
         The directory of the copy.

@@ -1,10 +1,10 @@
-"""Trainings of workers and starts by supervisors, built from the records of a run.
+"""Groups the records of a run into worker runs and supervisor runs.
 
-A journal file is read line by line. The file of a worker contains a sequence of
-trainings, one or several per process. The file of a supervisor contains a sequence of
-starts of its workers. A reader that shows only the present state keeps only the newest
-of them, so its memory does not grow with the run. This module reads no file and no
-clock.
+The journal of a worker contains its trainings in sequence: a handler or a `fit`,
+several of which may be in one process. The journal of a supervisor contains the starts
+of its workers in sequence. A command that shows only the current state keeps only the
+newest trainings and starts, so its memory does not grow with the run. This module reads
+no file and no clock: it receives the lines one by one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tfpreempt.cli.journals.records import (
 from tfpreempt.cli.run.restart_policy import Cause
 from tfpreempt.core.events import Outcome
 
-_CAUSES = {"lost", *(cause.value for cause in Cause)}  # any other counts as "other"
-_NEWEST = 4  # kept trainings or starts: late records may belong to an earlier training
+# Counted by name; other causes count as "other".
+_CAUSES = {"lost", *(cause.value for cause in Cause)}
+_NEWEST = 4  # trainings or starts to keep: a late record may belong to an earlier one
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Records:
-    """Records of a training or a start, oldest first, and the name of their file."""
+    """Records of one training or one start, oldest first, and their file name."""
 
     file: str
     records: list[Record]
@@ -46,11 +47,11 @@ class Records:
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class WorkerRun(Records):
-    """A training of a worker: a process may have several, one after another.
+    """One training of a worker: the records of one handler or `fit`.
 
     Attributes:
         worker: index of the worker.
-        incarnation: name of the incarnation in the records of the training.
+        incarnation: name of the incarnation (one start of all workers), as recorded.
     """
 
     worker: int
@@ -58,14 +59,14 @@ class WorkerRun(Records):
 
     @property
     def start(self) -> str:
-        """Name of the supervisor's start of the process."""
+        """Name of the supervisor's start to which the training belongs."""
         restored = self.restored
         named = None if restored is None else restored["start"]
         return self.incarnation if named is None else str(named)
 
     @property
     def restored(self) -> Record | None:
-        """Record of the start of the training, from a checkpoint or from scratch."""
+        """Record of the beginning of the training; None if missing."""
         return self.newest("restored")
 
     @property
@@ -76,12 +77,12 @@ class WorkerRun(Records):
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class SupervisorRun(Records):
-    """A start of the workers by a supervisor; the first record describes the start.
+    """One start of the workers by a supervisor. The first record describes it.
 
     Attributes:
         name: name of the start.
         supervisor: id of the supervisor.
-        ends: records of the ends of workers, by index of the worker.
+        ends: record of the end of each worker that has ended, by index of the worker.
     """
 
     name: str
@@ -90,14 +91,14 @@ class SupervisorRun(Records):
 
     @property
     def workers(self) -> range:
-        """Indices of the workers; empty if this machine's task does not train."""
+        """Indices of the workers on this machine; empty if no worker runs here."""
         first = self.records[0].values.get("first_worker", 0)
         count = 0 if first is None else self.records[0]["workers"]
         return range(first or 0, (first or 0) + count)
 
     @property
     def cause(self) -> str | None:
-        """Reason why the start ended, as the supervisor recorded; None if unknown."""
+        """Reason why the workers ended, as the supervisor recorded; None if unknown."""
         match self.newest("hang", "budget", "left", "supervisor_died"):
             case None:
                 return None
@@ -116,11 +117,11 @@ class SupervisorRun(Records):
 
 
 class _Journal(abc.ABC):
-    """The journal file of one process after another, read line by line.
+    """A journal file, which several processes have written in sequence.
 
     Args:
         file: name of the file.
-        keeps_all: whether to keep all records instead of the newest.
+        keeps_all: whether to keep all records; if False, only the newest are kept.
 
     Attributes:
         corrupt: number of corrupt lines.
@@ -136,7 +137,7 @@ class _Journal(abc.ABC):
         self.restarts: collections.Counter[str] = collections.Counter()
 
     def add_line(self, line: bytes) -> None:
-        """Reads the next line of the file; counts and skips a corrupt line."""
+        """Parses the next line of the file; a corrupt line is counted and skipped."""
         if not line.strip():
             return
         try:
@@ -161,7 +162,7 @@ class WorkerJournal(_Journal):
     Attributes:
         trainings: trainings of the worker, oldest first.
         commits: number of commits.
-        commit: newest commit; None before the first.
+        commit: record of the newest commit; None before the first commit.
     """
 
     _events = OF_WORKERS
@@ -175,7 +176,7 @@ class WorkerJournal(_Journal):
 
     @property
     def training(self) -> WorkerRun | None:
-        """The newest training; None before the first."""
+        """The newest training; None if there is none."""
         return self.trainings[-1] if self.trainings else None
 
     def _add(self, record: Record) -> None:
@@ -191,7 +192,7 @@ class WorkerJournal(_Journal):
             self.commit = record
 
     def _training(self, record: Record) -> WorkerRun:
-        """Returns the training of a record, perhaps the first of a new training."""
+        """Returns the training to which a record belongs, perhaps a new one."""
         incarnation = record["incarnation"]
         for training in self.trainings[: -_NEWEST - 1 : -1]:
             if training.incarnation == incarnation:
@@ -209,7 +210,10 @@ class WorkerJournal(_Journal):
         return training
 
     def _count_restart(self, last: Record | None) -> None:
-        """Counts a restart by the last exit; there may be no record of a supervisor."""
+        """Counts a restart, by the last exit record of the worker.
+
+        A record of the supervisor may be missing.
+        """
         outcome = Outcome.FAILED if last is None else last["outcome"]
         if outcome == Outcome.FAILED:
             self.restarts["failure"] += 1
@@ -218,7 +222,7 @@ class WorkerJournal(_Journal):
 
 
 class SupervisorJournal(_Journal):
-    """The journal file of a supervisor and its successors.
+    """The journal file of a supervisor, continued by later supervisors.
 
     Args:
         file: name of the file, see `_Journal`.
@@ -236,7 +240,7 @@ class SupervisorJournal(_Journal):
 
     @property
     def start(self) -> SupervisorRun | None:
-        """The newest start; None before the first."""
+        """The newest start; None if there is none."""
         return self.starts[-1] if self.starts else None
 
     def _add(self, record: Record) -> None:
@@ -256,7 +260,7 @@ class SupervisorJournal(_Journal):
                 return
 
     def _count_restart(self, *, is_restart: bool) -> None:
-        """Counts a start by the reason why the previous start ended."""
+        """Counts a restart, by the reason why the previous start ended."""
         if (before := self.start) is None:
             return
         is_known = is_restart or before.newest("left") is not None

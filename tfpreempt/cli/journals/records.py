@@ -1,7 +1,7 @@
-"""The records of a run's journals: their events and fields, checked while reading.
+"""Parses and validates the records of a run's journals.
 
-Every process with write access can put anything into a journal. A field has a kind with
-bounds; a record with a field of another kind is corrupt.
+A journal is not trusted: any process with write access may have changed it. Each field
+must have the expected type and range; otherwise the record is corrupt.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Record:
 
     Attributes:
         event: name of the event.
-        wall: seconds since the epoch, by the writer's clock.
-        monotonic: monotonic seconds of the writer's machine.
-        at: seconds since the epoch on the clock shared by all machines, once the clocks
-            are compared; until then equal to `wall`.
-        values: fields of the event found in the record.
+        wall: seconds since the epoch, on the clock of the writer's machine.
+        monotonic: seconds on the monotonic clock of the writer's machine.
+        at: corrected `wall`: differences between the clocks of the machines are
+            removed. Equal to `wall` until the clocks have been compared.
+        values: the event's known fields, if present.
     """
 
     event: str
@@ -83,15 +83,15 @@ class Record:
 
 
 def read_record(line: bytes, events: Events) -> Record | None:
-    """Reads a line of a journal.
+    """Parses and validates a line of a journal.
 
     Args:
         line: text of the line.
         events: `OF_WORKERS` or `OF_SUPERVISORS`.
 
     Returns:
-        The record; None for an event missing in `events`, because newer versions may
-        record more.
+        The record. None for an unknown event, because newer versions of tfpreempt may
+        write more events.
 
     Raises:
         ValueError: the line is corrupt.
@@ -108,7 +108,8 @@ def read_record(line: bytes, events: Events) -> Record | None:
         raise ValueError(f"a field of the record {event!r} has an unexpected value")
     values = {name: raw[name] for name in fields if name in raw}
     if event == "commit" and values.get("blocked_seconds") is None:
-        values["blocked_seconds"] = values["save_seconds"]  # a synchronous save
+        # Synchronous save: training waited for all of it.
+        values["blocked_seconds"] = values["save_seconds"]
     return Record(
         event=event,
         wall=float(raw["wall"]),

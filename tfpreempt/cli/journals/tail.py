@@ -1,4 +1,4 @@
-"""Reads the files of a journal directory: once, or again and again as they grow."""
+"""Reads the files of a journal directory, once or repeatedly as they grow."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _Journal: TypeAlias = WorkerJournal | SupervisorJournal
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LastReport:
-    """The status file of a worker: the newest record of its process.
+    """The contents of a worker's status file, and the time when it was written.
 
     Attributes:
         now: contents of the file.
-        at: wall seconds of the reader's clock at which the worker wrote the file.
+        at: time when the worker wrote the file, in seconds since the epoch on this
+            machine's clock.
     """
 
     now: WorkerStatus
@@ -36,16 +37,16 @@ class LastReport:
 
 
 class _File:
-    """A file, read up to its newest complete line.
+    """A journal file that is read incrementally, line by line.
 
     Args:
-        path: path of the file, which may be created later.
-        make: function that makes the journal for the lines.
+        path: path of the file, which need not exist yet.
+        make: function that returns an empty journal, which receives the lines.
 
     Attributes:
         journal: journal with the lines read so far.
         error: error of the last attempt to read the file; None after a success.
-        is_torn: whether the file ends within a line.
+        is_torn: whether the last line of the file is incomplete.
     """
 
     def __init__(self, path: Path, make: Callable[[], _Journal]) -> None:
@@ -64,7 +65,7 @@ class _File:
         return bool(self._lines.rest.strip())
 
     def read_on(self) -> None:
-        """Reads new lines; starts from the beginning if the file was replaced."""
+        """Reads new lines. If the file was replaced, reads it from the beginning."""
         self.error = None
         try:
             with open(open_file(self._path, os.O_RDONLY), "rb", buffering=0) as file:
@@ -81,20 +82,21 @@ class _File:
 
 
 class JournalTailer:
-    """Reads the journals of a run. At most one thread at a time may call `read_on`.
+    """Reads the journals and status files of a run, repeatedly while they grow.
+
+    Only one thread at a time may call `read_on`.
 
     Args:
         directory: directory of the journals.
         workers: indices of the workers to read; None: every worker.
         supervisor: file name of the only supervisor journal to read; None: every
             supervisor.
-        keeps_all: whether to keep every process with its records, instead of the
-            newest.
+        keeps_all: whether to keep all records; if False, only the newest are kept.
 
     Attributes:
         directory: directory of the journals.
-        reports: last report of every worker with a status file, by index.
-        lock: lock for callers in several threads.
+        reports: newest status of every worker with a status file, by index.
+        lock: lock that callers in several threads may use; not acquired by this class.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class JournalTailer:
 
     @property
     def reads_chief(self) -> bool:
-        """Whether the journal of the chief, the only worker that commits, is read."""
+        """Whether the journal of the chief is read; only the chief records commits."""
         return self._only_workers is None or 0 in self._only_workers
 
     @property
@@ -132,7 +134,7 @@ class JournalTailer:
 
     @property
     def warnings(self) -> list[str]:
-        """A warning for every file with missing records."""
+        """Warnings about files with missing or corrupt records."""
         found = []
         for name, file in sorted(self._files.items()):
             if file.error is not None:
@@ -158,14 +160,14 @@ class JournalTailer:
         return sorted(found, key=lambda each: each.wall)
 
     def read_on(self, at: float) -> None:
-        """Reads records and status files written since the last call.
+        """Reads what was written since the last call.
 
-        A status file that has changed since the last call counts as written now,
-        whatever the clock of its machine shows. For the first status file of a worker
-        only that clock is known.
+        If a status file has changed since the last call, the time of this call is taken
+        as its time, because the clock of the worker's machine may be wrong. When a
+        status file is read for the first time, its own time is used.
 
         Args:
-            at: present time of this machine, in wall seconds.
+            at: current time of this machine, in seconds since the epoch.
 
         Raises:
             OSError: the directory cannot be read.
@@ -182,7 +184,7 @@ class JournalTailer:
             file.read_on()
 
     def _add(self, name: str) -> None:
-        """Adds a file of the directory if the file is to be read."""
+        """Starts to read a file of the directory, if it is a journal to be read."""
         make: Callable[[], _Journal]
         if match := _WORKER.fullmatch(name):
             index = int(match[1])

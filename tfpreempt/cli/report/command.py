@@ -129,14 +129,15 @@ def _read(place: str, tensorboard: Path | None) -> RunReport:
 
 
 def _read_both(place: str, found: Path) -> RunReport:
-    """Returns the report of a local journal merged with the copy in the mirror."""
+    """Returns the report from a local journal merged with the copy in the mirror."""
     local = JournalTailer(found, keeps_all=True)
     try:
         with fetched_journal(place, found) as both:
             journals = JournalTailer(both, keeps_all=True)
             report = _tell(place, journals)
             here = _tell(place, local)
-            if report.end > here.end:  # another machine has continued the run
+            # The copy is newer: another machine has continued the run.
+            if report.end > here.end:
                 warnings = (*report.warnings, *_warnings_of_copy(place, journals))
                 return dataclasses.replace(report, warnings=warnings)
             return _as_of_now(report, local)
@@ -160,7 +161,7 @@ def _tell(place: str, journals: JournalTailer, *, is_copy: bool = False) -> RunR
 
 
 def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
-    """Updates the report of a running job from its workers' status files."""
+    """Updates the report of a running job by the status files of the workers."""
     if report.outcome != "running":
         return report
     status = read_status_now(journals)
@@ -182,7 +183,7 @@ def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
 
 
 def _warnings_of_copy(place: str, journals: JournalTailer) -> Iterable[str]:
-    """Yields warnings about records missing in the mirror's copy of a journal."""
+    """Yields warnings about records that the mirror's copy of a journal may lack."""
     yield (
         f"this is the copy of the journal in {place}: the records of the last seconds "
         "may be missing"

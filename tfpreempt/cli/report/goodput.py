@@ -1,7 +1,8 @@
-"""The use of time, in the classes of Google's ml-goodput-measurement.
+"""Divides the time of a run into categories, as Google's ml-goodput-measurement does.
 
-Goodput is the share of the time spent on steps that the run has kept. The rest of the
-time is badput, in several classes. Time is added up over all workers.
+Goodput is the share of time that was spent on steps which are part of the result.
+Badput is the time spent otherwise, in several categories. Times are sums over all
+workers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from tfpreempt.cli.report.process_spans import Phase, Span
 
 
 class Badput(enum.Enum):
-    """A class of badput, named as in ml-goodput-measurement."""
+    """A category of badput: time without training progress.
+
+    The names are those of ml-goodput-measurement.
+    """
 
     TRAINING_PREP = "TRAINING_PREP"
     RESTORE = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
@@ -67,11 +71,11 @@ CLASS_OF = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputBreakdown:
-    """Seconds of all workers, by class.
+    """The time of all workers in seconds, by category.
 
     Attributes:
         good: seconds spent on steps that were kept.
-        bad: seconds by class of badput; 0 for an empty class.
+        bad: seconds of each category of badput; every category has an entry.
     """
 
     good: float
@@ -88,12 +92,12 @@ class GoodputBreakdown:
         return self.good / self.total if self.total else None
 
     def share(self, seconds: float) -> str:
-        """Returns a part of the total time as a percentage, as text."""
+        """Formats a time as a percentage of the total."""
         return f"{seconds / self.total:.1%}" if self.total else "-"
 
 
 def break_down(spans: Iterable[Span]) -> GoodputBreakdown:
-    """Adds up the spans of all workers by class."""
+    """Adds up the durations of spans, by category."""
     good, bad = 0.0, dict.fromkeys(Badput, 0.0)
     for span in spans:
         kind = CLASS_OF.get(span.phase)

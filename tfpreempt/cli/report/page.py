@@ -1,4 +1,4 @@
-"""The report as an HTML page: a single file that opens offline, without a script."""
+"""Formats the report as an HTML page: one file, without scripts, usable offline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ZOOMED = 12
 """Number of interruptions with a timeline of their own."""
 
 _CURVES = 24
-_ROWS = 500  # in the table of commits
+_ROWS = 500  # largest number of rows in the table of commits
 
 
 def make_page(report: RunReport, source: str) -> str:
@@ -25,10 +25,10 @@ def make_page(report: RunReport, source: str) -> str:
 
     Args:
         report: report to show.
-        source: source of the report, for the title.
+        source: path or URI of the journal, for the title.
 
     Raises:
-        ConfigurationError: a package for drawing is not installed.
+        ConfigurationError: jinja2 or matplotlib is not installed.
     """
     try:
         import jinja2
@@ -48,7 +48,8 @@ def make_page(report: RunReport, source: str) -> str:
     )
     environment.filters |= {"seconds": seconds_text, "size": size_text}
     template = resources.files("tfpreempt.cli.report").joinpath("page.html")
-    svg = markupsafe.Markup  # SVG of `plots`: user text in it is escaped already
+    # Do not escape: `plots` has escaped the user's text in its SVG.
+    svg = markupsafe.Markup
     begin, end = report.begin, max(report.end, report.begin + 1e-3)
     seen = {span.phase for worker in report.workers for span in worker.spans}
     measured = {name: v for name, v in report.durations.items() if v}
@@ -101,7 +102,7 @@ _GOOD = "steps that are part of the result of the run"
 
 
 def _around(report: RunReport, each: Interruption) -> tuple[float, float]:
-    """Returns the begin and end of the timeline that zooms in on an interruption."""
+    """Returns the times at which the timeline of one interruption begins and ends."""
     resumed = each.resumed_seconds
     until = report.end if resumed is None else each.at + resumed
     margin = max(0.5, 0.15 * (until - each.at))

@@ -1,7 +1,7 @@
-"""Plots of a report, drawn as SVG by matplotlib in the colours of the page.
+"""Draws the plots of the HTML page with matplotlib, as SVG.
 
-Plots are drawn with placeholder colours. In the SVG the placeholders become CSS
-variables of the page, so a single plot serves the light and the dark style.
+Plots are drawn with placeholder colours, which are then replaced by CSS variables of
+the page. So the same plot has the right colours in the light and in the dark style.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tfpreempt.cli.terminal import plain
 WORKERS = 32
 """Largest number of workers in a timeline."""
 
-_CELLS = 800  # distinguishable parts of a worker's lane
-_CELLS_OF_ALL = 8000  # total for all workers, so that the page stays small
-_POINTS = 1500  # in a curve
-_LINES = 50  # interruptions drawn as lines; with more, ticks keep the plot readable
-_DOTS = 1000  # in a row of durations; more values become a histogram
+_CELLS = 800  # cells (columns) of a worker's row: more cannot be distinguished
+_CELLS_OF_ALL = 8000  # cells of all workers together, to limit the size of the page
+_POINTS = 1500  # largest number of points in a curve
+_LINES = 50  # with more interruptions, ticks are drawn instead of lines
+_DOTS = 1000  # with more durations in a row, a histogram is drawn
 _BINS = 120
 _INCHES = 9.0
-_LANE = 0.34  # inches per worker
+_LANE = 0.34  # height of a worker's row in inches
 _NAMES = ["ink", "rule", "mark", "good", *Phase]
 _NAMES += [f"bad-{kind.name.lower()}" for kind in Badput]
 _COLOURS = {name: f"#0000{number:02x}" for number, name in enumerate(_NAMES, start=1)}
@@ -65,7 +65,7 @@ _UNITS = ((7200.0, 3600.0, "hours"), (240.0, 60.0, "minutes"), (0.0, 1.0, "secon
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """A time axis that starts at the beginning of a run."""
+    """A time axis that begins at the start of the run, in a suitable unit."""
 
     begin: float
     unit: float
@@ -73,7 +73,7 @@ class _Axis:
 
     @classmethod
     def of(cls, report: RunReport, seconds: float) -> _Axis:
-        """Returns an axis with a unit that suits a plot of so many seconds."""
+        """Returns an axis whose unit suits a plot of the given duration."""
         unit, name = next((u, n) for least, u, n in _UNITS if seconds >= least)
         return cls(begin=report.begin, unit=unit, name=name)
 
@@ -83,7 +83,7 @@ class _Axis:
 
 
 def timeline(report: RunReport, begin: float, end: float) -> str:
-    """Draws the phases of every worker between two times, with interruptions marked."""
+    """Draws the phases of every worker between two times, and marks interruptions."""
     workers = report.workers[:WORKERS]
     axis, titles = _Axis.of(report, end - begin), {}
     edges = np.linspace(begin, end, min(_CELLS, _CELLS_OF_ALL // len(workers)) + 1)
@@ -149,7 +149,7 @@ def curve(
         chosen = np.linspace(0, len(times) - 1, _POINTS).astype(int)
         times, steps, values = times[chosen], steps[chosen], values[chosen]
     marks = [each.at for each in report.interruptions]
-    cuts = np.searchsorted(times, marks)  # break the curve at interruptions
+    cuts = np.searchsorted(times, marks)  # interrupt the curve at each interruption
     if by_step:
         x, at = steps, _steps_at(report, name, steps, cuts)
         label = "logged step"
@@ -162,10 +162,12 @@ def curve(
         few = "o" if len(x) < 80 else ""
         axes.plot(x, values, few + "-", color=_COLOURS["good"], lw=1.5, ms=3)
         padded = np.concatenate([[np.nan], values, [np.nan]])
-        is_alone = np.isnan(padded[:-2]) & np.isnan(padded[2:])  # points without a line
+        # Points without a neighbour have no line, so draw them as dots.
+        is_alone = np.isnan(padded[:-2]) & np.isnan(padded[2:])
         lone = x[is_alone], values[is_alone]
         axes.plot(*lone, "o", color=_COLOURS["good"], ms=3 if few else 1.5)
-        if not by_step:  # same range as the timeline, or more if points lie outside
+        # Use the range of the timeline; extend it if points lie outside.
+        if not by_step:
             least, most = min(0.0, np.nanmin(x)), max(axis.at(report.end), np.nanmax(x))
             if most > least:
                 axes.set_xlim(least, most)
@@ -179,11 +181,11 @@ def curve(
 def _steps_at(
     report: RunReport, name: str, steps: np.ndarray, cuts: np.ndarray
 ) -> list[float]:
-    """Returns the steps of a curve at which interruptions are marked.
+    """Returns the positions on the step axis at which interruptions are marked.
 
-    Metrics from the journal count the steps of the run. TensorBoard may count
-    differently, such as in epochs: there the mark is between the last point before the
-    interruption and the first point after it.
+    Metrics from the journal have the step numbers of the run. A step of TensorBoard may
+    mean something else, such as an epoch. Then the mark is between the last point
+    before the interruption and the first point after it.
     """
     at: list[float] = []
     for each, cut in zip(report.interruptions, cuts, strict=True):
@@ -196,7 +198,7 @@ def _steps_at(
 
 
 def _mark(axes: Axes, at: Sequence[float], style: Any) -> None:
-    """Marks interruptions, by lines or by ticks at the upper edge."""
+    """Marks interruptions: by lines, or, if there are many, by ticks at the top."""
     is_line = len(at) <= _LINES
     least, colour = 0.0 if is_line else 0.94, _COLOURS["mark"]
     width, style = (1.0, style) if is_line else (0.6, "-")
@@ -205,7 +207,7 @@ def _mark(axes: Axes, at: Sequence[float], style: Any) -> None:
 
 
 def durations(measured: Mapping[str, Sequence[float]]) -> str:
-    """Draws a dot for every duration, or a histogram, and a line at the median."""
+    """Draws durations: a row per kind, with dots or a histogram, and the median."""
     rows = {name: values for name, values in measured.items() if values}
     every = [value for values in rows.values() for value in values]
     is_log = min(every) > 0 and max(every) > 20 * min(every)
@@ -215,7 +217,7 @@ def durations(measured: Mapping[str, Sequence[float]]) -> str:
             if len(values) > _DOTS:
                 _draw_counts(axes, row, values, is_log=is_log)
                 continue
-            # Spread the dots within the row, so that equal values are visible.
+            # Spread the dots vertically, so that equal values do not hide each other.
             spread = [row + 0.22 * ((7 * n) % 11 - 5) / 5 for n in range(len(values))]
             axes.plot(values, spread, "o", color=_COLOURS["good"], ms=4, alpha=0.55)
         for row, values in enumerate(rows.values()):
@@ -239,7 +241,7 @@ def durations(measured: Mapping[str, Sequence[float]]) -> str:
 def _draw_counts(
     axes: Axes, row: int, values: Sequence[float], *, is_log: bool
 ) -> None:
-    """Draws a histogram of very many durations; a single value stays visible too."""
+    """Draws many durations as a histogram, in which even a single value is visible."""
     shown = np.log(values) if is_log else np.array(values)
     counts, edges = np.histogram(shown, _BINS)
     if is_log:
@@ -257,8 +259,8 @@ def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]
 
     Args:
         inches: height of the figure.
-        above: inches reserved for a title, so that the axes of several figures line up;
-            None: automatic layout.
+        above: inches reserved for a title. With a number, the axes of several figures
+            are aligned; None: automatic layout.
     """
     if above is None:
         figure = Figure(figsize=(_INCHES, inches), layout="constrained")
@@ -271,7 +273,7 @@ def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]
 def _by_phase(
     worker: ReportedWorker, begin: float, end: float
 ) -> dict[Phase, list[Span]]:
-    """Returns a worker's spans between two times by phase, cut off at both times."""
+    """Returns a worker's spans between two times, clipped to these times, by phase."""
     found: dict[Phase, list[Span]] = {phase: [] for phase in Phase}
     for span in worker.spans:
         if span.begin < end and span.end > begin:
@@ -299,18 +301,19 @@ _STACK = (
 def _heights(
     by_phase: Mapping[Phase, Sequence[Span]], edges: np.ndarray
 ) -> dict[Phase, np.ndarray]:
-    """Returns the lower and upper end of phases in the cells of a lane, from 0 to 1.
+    """Returns where each phase is drawn in the cells of a worker's row.
 
-    The height of a phase in a cell is its share of the time. So the area of a phase
-    shows its seconds, however short its spans.
+    A cell is a short interval of time, in which the phases are stacked. The height of a
+    phase is its share of the interval. So the area of a phase is proportional to its
+    time, even if the single spans are too short to be seen.
 
     Args:
         by_phase: spans of a worker, in order.
         edges: edges of the cells, which have equal widths.
 
     Returns:
-        By phase, a row of lower ends and a row of upper ends; both are 0 where the
-        phase is absent.
+        For each phase an array with two rows: the lower and the upper ends, from 0 to
+        1. Both are 0 in cells without the phase.
     """
     found, low = {}, np.zeros(len(edges) - 1)
     for phase in [each for each in _STACK if each in by_phase]:
@@ -325,11 +328,11 @@ def _heights(
 
 
 def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
-    """Returns the SVG element of a figure, for a page with several figures.
+    """Converts a figure to an SVG element for a page with several figures.
 
     Args:
         figure: figure to convert.
-        titles: tooltip texts of shapes, by gid.
+        titles: tooltip of each shape, by its gid.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -339,7 +342,7 @@ def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
     for name, text in (titles or {}).items():
         group = f'<g id="{name}">'
         svg = svg.replace(group, f"{group}<title>{html.escape(text)}</title>")
-    prefix = f"p{zlib.crc32(svg.encode()):08x}-"  # ids are unique in a page
+    prefix = f"p{zlib.crc32(svg.encode()):08x}-"  # makes the ids unique in the page
 
     def adapt(tag: re.Match[str]) -> str:
         own = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", tag[0])
