@@ -55,7 +55,8 @@ class Kind(enum.Enum):
 
 
 class CommitStatus(enum.Enum):
-    """Whether a checkpoint is committed, and intact as far as was checked."""
+    """Whether a checkpoint is committed, and whether the checks so far found it
+    intact."""
 
     COMMITTED = "committed"
     # Never restored: the save is running or was interrupted.
@@ -161,7 +162,7 @@ class Entry:
         return os.path.join(self.path, *inner[:1])
 
     def object(self, name: str) -> str:
-        """Returns the name in the store of a file of the checkpoint.
+        """Returns the store's name for one of the checkpoint's files.
 
         Args:
             name: name of the file in the manifest.
@@ -171,8 +172,7 @@ class Entry:
         return os.path.join(folder, name)
 
     def control(self, name: str) -> str:
-        """Returns the name in the store of the marker, the manifest or the metadata
-        file.
+        """Returns the store's name for the marker, the manifest or the metadata file.
 
         Args:
             name: file name of the marker, the manifest or the metadata.
@@ -378,10 +378,11 @@ def _has_witness(entry: Entry) -> bool:
     """Returns whether there is evidence that a checkpoint without a marker was
     committed.
 
-    The evidence for a directory of tfpreempt's own is an entry in TensorFlow's state
-    file, or the witness file of a commit that the state file cannot name. Both exist
-    only while the commit has a marker. The evidence for a flat checkpoint is that its
-    intent is gone: the intent is removed after the marker was written.
+    For a directory of tfpreempt's own, the evidence is an entry in TensorFlow's state
+    file, or the witness file if the state file cannot name the commit. Both are written
+    after the marker and removed before the marker. For a flat checkpoint, the evidence
+    is a missing intent, because the intent is removed only after the marker was
+    written.
     """
     root = entry.store.uri
     if entry.kind is Kind.FLAT:

@@ -82,7 +82,7 @@ class LeaseFileSystem(Files, Protocol):
 
 
 class LocalLeaseFileSystem(LocalFiles):
-    """The file system of this machine."""
+    """The file operations of a lease, on the file system of this machine."""
 
     def names(self, path: str) -> list[str]:
         with contained.directory(path, self.root, reads=True) as folder:

@@ -327,7 +327,7 @@ class Lease:
 
         def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
-                mine.release()  # the session decides whether two may be open at once
+                mine.release()  # `restore_agreement.py` refuses two open handlers
                 return ""
             return wait.expiry_reason(found)
 
@@ -378,7 +378,8 @@ def release_all() -> None:
     The next run then need not wait for the leases to expire. In an ordinary exit, the
     owner of a `Lease` calls `release`, or Python's finalizers do.
     """
-    for found in _held.valuerefs():  # a copy: a thread may take a lease meanwhile
+    # A copied list: a thread may take a lease meanwhile.
+    for found in _held.valuerefs():
         if (lease := found()) is not None:
             lease.release()
 

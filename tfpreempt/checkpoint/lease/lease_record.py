@@ -55,8 +55,8 @@ class LeaseOwner:
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
     def is_dead(self, here: LeaseOwner) -> bool:
-        """Returns whether the process has exited for certain. Only known within the
-        same boot and pid namespace.
+        """Returns whether the process has exited for certain. False if unknown, as in
+        another boot or pid namespace.
 
         A different boot proves nothing: copied machines and containers have the same
         name and machine id, and both may be running.

@@ -50,7 +50,8 @@ class LeaseWait:
 
     @property
     def limit(self) -> float:
-        """The longest duration of the wait, in seconds."""
+        """Timeout of the wait in seconds: grace period of the holder, expiry time and
+        margin."""
         return self.grace + self.pace.expiry + MARGIN
 
     def passed(self, seconds: float) -> None:

@@ -487,8 +487,8 @@ def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
     tensor. Small tensors do not share with large tensors: a small variable that is
     never assigned again would keep the large memory.
 
-    The memory has small pages, as TensorFlow's memory has. Large pages are usually
-    cleared five times faster. But clearing takes seven times as long if a virtual
+    The memory has small pages, as TensorFlow's memory has. Large pages, if available,
+    are cleared five times faster. But clearing takes seven times as long if a virtual
     machine has returned the memory to its host.
     """
     spaces = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes]

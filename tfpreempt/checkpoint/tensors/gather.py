@@ -58,13 +58,12 @@ Value = tuple[Any, str, tf.Tensor]
 
 @dataclasses.dataclass(eq=False)
 class Read:
-    """The values of a checkpoint in one save; yielded by `reading`.
+    """Lets the body of `reading` take values out of a save.
 
     Attributes:
-        extract: function that takes values out of a save. Called with the values by
-            owner and name, and with the values of variables from `known_values`;
-            returns the values that TensorFlow writes. None: TensorFlow writes every
-            value.
+        extract: function set by the body. Called with the values by owner and name, and
+            with the values of variables from `known_values`; returns the values that
+            TensorFlow writes. None: TensorFlow writes every value.
     """
 
     extract: Callable[[Any, Sequence[Value]], Any] | None = None
@@ -90,7 +89,7 @@ def known_values(
     """
     if graph is None or getattr(checkpoint._saver, "_object_map", None):
         return None  # with an object map, TensorFlow saves copies of the objects
-    # None until the end: an error below must cause a new search
+    # None until the values are read: after an error, the next save searches again.
     search, graph.search = graph.search, None
     if search is None:
         return None
@@ -475,8 +474,8 @@ def reading(
 
 
 def _evaluate(tensors: Any) -> Any:
-    """Returns the same values in the same order; a value that may need other workers is
-    read now, and replaced by a tensor."""
+    """Returns the gathered values in the same order; a value that may need other
+    workers is read now, and replaced by a tensor."""
     evaluated = private_api.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {

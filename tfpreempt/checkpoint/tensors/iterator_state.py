@@ -215,8 +215,9 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
 
 def _with_values(state: Any, call: Callable[[Any], None]) -> None:
-    """Calls a function with the values of a state. Also works in a graph, in which
-    TensorFlow restores the iterators of remote tasks."""
+    """Calls a function with an iterator's state. For remote tasks, TensorFlow restores
+    in a graph, where the state has no value yet; the function is then called when the
+    graph runs."""
     if tf.executing_eagerly():
         call(state)
         return

@@ -523,8 +523,8 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _read(coordinator: Any, targets: Sequence[_Target]) -> Any:
-    """Reads the values of some targets into host memory; returns the values in
-    order."""
+    """Reads the saved values of some plain variables into host memory; returns the
+    values in the same order."""
     device = coordinator.options.experimental_io_device or "cpu:0"
     with tf.init_scope(), tf.device(device):
         return private_api.io_ops.restore_v2(

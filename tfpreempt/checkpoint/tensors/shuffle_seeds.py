@@ -67,7 +67,7 @@ class ShuffleSeeds:
         datasets: datasets with the shuffles.
 
     Attributes:
-        probes: probes, for the shuffles with a new seed for each pass.
+        probes: an iterator (`_Probe`) for every shuffle with a new seed for each pass.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -148,8 +148,8 @@ class ShuffleSeeds:
 
 
 class _Probe:
-    """An iterator over one shuffle that is never read. Creating a probe leaves the
-    count unchanged."""
+    """An iterator over a single shuffle, used only to get and set the count. No element
+    is read. Creating a probe leaves the count unchanged."""
 
     def __init__(self, node: Any) -> None:
         self._iterator = iter(node)

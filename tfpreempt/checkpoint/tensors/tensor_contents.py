@@ -149,7 +149,8 @@ def make_contents(
     is_shared: bool,
     is_second: bool,
 ) -> Contents:
-    """Returns the `Contents` for a Checkpoint, in the form given by the arguments.
+    """Returns the `Contents` of a Checkpoint: the object that saves and restores the
+    Checkpoint, in the form given by the arguments.
 
     Args:
         given: the Checkpoint or CheckpointManager.
@@ -665,8 +666,8 @@ class _ManagerContents(_Tracked):
             manager._last_checkpoint_step = _whole_number(manager._step_counter)
 
     def restored(self, candidate: Entry) -> None:
-        """Updates the manager after a restore, as `manager.restore_or_initialize` does;
-        works for older checkpoints too."""
+        """Updates the manager after a restore, as `manager.restore_or_initialize` does,
+        even if the restored checkpoint is not the newest."""
         self._count_step()
         manager = self.manager
         if not self.cluster.is_chief or candidate.prefix is None:

@@ -420,7 +420,8 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
 
 
 def attached(checkpoint: tf.train.Checkpoint) -> Attached:
-    """Returns the result of the last call of `attach`, earlier in the same save."""
+    """Returns the result of the last `attach`, which was called earlier in the same
+    save."""
     found: Attached = getattr(checkpoint, NAME)
     return found
 
