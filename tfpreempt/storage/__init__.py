@@ -6,21 +6,21 @@ A local directory:
     paths               recognizes URLs, and names that are safe as paths
 
 Object stores:
-    object_store        operations of a store
+    object_store        ObjectStore: the operations of every store
     open_store          opens the store at a path or URI
-    local               a directory of the local file system
-    bucket_store        common parts of gs:// and s3://
-    gcs                 gs://, by its JSON API
+    local               store in a directory of the local file system
+    bucket_store        base class of the stores for gs:// and s3://
+    gcs                 store for gs://, by its JSON API
     gcs_client          requests, retries, credentials and errors of gs://
-    gcs_transfer        uploads and downloads of gs://, a large file in one request
-    s3                  s3://, by obstore
-    prefixed            a part of another store
-    fsspec_store        files in a file system of fsspec, or of pyarrow by fsspec
+    gcs_transfer        uploads and downloads of gs://, in bounded memory
+    s3                  store for s3://, by obstore
+    prefixed            store with the objects of another store below a prefix
+    fsspec_store        store in a file system of fsspec, or of pyarrow by fsspec
 
-Shared by both:
-    checksum            crc32c
-    request_deadline    time limit of a call, whatever the number of its requests
-    os_errors           meaning of the system's errors, with advice
+For files and stores:
+    checksum            computes and combines crc32c checksums
+    request_deadline    timeout of a call to a store, however many requests it makes
+    os_errors           translates errors of the operating system into advice
     chunks              reads and writes a file in pieces
 
 Imported by checkpoint, cli, handler, keras, notice, platforms, states.

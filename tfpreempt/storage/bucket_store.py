@@ -1,4 +1,4 @@
-"""ObjectStore in a bucket: the common parts of gs:// and s3://."""
+"""`BucketStore`: base class of the stores for gs:// and s3://."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tfpreempt.storage.object_store import (
 from tfpreempt.storage.request_deadline import Deadline
 
 CONTENT_TYPE = "application/octet-stream"
-# Attached to a created object. After a lost answer the request is sent again, and is
-# then refused because the first request succeeded. So each writer checks whether the
-# existing object has the writer's token.
+# Name of a metadata entry: a writer's token, attached to a new object. If a response is
+# lost, the request is sent again, and refused because the object exists now. If the
+# object has the writer's token, the first request has succeeded.
 TOKEN = "tfpreempt-writer"
 
 
 class Advice(NamedTuple):
-    """Advice on errors of some classes.
+    """Advice for the user on errors of some exception classes.
 
     Attributes:
-        kinds: exception classes of the client.
-        text: action for the user; "{bucket}" and "{tried}" (seconds) are filled in.
-        is_permanent: whether only a person can correct the cause.
+        kinds: exception classes of the client library.
+        text: advice; "{bucket}" and "{tried}" (seconds) are replaced by values.
+        is_permanent: whether a retry cannot succeed before the user corrects the cause.
     """
 
     kinds: tuple[type[Exception], ...]
@@ -41,11 +41,11 @@ class Advice(NamedTuple):
 
 
 class MissingError(Exception):
-    """There is no object of the key; translated before the caller sees the error."""
+    """There is no object with the key; `get` raises ObjectNotFoundError instead."""
 
 
 class Download(Protocol):
-    """Some bytes of an object during a download.
+    """A download of an object, or of a range of an object.
 
     Attributes:
         crc32c: checksum of the whole object, set with the first piece; None if unknown.
@@ -54,12 +54,19 @@ class Download(Protocol):
     crc32c: int | None
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
-        """Yields the bytes, once; raises MissingError, or an error of the client."""
+        """Yields the bytes, in pieces; may be called once.
+
+        Raises:
+            MissingError: there is no object with the key.
+            Exception: an error of the client library.
+        """
         ...
 
 
 class BucketStore(abc.ABC):
-    """Objects below a prefix of a bucket. Any thread.
+    """Store of the objects below a prefix of a bucket; used on any thread.
+
+    A subclass sends the requests, in the abstract methods.
 
     Args:
         bucket: name of the bucket.
@@ -67,9 +74,10 @@ class BucketStore(abc.ABC):
 
     Attributes:
         scheme: scheme of the URI.
-        advice: advice on every error of the client; the first matching entry counts.
-        cause: function that returns the original error of an error wrapped by the
-            client; `advice` covers the original errors too.
+        advice: advice for every exception class of the client library; the first entry
+            with a matching class is used.
+        cause: function that returns the original error inside an error of the client
+            library, or the error itself.
     """
 
     scheme: ClassVar[str]
@@ -162,7 +170,12 @@ class BucketStore(abc.ABC):
     def _translate_errors(
         self, doing: str, kind: type[errors.CheckpointError]
     ) -> Iterator[None]:
-        """Translates the client's errors in the body into an error of class `kind`."""
+        """Context that translates the client library's errors into class `kind`.
+
+        Args:
+            doing: action of the body, for the message.
+            kind: class of the error that is raised.
+        """
         began = time.monotonic()
         try:
             yield
@@ -202,7 +215,7 @@ class BucketStore(abc.ABC):
 
 
 class _SourceError(Exception):
-    """Reading the source of an upload failed; the service is not at fault."""
+    """Wraps an error of the file being uploaded; `put_if_absent` unwraps the error."""
 
     def __init__(self, failure: Exception) -> None:
         super().__init__(repr(failure))
@@ -210,7 +223,7 @@ class _SourceError(Exception):
 
 
 class _SourceFile:
-    """A file whose errors are neither wrapped nor retried by a client."""
+    """The file of an upload. Its errors become _SourceError, and are not retried."""
 
     def __init__(self, file: SeekableReader) -> None:
         self._file = file

@@ -1,7 +1,7 @@
-"""Computes crc32c of files, in chunks.
+"""Computes crc32c checksums of files in chunks, and combines checksums.
 
-google-crc32c releases the GIL on large buffers and runs at about 13 GB/s here. So
-reading the bytes takes most of the time, and threads are useful for more than one file.
+google-crc32c releases the GIL on large buffers and is fast (about 13 GB/s). So reading
+the bytes takes most of the time, and several threads can sum several files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _CHUNK_BYTES = 1 << 20  # a larger chunk is no faster, and each thread holds two chunks
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's polynomial, the highest power in the lowest bit
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's polynomial; the lowest bit is the highest power
 _ONE, _X = 1 << 31, 1 << 30
 
 
@@ -42,16 +42,16 @@ def extended(crc: int, data: bytes | np.ndarray[Any, Any]) -> int:
 def joined(first: int, second: int, second_size: int) -> int:
     """Returns the crc32c of two joined byte strings, from the checksum of each.
 
-    A CRC is a remainder of polynomials: the first checksum is multiplied by x for every
-    bit that follows, and the second checksum is added. The product is the sum of the
-    products of groups of four bits.
+    A CRC is the remainder of a division of polynomials. So the first checksum is
+    multiplied by x to the power of the bits in the second string, then the second
+    checksum is added. The product is computed from a table, four bits at a time.
 
     Args:
         first: crc32c of the first string.
         second: crc32c of the second string.
         second_size: length of the second string in bytes.
     """
-    if not first:  # as for no bytes: every product of 0 is 0
+    if not first:  # every product of 0 is 0
         return second
     for products in _products(second_size):
         second ^= products[first & 15]
@@ -61,7 +61,12 @@ def joined(first: int, second: int, second_size: int) -> int:
 
 @dataclasses.dataclass(slots=True)
 class ChecksumWriter:
-    """A file that stores only size and crc32c of the written bytes."""
+    """File object that computes size and crc32c of the written bytes; keeps no bytes.
+
+    Attributes:
+        size: number of bytes written so far.
+        crc32c: checksum of the bytes written so far.
+    """
 
     size: int = 0
     crc32c: int = 0
@@ -72,13 +77,17 @@ class ChecksumWriter:
         return len(data)
 
     def append(self, crc: int, size: int) -> None:
-        """Adds bytes whose checksum and size are known."""
+        """Adds further bytes, given by checksum and size."""
         self.crc32c = joined(self.crc32c, crc, size)
         self.size += size
 
 
 def of_source(source: SeekableReader, limit: int = sys.maxsize) -> ChecksumWriter:
-    """Returns the sum of the rest of an open file, or of at most `limit` bytes."""
+    """Reads an open file to its end, or at most `limit` bytes.
+
+    Returns:
+        Size and crc32c of the bytes.
+    """
     size = crc = 0
     while chunk := source.read(min(_CHUNK_BYTES, limit - size)):
         crc = int(google_crc32c.extend(crc, chunk))
@@ -99,14 +108,14 @@ def of_file(path: str) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1024)
 def _products(size: int) -> list[list[int]]:
-    """Returns the products for each four bits of a crc32c, from the lowest bits on.
+    """Returns the tables with which `joined` multiplies a checksum.
 
-    The factor is x to the power of the bits in `size` bytes. The results are cached
-    because sizes repeat: `joined` is called for each tensor, and a model has tensors of
-    few sizes.
+    The factor is x to the power of the bits in `size` bytes. There is a table of 16
+    products for every four bits of a crc32c, for the lowest bits first. Results are
+    cached, because a model has many tensors of few sizes.
     """
     product = _power_of_x(8 * size)
-    of_bits = [product]  # for the highest bit, which is 1; the next bit is x
+    of_bits = [product]  # product for the highest bit, which is x**0; the next is x**1
     while len(of_bits) < 32:
         product = product >> 1 ^ (_POLYNOMIAL if product & 1 else 0)
         of_bits.insert(0, product)

@@ -1,4 +1,4 @@
-"""Reads a file in pieces of equal size, even if a read returns less."""
+"""Reads and writes whole pieces, even if a single read or write covers less."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class SeekableReader(Protocol):
 
 
 class SequentialWriter(Protocol):
-    """A file to write to, in order."""
+    """A file that is written from the beginning to the end."""
 
     def write(self, data: bytes, /) -> int: ...
 
 
 def size_of(source: SeekableReader) -> int:
-    """Returns the bytes from the position to the end; keeps the position.
+    """Returns the number of bytes from the position to the end; keeps the position.
 
     Raises:
         OSError: the file is not seekable.
@@ -49,13 +49,19 @@ def read(source: SeekableReader, size: int) -> bytes:
 
 
 def of(source: SeekableReader, size: int) -> Iterator[bytes]:
-    """Yields the rest of the file in pieces of `size` bytes; no piece if empty."""
+    """Yields the file from its position to its end, in pieces of `size` bytes.
+
+    The last piece may be smaller. At the end of the file, yields no piece.
+    """
     while piece := read(source, size):
         yield piece
 
 
 def write(file: io.FileIO, data: bytes | memoryview) -> None:
-    """Writes every byte: a nearly full disk or a signal can cut a write short."""
+    """Writes every byte of `data`.
+
+    A single write can be incomplete, if a signal arrives or the disk is nearly full.
+    """
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

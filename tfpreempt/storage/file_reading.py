@@ -1,4 +1,8 @@
-"""Reads a checkpoint directory. Changes go through `files.py`."""
+"""Reads a checkpoint directory. Functions that change a directory are in `files.py`.
+
+The functions tell a missing file from a failure of the storage: a file that cannot be
+read at present must not count as missing.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def check_shortage(error: OSError, path: str) -> None:
-    """Raises CheckpointError if the process or machine is short of files or memory.
+    """Raises CheckpointError if an error is a lack of memory or of file descriptors.
 
-    A shortage says nothing about the file. An OSError would be taken for a missing or
-    corrupt file, and the newest commit could be deleted.
+    Such an error does not mean that the file is corrupt. But callers take an OSError
+    for a corrupt file, and could delete the newest commit.
 
     Args:
         error: the error of opening or reading the file.
@@ -49,10 +53,10 @@ def names(path: str) -> list[str]:
 
 
 def is_there(path: str) -> bool:
-    """Whether the path exists, even as a dangling link.
+    """Returns whether the path exists, even as a dangling link.
 
-    This function and the functions below return False only if the path does not exist
-    or is of another kind, never after another error.
+    Like the functions below, returns False only if the storage has answered. If the
+    storage failed, an error is raised.
 
     Raises:
         OSError: an operation of the storage failed.
@@ -61,35 +65,39 @@ def is_there(path: str) -> bool:
 
 
 def is_link(path: str) -> bool:
-    """Whether the path is a symbolic link."""
+    """Returns whether the path is a symbolic link."""
     return stat.S_ISLNK(_mode(path, os.lstat) or 0)
 
 
 def is_dir(path: str) -> bool:
-    """Whether the path is a directory, or a link to a directory."""
+    """Returns whether the path is a directory, or a link to a directory."""
     return stat.S_ISDIR(_mode(path, os.stat) or 0)
 
 
 def is_real_dir(path: str) -> bool:
-    """Whether the path is a directory, and not a link to a directory."""
+    """Returns whether the path is a directory, and not a link to a directory."""
     return stat.S_ISDIR(_mode(path, os.lstat) or 0)
 
 
 def is_file(path: str) -> bool:
-    """Whether the path is a file, or a link to a file."""
+    """Returns whether the path is a file, or a link to a file."""
     return stat.S_ISREG(_mode(path, os.stat) or 0)
 
 
 def _mode(path: str, look: Callable[[str], os.stat_result]) -> int | None:
-    """Returns the mode of the path; None if the path does not or cannot exist.
+    """Returns the mode (`st_mode`) of a path; None if the path does not exist.
 
-    `os.path.isdir` and similar functions return False if a disk fails. A file on a disk
-    with a transient failure would then count as missing, and be omitted from a commit
-    or a search for commits.
+    `os.path.isdir` and similar functions return False also after a failure of the disk.
+    A file would then count as missing, and a commit or a search for commits would omit
+    the file.
+
+    Args:
+        path: the path.
+        look: os.stat, or os.lstat to not follow a link.
     """
     try:
         return look(path).st_mode
-    except ValueError:  # not a valid name
+    except ValueError:  # an invalid name, such as with a NUL
         return None
     except OSError as error:
         if error.errno not in _NOT_THERE:
@@ -117,7 +125,7 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         os.close(descriptor)  # reading a pipe or a device may never end
         raise OSError(errno.EINVAL, "Not a regular file", path)
-    # `open` itself refuses a directory, and closes it.
+    # If the path is a directory, `open` raises, and closes the descriptor.
     return open(path, "rb", buffering=buffering, opener=lambda *_: descriptor)
 
 
@@ -126,11 +134,11 @@ def read(path: str, most: int) -> bytes:
 
     Args:
         path: path of the file.
-        most: maximum size in bytes: a large sparse file takes no disk space, but
-            memory.
+        most: maximum size in bytes. Without a maximum, a hostile sparse file could fill
+            the memory.
 
     Raises:
-        OSError: see `open_file`; EFBIG: the file has more bytes.
+        OSError: see `open_file`; with EFBIG if the file has more bytes.
         CheckpointError: too many files are open; see `check_shortage`.
     """
     with open_file(path) as file:
@@ -138,14 +146,14 @@ def read(path: str, most: int) -> bytes:
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields path, directories and files of a directory and of every directory below.
+    """Yields (path, directories, files) for a directory and every directory below.
 
-    A link is listed among the directories or files by its target, and not followed. A
-    missing directory is empty. Directories may be nested to any depth.
+    Like `os.walk`, but a failure to list a directory is an error, and any depth is
+    possible. A link is not followed; it is listed with the directories if its target is
+    a directory, otherwise with the files. A missing directory is empty.
 
     Raises:
-        OSError: an operation of the storage failed; an unlisted directory must not
-            count as empty.
+        OSError: a directory could not be listed.
     """
     left = [path]
     while left:
@@ -155,8 +163,8 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
                 found = sorted(entries, key=operator.attrgetter("name"))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        # `os.path.isdir` returns False without the permission to stat, so a directory
-        # would count as a file. The types in the listing itself need no permission.
+        # Take the types from the listing. `os.path.isdir` needs a permission: without
+        # it, a directory would count as a file.
         real = [each for each in found if each.is_dir(follow_symlinks=False)]
         linked = [each for each in found if each.is_symlink() and _leads(each)]
         folders = {each.name for each in (*real, *linked)}
@@ -166,16 +174,16 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _leads(link: os.DirEntry[str]) -> bool:
-    """Whether a link is known to point to a directory."""
+    """Returns whether a link leads to a directory; False if stat() fails."""
     with contextlib.suppress(OSError):
         return is_dir(link.path)
     return False
 
 
 def tree(root: str) -> list[str]:
-    """Returns the names of every file below a directory, relative to the directory.
+    """Returns the names of the files below a directory, at any depth.
 
-    Parts of a name are separated by "/".
+    The names are relative to the directory, such as "a/b".
 
     Raises:
         OSError: a directory cannot be listed.

@@ -1,9 +1,8 @@
-"""File operations of a commit, one method each.
+"""`Files`: the operations with which a commit changes a file system.
 
-Every change of a commit to a disk uses one of these operations, so that a test can
-record the operations, or fail at any of them (`FaultyFiles` in
-`tests/fakes/storage.py`). Reading changes nothing, so `file_reading.py` needs no
-such interface.
+A commit changes the disk only by these methods, so that a test can record every change,
+and let any of them fail (`FaultyFiles` in `tests/fakes/storage.py`). Functions that
+only read are in `file_reading.py`.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ class Files(Protocol):
         ...
 
     def write(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        """Creates a file from the pieces; replaces an existing file of the name.
+        """Creates a file with the content `data`; replaces an existing file.
 
-        The file is not durable before `sync_file`.
+        The file is durable only after `sync_file`.
         """
         ...
 
     def sync_file(self, path: str) -> None:
-        """Returns when the file's bytes and size are on the device."""
+        """Makes a file's content durable: returns when the device has the content."""
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Returns when the directory's entries are on the device."""
+        """Makes the names in a directory durable, such as the name of a new file."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -59,7 +58,7 @@ class Files(Protocol):
         ...
 
     def publish(self, path: str, data: bytes) -> None:
-        """Writes a small file by which readers find commits; durable, all or nothing.
+        """Writes a small file by which readers find commits, atomically and durably.
 
         Args:
             path: path of the marker, or of TensorFlow's `checkpoint` file.
@@ -75,9 +74,8 @@ class LocalFiles:
     Below the root no operation follows a symbolic link; see `contained`.
 
     Args:
-        root: the directory that other users may be able to write to, such as the
-            checkpoint directory. Without a root the directories of each path are the
-            program's own.
+        root: directory that other users may be able to write to, such as the checkpoint
+            directory. With "", links to directories are followed.
     """
 
     root: str = ""
@@ -92,9 +90,9 @@ class LocalFiles:
             try:
                 descriptor = contained.open_at(folder, name, flags, path=path)
             except FileExistsError:
-                # An existing file may be a link, a pipe or the second name of a file
-                # elsewhere, or belong to another user, who could change the new
-                # content.
+                # Do not write into an existing file. The file may be a link, a pipe, or
+                # a second name of a foreign file; or its owner, another user, could
+                # change the new content.
                 os.remove(name, dir_fd=folder)
                 descriptor = contained.open_at(folder, name, flags, path=path)
         with open(path, "wb", buffering=0, opener=lambda *_: descriptor) as file:
@@ -139,17 +137,17 @@ class LocalFiles:
 
 @contextlib.contextmanager
 def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
-    """Opens a new file for writing; makes the directory if needed.
+    """Context that creates a file, and its directory if missing, to write to.
 
     Args:
         path: path of the file.
         root: directory below which no link is followed.
 
     Yields:
-        The file.
+        The file, closed at the end.
 
     Raises:
-        OSError: an operation of the storage failed.
+        OSError: an operation of the storage failed, or the file exists.
     """
     LocalFiles(root).make_dirs(os.path.dirname(path))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -167,7 +165,8 @@ def write_durably(
         files: the operations to use.
         path: path of the file.
         data: the file's whole content.
-        temporary: path of the file until written completely; by default `<path>.tmp`.
+        temporary: path of the file before its content is complete; by default
+            `<path>.tmp`.
 
     Raises:
         OSError: an operation of the file system failed.
@@ -180,10 +179,10 @@ def write_durably(
 
 
 def make_lasting_dirs(files: Files, path: str) -> None:
-    """Makes a directory and its parents on a disk, and syncs the new names.
+    """Makes a directory and its parents durably: syncs the name of each new directory.
 
-    Synced files in a directory are lost if the name of the directory itself is not
-    synced.
+    Otherwise a crash could lose the name of the directory, and so the synced files
+    inside.
 
     Args:
         files: the operations to use.
@@ -203,10 +202,10 @@ def make_lasting_dirs(files: Files, path: str) -> None:
 
 
 def sync_names(files: Files, path: str) -> None:
-    """Syncs the names of a directory and of its parents in the same file system.
+    """Syncs the name of a directory, and the names of its parents.
 
-    Used for an existing directory: another process, or the user's program, may just
-    have made the directory and its parents.
+    Used for an existing directory, which another process or the user's program may have
+    made a moment ago. Stops at the mount point of the file system.
 
     Args:
         files: the operations to use.
@@ -222,10 +221,10 @@ def sync_names(files: Files, path: str) -> None:
 
 
 def sync_name(files: Files, path: str) -> None:
-    """Returns when the name of a file or directory is on the device.
+    """Makes the name of a file or directory durable, by a sync of its parent.
 
-    A parent directory that this user may not read, or that the file system cannot sync
-    (autofs, squashfs), is skipped.
+    Does nothing if this user may not read the parent, or if the file system cannot sync
+    directories (autofs, squashfs).
 
     Raises:
         OSError: the sync failed for another reason.
@@ -238,7 +237,7 @@ def sync_name(files: Files, path: str) -> None:
 
 
 def remove_if_empty(files: Files, path: str) -> None:
-    """Deletes a directory unless the directory has entries.
+    """Deletes a directory if the directory is empty.
 
     Raises:
         OSError: an operation of the file system failed.

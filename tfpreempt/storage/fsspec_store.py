@@ -1,14 +1,13 @@
 """ObjectStore of files in a file system of fsspec, or of pyarrow by fsspec.
 
-Such a file system may have no atomic "create only if absent". So `put_if_absent` is
-best effort here: a check, then a write. If two writers put the same name at the same
-moment, both may get True, and the bytes of the last writer remain. The file system has
-its own timeouts, so `timeout` is ignored. For gs:// and s3:// the stores of tfpreempt
-guarantee more; a mirror accepts only the stores of tfpreempt.
+Such a file system may have no atomic "create only if absent". So `put_if_absent` first
+checks for the name, and then writes. If two writers put one name at the same moment,
+both calls may return True, and the bytes of the last writer remain. Therefore a mirror
+cannot use this store.
 
-The user passes the file system. Its library determines whether a closed file is
-durable, and whether a move is atomic. Neither library is a dependency: a user with a
-file system object has the library.
+The user passes the file system object. Its library determines whether a closed file is
+durable and a move is atomic, and has its own timeouts: `timeout` is ignored. fsspec and
+pyarrow are no dependencies: a user with a file system object has the library.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _PIECE = 4 << 20
 
 
 class FsspecStore:
-    """Objects as files below a directory of a file system of fsspec. Links are ignored.
+    """Store of files below a directory of a file system of fsspec; ignores links.
 
     Args:
         filesystem: file system of fsspec.
-        root: the directory; made by the first put.
+        root: the directory; created by the first put.
     """
 
     def __init__(self, filesystem: Any, root: str) -> None:
@@ -158,7 +157,9 @@ class FsspecStore:
 
 
 def as_fsspec(filesystem: Any) -> Any:
-    """Returns a file system of fsspec or pyarrow as one of fsspec; otherwise None.
+    """Returns a file system of fsspec or pyarrow, as a file system of fsspec.
+
+    Returns None for an object of another kind.
 
     Raises:
         ConfigurationError: the file system is pyarrow's, and fsspec is not installed.
@@ -178,8 +179,8 @@ def as_fsspec(filesystem: Any) -> Any:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Whether paths in a file system of pyarrow or fsspec are paths of this machine."""
-    protocols = getattr(filesystem, "protocol", ())  # fsspec: a name, or several names
+    """Returns whether a file system of pyarrow or fsspec is this machine's own."""
+    protocols = getattr(filesystem, "protocol", ())  # fsspec: a str, or several
     return getattr(filesystem, "type_name", "") == "local" or (
         as_fsspec(filesystem) is filesystem
         and "file" in ((protocols,) if isinstance(protocols, str) else protocols)

@@ -1,9 +1,9 @@
 """ObjectStore in Google Cloud Storage, by its JSON API.
 
-Each request that creates an object has the condition that no object of the name exists
-(`ifGenerationMatch=0`). After a lost answer the request is sent again, and is then
-refused because the first request succeeded. So each writer attaches a token of its own,
-and after a refusal checks the token of the existing object.
+A request that creates an object has the condition that the name does not exist
+(`ifGenerationMatch=0`). If the response is lost, the request is sent again, and refused
+because the object exists now. So every new object gets a random token: if the existing
+object has the token of the request, the first request has succeeded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _ABSENT = {"ifGenerationMatch": "0"}  # refused if an object of the name exists
 
 
 class GcsStore(BucketStore):
-    """Store of a bucket in Google Cloud Storage; every thread uses the same client.
+    """Store of the objects below a prefix of a bucket in Google Cloud Storage.
+
+    Used on any thread.
 
     Args:
         bucket: name of the bucket.
@@ -104,7 +106,7 @@ class GcsStore(BucketStore):
     def _pages(
         self, deadline: Deadline, *, fields: str, **params: str
     ) -> Iterator[dict[str, Any]]:
-        """Yields the answers to a listing request, each with a part of the listing."""
+        """Yields the service's responses to a listing, one for every page."""
         params["fields"] = f"{fields},nextPageToken"
         client = self._client
         while True:
@@ -129,7 +131,16 @@ class GcsStore(BucketStore):
     def _written_as(
         self, resource: Mapping[str, Any], deadline: Deadline
     ) -> dict[str, Any] | None:
-        """Returns the existing object if written by an earlier attempt, or None."""
+        """Returns an object if created by an earlier attempt of the same request.
+
+        Args:
+            resource: description from `_new`, with the token of the request.
+            deadline: deadline of the call.
+
+        Returns:
+            The service's description of the object; None if a different writer created
+            the object.
+        """
         there = self._resource(resource["name"], deadline)
         token = (there or {}).get("metadata", {}).get(TOKEN)
         return there if token == resource["metadata"][TOKEN] else None
@@ -143,7 +154,7 @@ class GcsStore(BucketStore):
 
 
 def _new(key: str) -> dict[str, Any]:
-    """Returns the description of a new object, with a token of the writer."""
+    """Returns the description of a new object, with a random token."""
     return {
         "name": key,
         "contentType": CONTENT_TYPE,

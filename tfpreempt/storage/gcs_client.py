@@ -1,8 +1,8 @@
-"""Requests to Google Cloud Storage's JSON API, and the meaning of the errors.
+"""Sends requests to Google Cloud Storage's JSON API, and translates its errors.
 
-The session of google-auth adds credentials, which come from the environment. No code
-here draws from Python's global random generator: requests run beside training, and a
-draw would give the next step other numbers than in an uninterrupted run.
+google-auth adds credentials, which it finds in the environment. The code here never
+draws from Python's global random generator: requests are sent during training, and a
+draw would change the numbers that the program draws next.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _T = TypeVar("_T")
 FIRST_PAUSE = 0.2  # seconds before the first retry, on average; doubles
 LONGEST_PAUSE = 10.0
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
-_CONNECTIONS = 32  # connections of further threads are not kept
+_CONNECTIONS = 32  # open connections kept; with more threads, some are closed again
 _TRANSIENT_STATUSES = (408, 429, 500, 502, 503, 504)
-# Errors of a token server that google-auth would retry for any status.
+# Error codes of a token server that google-auth would retry, whatever the HTTP status.
 _TOKEN_LATER = re.compile(rb"internal_failure|server_error|temporarily_unavailable")
 _ADDRESS = "https://storage.googleapis.com"
 _BUCKET_MISSING = re.compile(r"bucket (?:does not exist|not found)", re.IGNORECASE)
-# matches an error text that quotes the whole request; the group is the cause
+# An error of `requests` quotes the whole request; the group has only the cause.
 _WRAPPED = re.compile(r".*\(Caused by (.*)\)", re.DOTALL)
 _jitter = random.SystemRandom()
 
 
 class GcsError(Exception):
-    """The service answered with an error status.
+    """The service responded with an error status.
 
     Args:
         status: the HTTP status.
@@ -77,7 +77,7 @@ class NotFoundError(GcsError):
 
 
 class PreconditionFailedError(GcsError):
-    """An object of this name exists."""
+    """The object exists, and the request has the condition that it does not."""
 
 
 class RangeError(GcsError):
@@ -151,10 +151,10 @@ ADVICE = (
 
 
 class GcsClient:
-    """Sends requests for one bucket. Any thread.
+    """Sends requests for one bucket; used on any thread.
 
-    The first request looks for credentials. So a metadata server that is unavailable
-    for a moment does not prevent the start of a program with local commits.
+    Credentials are looked up at the first request, not by the constructor. So a program
+    with local commits can start while the metadata server does not respond.
 
     Args:
         bucket: name of the bucket.
@@ -177,16 +177,16 @@ class GcsClient:
         Args:
             method: HTTP method.
             path: path below the service's address.
-            deadline: deadline that limits the retries.
+            deadline: deadline of the caller, which limits the retries.
             **options: keyword arguments of `requests.request`.
 
         Returns:
-            The answer's JSON object; empty after DELETE.
+            The JSON object in the response; empty for DELETE.
 
         Raises:
-            GcsError: the service refuses, or fails for too long.
+            GcsError: the service refuses the request, or failed in every attempt.
             google.auth.exceptions.GoogleAuthError: there are no valid credentials.
-            Exception: an error of `BROKEN`; the connection failed for too long.
+            Exception: one of `BROKEN`; the connection failed in every attempt.
         """
 
         def act() -> dict[str, Any]:
@@ -204,12 +204,14 @@ class GcsClient:
         statuses: Sequence[int] = (200, 201, 204),
         **options: Any,
     ) -> requests.Response:
-        """Sends one request, without a retry; raises the errors of `call`.
+        """Sends one request, without a retry; returns the response.
+
+        Raises the errors of `call`.
 
         Args:
             method: HTTP method.
-            path: path below the service's address, or a URL from the service.
-            statuses: HTTP statuses of success; other statuses are errors.
+            path: path below the service's address, or a URL that the service sent.
+            statuses: HTTP statuses of a success; further statuses are errors.
             **options: keyword arguments of `requests.request`.
         """
         session = self._session
@@ -239,13 +241,13 @@ class GcsClient:
 class TokenRequest(Request):
     """Sends google-auth's requests for credentials, without retries.
 
-    google-auth retries some requests, with pauses drawn from Python's global random
-    generator. So a failure that google-auth would retry becomes an error that
-    google-auth passes on, and `Retry` repeats the whole request.
+    google-auth retries after some failures, with pauses drawn from Python's global
+    random generator. Such a failure becomes TokenUnavailableError here, which
+    google-auth does not retry. `Retry` then repeats the whole request.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Sends a request.
+        """Sends a request for credentials; returns google-auth's response object.
 
         Raises:
             TokenUnavailableError: the request failed, perhaps temporarily.
@@ -266,7 +268,7 @@ def find_credentials() -> Any:
 
     Raises:
         google.auth.exceptions.DefaultCredentialsError: there are no credentials.
-        TokenUnavailableError: this machine's metadata server does not answer.
+        TokenUnavailableError: the metadata server of this machine does not respond.
     """
     try:
         return google.auth.default(scopes=_SCOPES, request=TokenRequest())[0]
@@ -279,8 +281,9 @@ def find_credentials() -> Any:
 class Retry:
     """Repeats a request after transient failures, with growing pauses.
 
-    Gives up before the caller's deadline, because an error at the deadline would not
-    name the cause. The pauses are not drawn from Python's global random generator.
+    Gives up before the caller's deadline, so that the caller gets the error of the last
+    request, and not only a timeout. The pauses are not drawn from Python's global
+    random generator.
 
     Args:
         deadline: deadline of the caller.
@@ -291,13 +294,20 @@ class Retry:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets earlier failures; called after a request has made progress."""
+        """Starts the timeout and the pauses from the beginning.
+
+        Called after a request has made progress.
+        """
         self.seconds = min(0.9 * self._deadline.left(math.inf), RETRY_SECONDS)
         self._gives_up_at = time.monotonic() + self.seconds
         self._longest_pause = 2 * FIRST_PAUSE
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """Returns the result of `act`; raises the last error of `act`."""
+        """Calls `act` until it succeeds; returns its result.
+
+        Raises the last error of `act` if the time is over, or if the error is not
+        transient.
+        """
         while True:
             try:
                 return act()
@@ -311,33 +321,36 @@ class Retry:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
+    """Returns whether a retry of the request may succeed."""
     if isinstance(error, GcsError):
         return error.status in _TRANSIENT_STATUSES
-    # A ValueError is about an address or an answer, and a retry gives the same result.
+    # A ValueError means a malformed URL or response, which a retry does not change.
     is_broken = isinstance(error, BROKEN) and not isinstance(error, ValueError)
     return is_broken or isinstance(error, TokenUnavailableError)
 
 
 def cause(error: Exception) -> Exception:
-    """Returns the original error, without the request that `requests` quotes."""
+    """Returns the original error inside an error of `requests`, or the error itself.
+
+    The message of `requests` quotes the whole request.
+    """
     if isinstance(error, BROKEN) and (found := _WRAPPED.match(str(error))):
         return ConnectionError(found[1])
     return error
 
 
 def encoded(crc32c: int) -> str:
-    """Returns a checksum in the service's form: base64 of four big-endian bytes."""
+    """Returns a checksum as the service writes it: base64 of four big-endian bytes."""
     return base64.b64encode(crc32c.to_bytes(4, "big")).decode()
 
 
 def decoded(crc32c: str) -> int:
-    """Returns the checksum for a text of the service; the inverse of `encoded`."""
+    """Returns the number for a checksum as the service writes it; see `encoded`."""
     return int.from_bytes(base64.b64decode(crc32c), "big")
 
 
 def _error_of(method: str, url: str, answer: requests.Response) -> GcsError:
-    """Returns the error for an answer with an error status."""
+    """Returns the exception for a response with an error status."""
     status = answer.status_code
     try:
         said = str(answer.json()["error"]["message"])

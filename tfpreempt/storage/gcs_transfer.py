@@ -1,9 +1,9 @@
-"""Uploads and downloads of Google Cloud Storage, in bounded memory.
+"""Uploads to and downloads from Google Cloud Storage, in bounded memory.
 
-A small object is uploaded in one request. A large file is the body of one request of a
-resumable upload. After a broken request the service reports the number of bytes
-received, and the next request sends the rest. A broken download continues at the
-position of the break.
+A small object is uploaded in one request. A large file is sent by a resumable upload,
+as the body of one request. If the connection breaks, the service is asked for the
+number of bytes received, and a further request sends the missing bytes. A broken
+download is resumed at the first missing byte.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ from tfpreempt.storage.gcs_client import (
 )
 from tfpreempt.storage.request_deadline import Deadline
 
-# maximum size in bytes of an upload in one request; memory holds two copies
+# Largest upload in one request, in bytes; memory holds two copies of the bytes.
 _SINGLE = 1 << 20
 _PIECE = 1 << 20
 _RECEIVED = re.compile(r"bytes=0-(\d+)")
 
 
 class GcsUpload:
-    """Upload of one object. Used as a request's body, yields the missing bytes.
+    """Upload of one object.
+
+    The object is also the body of a request: iterating yields the missing bytes.
 
     Args:
         client: client that sends the requests.
         resource: the object's name and metadata.
         source: a file at its beginning.
         size: size of the file in bytes.
-        deadline: deadline that limits the retries.
+        deadline: deadline of the caller, which limits the retries.
         conditions: conditions for the service, as query parameters.
 
     Attributes:
-        crc32c: checksum of the file's bytes read so far; a byte read again counts once.
+        crc32c: checksum of the file's bytes read so far. Bytes read again by a retry
+            are not added again.
     """
 
     def __init__(
@@ -77,7 +80,8 @@ class GcsUpload:
         """Sends the file.
 
         Raises:
-            SaveError: the bytes arrived changed, and were deleted again.
+            SaveError: the object has a different checksum than the file, and was
+                deleted again.
             Exception: an error of `GcsClient.call`.
         """
         if self._size <= _SINGLE:
@@ -119,10 +123,13 @@ class GcsUpload:
         )
 
     def _send_rest(self) -> dict[str, Any]:
-        """Sends the missing bytes, in one request.
+        """Begins or resumes the resumable upload: sends the missing bytes.
+
+        Returns:
+            The service's description of the created object.
 
         Raises:
-            ConnectionError: some bytes did not arrive, which may be temporary.
+            ConnectionError: some bytes did not arrive; a retry sends these bytes.
         """
         made = None
         if self._url:
@@ -149,7 +156,16 @@ class GcsUpload:
     def _put(
         self, content_range: str, body: GcsUpload | None = None
     ) -> dict[str, Any] | None:
-        """Sends one request. Returns the created object; None if bytes are missing."""
+        """Sends a request of the resumable upload.
+
+        Args:
+            content_range: value of the header: the range of the bytes sent, or
+                "bytes */SIZE" to ask for the number of bytes received.
+            body: the bytes; None to ask.
+
+        Returns:
+            The service's description of the created object; None if bytes are missing.
+        """
         try:
             answer = self._client.request(
                 "PUT",
@@ -192,9 +208,10 @@ class GcsUpload:
 
 
 class GcsDownload:
-    """Download of some bytes of an object.
+    """Download of an object, or of a range of an object.
 
-    Every request reads the generation of the first answer.
+    Every request reads the generation (version) of the object that the first request
+    found.
 
     Args:
         client: client that sends the requests.
@@ -203,8 +220,7 @@ class GcsDownload:
         end: index after the last byte; None: up to the end.
 
     Attributes:
-        crc32c: the service's checksum of the whole object; None until an answer has a
-            checksum.
+        crc32c: checksum of the whole object; None until a response has a checksum.
     """
 
     def __init__(
@@ -216,18 +232,21 @@ class GcsDownload:
         self._at = start
         self._end = end
         self._generation: str | None = None
-        self._size: int | None = None  # of the whole object, if the answer is a part
+        self._size: int | None = None  # of the object, from a response with a range
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
-        """Yields the bytes, once; continues after a broken or a partial answer.
+        """Yields the bytes, in pieces; may be called once.
+
+        After a broken connection, or a response with too few bytes, the missing bytes
+        are requested.
 
         Raises:
             CallTimeoutError: the deadline has passed.
-            MissingError: there is no such object.
-            CheckpointError: the answer has other bytes than requested.
-            GcsError: the service refuses, or fails for too long.
-            Exception: an error of `gcs_client.BROKEN`; the connection failed for too
-                long.
+            MissingError: the object does not exist.
+            CheckpointError: the response has a different range than requested.
+            GcsError: the service refuses, or failed in every attempt.
+            Exception: one of `gcs_client.BROKEN`; the connection failed in every
+                attempt.
         """
         while self._end is None or self._at < self._end:
             asked = self._at
@@ -242,9 +261,9 @@ class GcsDownload:
                     yield piece
                     piece = deadline.run(more)
             except CallTimeoutError:
-                raise  # the read still runs, and close() would wait for its end
+                raise  # do not close: close() would wait for the read, which still runs
             except gcs_client.BROKEN:
-                answer.close()  # the download has made progress, so no pause is needed
+                answer.close()  # retry at once: the download has made progress
             except BaseException:
                 answer.close()
                 raise
@@ -254,8 +273,8 @@ class GcsDownload:
                     return
 
     def _begin(self) -> tuple[requests.Response, bytes]:
-        """Requests the remaining bytes. Returns the answer and its first piece."""
-        # requests the stored bytes, not decompressed
+        """Requests the remaining bytes; returns the response and its first piece."""
+        # With this header the service sends the stored bytes, and decompresses nothing.
         headers = {"Accept-Encoding": "gzip"}
         if self._at or self._end is not None:
             last = "" if self._end is None else self._end - 1
@@ -285,13 +304,14 @@ class GcsDownload:
         self._generation = answer.headers.get("X-Goog-Generation")
         if found := re.search(r"crc32c=([^,]+)", answer.headers.get("X-Goog-Hash", "")):
             self.crc32c = decoded(found[1])
-        ahead = 0 if is_part else self._at  # a server may send the whole object
+        # If the server ignores the range and sends the whole object, skip its start.
+        ahead = 0 if is_part else self._at
         while ahead and (passed := answer.raw.read(min(ahead, _PIECE))):
             ahead -= len(passed)
         return answer, self._read(answer)
 
     def _read(self, answer: requests.Response) -> bytes:
-        """Reads the next piece, up to `end` even if the service sends more."""
+        """Returns the next piece of a response; empty at the end of the range."""
         wanted = _PIECE if self._end is None else min(_PIECE, self._end - self._at)
         piece: bytes = answer.raw.read(wanted)
         return piece

@@ -1,8 +1,8 @@
 """ObjectStore in a directory of this machine.
 
-Other users may have created entries in the directory. So every part of a name is opened
-relative to the directory above and checked: a directory, and at the end a regular file.
-A pipe is never waited for, and a link is never followed.
+Other users may be able to write to the directory. So the folders of a path are opened
+one by one, each relative to the folder above, and checked to be directories; the last
+part must be a regular file. No link is followed, and no open waits for a pipe.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from tfpreempt.storage.object_store import (
 )
 
 TEMPORARY = ".tfpreempt-put-"  # prefix of a file's name until the file is complete
-# Small enough to stay in the processor's cache for the checksum; smaller pieces cost
-# more, because the checksum holds the interpreter's lock.
+# Bytes read at a time; few enough to stay in the processor's cache for the checksum.
+# Smaller pieces cost more, because the checksum holds the interpreter's lock.
 _PIECE = 2 << 20
-# A temporary file not written for so long counts as left by a killed put. If the put
-# was only stopped, it fails with an error when it continues.
+# A temporary file that was not written for so long is deleted, as left by a killed put.
+# If the process of the put was only suspended, the put fails when the process resumes.
 _LEFT_OVER_SECONDS = 3600.0
 
 
 class LocalStore:
-    """Objects as files below a directory; the directory itself may be a link.
+    """Store of files below a directory; the directory itself may be a link.
 
-    A link below the directory is listed, so that the link is not silently lost, but its
-    target is never read, written or deleted. Reading creates nothing. Timeouts are
-    ignored: a disk has none.
+    A link below the directory is listed, so that users notice the link, but its target
+    is never read, written or deleted. Timeouts are ignored, because file operations
+    have no timeout.
 
     Args:
-        root: the directory, made by the first put; a missing directory is empty.
-        files: the file operations.
-        unreadable: error class for a file that the disk cannot read at present. The
-            file may be readable later, so CheckpointCorruptedError is right only if an
-            older commit will do.
+        root: the directory, created by the first put; a missing directory counts as
+            empty.
+        files: the file operations; None for plain file operations.
+        unreadable: class of the error for a file that the disk cannot read now. Because
+            the file may be readable later, pass CheckpointCorruptedError only if the
+            caller can use an older commit instead.
 
     Raises:
         ConfigurationError: the root is a file.
@@ -145,14 +146,17 @@ class LocalStore:
             self._remove_empty(os.path.dirname(path))
 
     def _link(self, temporary: str, path: str) -> bool:
-        """Links the file to its name. Returns False if the name exists.
+        """Gives a complete temporary file its name, by a hard link.
 
-        Unlike a rename, a link never replaces a file.
+        Unlike a rename, a hard link never replaces an existing file.
+
+        Returns:
+            False if the name exists.
         """
         try:
             try:
                 self._give_name(temporary, path)
-            except FileNotFoundError:  # the folder was removed with its last object
+            except FileNotFoundError:  # a delete removed the folder, empty for a moment
                 make_lasting_dirs(self._files, os.path.dirname(path))
                 self._give_name(temporary, path)
         except FileExistsError:
@@ -164,10 +168,9 @@ class LocalStore:
             os.link(temporary, name, dst_dir_fd=folder, follow_symlinks=False)
 
     def _remove_empty(self, folder: str) -> None:
-        """Removes empty folders up to the root.
+        """Removes a folder if empty, then its empty parents, up to the root.
 
-        Object storage has no empty folders, and the store would list an empty folder
-        for ever.
+        Otherwise `folders` would list an empty folder, which no object store does.
         """
         while folder != self.uri and not os.listdir(folder):
             remove_if_empty(self._files, folder)
@@ -175,10 +178,14 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _written(self, name: str, source: SeekableReader) -> Iterator[tuple[str, str]]:
-        """Yields the path of a durable temporary file, and the object's path.
+        """Context that writes the source to a durable temporary file.
 
+        The body gives the file its name. At the end the temporary name is deleted.
         Errors of reading the source are raised unchanged; errors of the disk are
         translated.
+
+        Yields:
+            The path of the temporary file, and the path of the object.
         """
         path, doing = os.path.join(self.uri, check_name(name)), f"put {name!r}"
         if self._is_linked(name):
@@ -206,10 +213,10 @@ class LocalStore:
                 self._files.remove(temporary)
 
     def _sweep(self, now: float) -> None:
-        """Deletes temporary files of killed puts, once, at the store's first put.
+        """Deletes temporary files of killed puts, at the store's first put.
 
         Args:
-            now: time stamp of a file made just now, by the clock that dates the files.
+            now: current time by the clock of the file system, from a new file.
         """
         if self._is_swept:
             return
@@ -222,7 +229,10 @@ class LocalStore:
                     self._files.remove(path)
 
     def _names(self, prefix: str) -> Iterator[str]:
-        """Yields files and links with the prefix; skips folders that cannot match."""
+        """Yields the names of files and links that begin with the prefix.
+
+        Only folders that can have such names are read.
+        """
 
         above = prefix.rpartition("/")[0]
         if above and self._is_linked(check_name(above)):
@@ -237,7 +247,7 @@ class LocalStore:
                     yield name
 
     def _is_linked(self, name: str) -> bool:
-        """Whether a part of a name's path is a symbolic link."""
+        """Returns whether any part of the path of an object is a symbolic link."""
         path = self.uri
         for part in name.split("/"):
             path = os.path.join(path, part)
@@ -247,13 +257,16 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[str]:
-        """Translates errors of a body that reads an object; yields the object's path.
+        """Context that translates the errors of reading an object.
+
+        Yields:
+            The path of the object.
 
         Raises:
             ObjectNotFoundError: there is no object of the name.
-            CheckpointCorruptedError: the name or a folder above is a link, or the name
-                is no regular file.
-            CheckpointError: the disk cannot read the object; see `unreadable`.
+            CheckpointCorruptedError: a part of the path is a link, or the path is not a
+                regular file.
+            CheckpointError: the disk cannot read the object; the class is `unreadable`.
         """
         path = os.path.join(self.uri, check_name(name))
         damaged = errors.CheckpointCorruptedError
@@ -261,7 +274,7 @@ class LocalStore:
             yield path
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             text = f"There is no object {name!r} in {self.uri!r}."
-            # a folder, or a part of the path is an object
+            # The name is missing, or is a folder; or a part of the path is a file.
             raise ObjectNotFoundError(text) from error
         except contained.LinkError as error:
             raise damaged(

@@ -1,10 +1,10 @@
-"""ObjectStore: the operations common to every storage of checkpoints.
+"""`ObjectStore`: the operations on objects that every storage of checkpoints has.
 
-`ComposingStore` is for storage with one more operation: an object made from others.
+`ComposingStore` has one more operation: creating an object from stored objects.
 
-The content of an existing object never changes. So a marker, written last and only if
-absent, is a commit in every store. `replace` is the only exception, for objects that no
-restore depends on: TensorFlow's pointer, and a handle's metadata.
+The content of an object never changes. So in every store a commit is made by a marker
+object that is written last, and only if absent. The exception is `replace`, used only
+for objects that no restore needs: TensorFlow's state file, and the user's metadata.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ObjectStat:
 
     Attributes:
         size: size in bytes.
-        crc32c: checksum of the object's bytes, unsigned 32 bits; None if the store has
-            none.
+        crc32c: checksum of the object's bytes, as an unsigned 32-bit number; None if
+            the store does not know the checksum.
     """
 
     size: int
@@ -40,13 +40,14 @@ class ObjectStat:
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Storage of objects. Any number of threads may call the methods at a time.
+    """Storage of objects by name. Methods may be called on any thread.
 
-    Every method raises ConfigurationError for a name that is absolute, empty, or has
-    "..". Errors of the storage become SaveError or CheckpointError, with advice.
-    Transient failures (a 503, a cut connection) are retried within `timeout`: seconds
-    for the whole call, whatever the number of its requests; None: the store's own
-    limit.
+    Every method raises ConfigurationError for an unsafe name (absolute, empty, or with
+    ".."). Errors of the storage become SaveError or CheckpointError, with advice.
+
+    `timeout` is the number of seconds for the whole call, however many requests the
+    call makes. Transient failures (a 503, a broken connection) are retried within that
+    time. With None the store's own timeout applies.
     """
 
     @property
@@ -61,9 +62,9 @@ class ObjectStore(Protocol):
 
         Args:
             name: name of the object.
-            source: a seekable file at its beginning, read in pieces; an exception of
-                `read` ends the call and is raised.
-            timeout: time limit, see the class.
+            source: a seekable file at its beginning, read in pieces. An error of `read`
+                is raised unchanged.
+            timeout: seconds for the call, see the class.
 
         Returns:
             Whether the object was created; False if an object of the name exists.
@@ -87,13 +88,13 @@ class ObjectStore(Protocol):
 
         Args:
             name: name of the object.
-            target: file to write to, in pieces, from its position on.
+            target: file that receives the bytes, in pieces, at its current position.
             offset: index of the first byte to copy.
             length: number of bytes to copy; None: up to the end.
-            timeout: time limit, see the class.
+            timeout: seconds for the call, see the class.
 
         Returns:
-            The number of bytes copied; less than `length` if the object ends before.
+            The number of bytes copied; less than `length` if the object is too short.
 
         Raises:
             ObjectNotFoundError: there is no object of the name.
@@ -101,11 +102,14 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yields names with a prefix, in name order. The names are not checked."""
+        """Yields the names that begin with a prefix, sorted; a name may be unsafe."""
         ...
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        """Yields distinct first parts of names with a "/", in any order, unchecked."""
+        """Yields the top folders: the distinct first parts of names with a "/".
+
+        The order is undefined, and the names may be unsafe.
+        """
         ...
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
@@ -124,15 +128,14 @@ class ComposingStore(ObjectStore, Protocol):
     def compose(
         self, name: str, parts: Sequence[str], *, timeout: float | None = None
     ) -> bool:
-        """Creates an object from the bytes of its parts, completely or not at all.
+        """Creates an object by joining stored objects, completely or not at all.
 
-        The parts are kept.
+        The joined objects are kept.
 
         Args:
             name: name of the new object.
-            parts: names of the objects to join, in the order of the bytes; 1 to
-                `MAX_PARTS`.
-            timeout: time limit, see `ObjectStore`.
+            parts: names of 1 to `MAX_PARTS` objects to join, in this order.
+            timeout: seconds for the call, see `ObjectStore`.
 
         Returns:
             Whether the object was created; False if an object of the name exists.
@@ -144,9 +147,9 @@ class ComposingStore(ObjectStore, Protocol):
 
 
 def summed(store: ObjectStore, name: str) -> ObjectStat | None:
-    """Returns the `stat` of an object, always with a checksum; None if missing.
+    """Returns the `stat` of an object with its checksum; None if the object is missing.
 
-    The object's bytes are read if the store has no checksum.
+    Reads the object if the store does not know the checksum.
     """
     found = store.stat(name)
     if found is None or found.crc32c is not None:
@@ -160,7 +163,7 @@ def summed(store: ObjectStore, name: str) -> ObjectStat | None:
 
 
 def check_name(name: str) -> str:
-    """Returns the name if the name is safe.
+    """Returns an object's name, checked to be safe as a path.
 
     Raises:
         ConfigurationError: the name is unsafe.

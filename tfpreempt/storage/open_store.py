@@ -22,11 +22,11 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def local_path(location: str) -> str | None:
-    """Returns the absolute path of a local path or file:// URI; None for other URIs.
+    """Returns the absolute path for a local path or file:// URI; None for other URIs.
 
     Raises:
-        ConfigurationError: a file:// URI has another host or a query; a URI has lost a
-            "/", as by pathlib; or a URI is malformed.
+        ConfigurationError: a file:// URI has a foreign host or a query; a URI has lost
+            a "/", as `pathlib.Path` causes; or a URI is malformed.
     """
     paths.check_no_user_info(location)
     match = _SCHEME.match(location)
@@ -60,7 +60,7 @@ def local_path(location: str) -> str | None:
 
 
 def check_apart(mirror: str, checkpoint_dir: str) -> None:
-    """Refuses a local mirror that shares files with the checkpoint directory.
+    """Checks that a local mirror and the checkpoint directory are separate directories.
 
     Args:
         mirror: a path or a URI.
@@ -81,11 +81,11 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
 
 
 def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> ObjectStore:
-    """Opens the store at a path or URI. Makes no request.
+    """Returns the store at a path or URI; sends no request.
 
     Args:
-        location: a local path, file://, gs://bucket/prefix or s3://bucket/prefix; with
-            a `filesystem`, a path in the file system.
+        location: a local path, or a URI: file:///path, gs://bucket/prefix or
+            s3://bucket/prefix. With a `filesystem`, a path in the file system.
         filesystem: a store of tfpreempt, or a file system of pyarrow or fsspec.
 
     Raises:
@@ -167,10 +167,14 @@ def _in_filesystem(location: str, filesystem: Any) -> ObjectStore:
 
 
 def _checked(prefix: str, location: str) -> str:
-    """Returns the prefix without the "/" at its ends.
+    """Returns a prefix without "/" at both ends, checked to be safe as a path.
+
+    Args:
+        prefix: the prefix.
+        location: the user's argument, for the message.
 
     Raises:
-        ConfigurationError: the prefix is unsafe as a path.
+        ConfigurationError: the prefix is unsafe.
     """
     trimmed = prefix.strip("/")
     reason = paths.why_unsafe(trimmed) if trimmed else None

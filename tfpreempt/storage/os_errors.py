@@ -33,10 +33,14 @@ _DAMAGED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def advice_on(said: str) -> str | None:
-    """Returns advice on the system's words in a TensorFlow error, or None.
+    """Returns advice for an error text of TensorFlow; None if there is no advice.
 
-    TensorFlow's error codes are coarser: RESOURCE_EXHAUSTED is a full disk, a quota,
-    too many open files, or memory.
+    The advice is found by the system's message inside the text, such as "No space left
+    on device". TensorFlow's error code is not enough: RESOURCE_EXHAUSTED means a full
+    disk, a quota, too many open files, or memory.
+
+    Args:
+        said: text of the error.
     """
     found = [number for number in ADVICE if os.strerror(number) in said]
     longest = max(found, key=lambda number: len(os.strerror(number)), default=None)
@@ -45,14 +49,14 @@ def advice_on(said: str) -> str | None:
 
 @contextlib.contextmanager
 def translated(doing: str, directory: str) -> Iterator[None]:
-    """Turns an OSError of the body into a SaveError.
+    """Context that turns an OSError of the body into a SaveError with advice.
 
     Args:
         doing: action of the body for the message, such as "commit step 5".
         directory: the checkpoint directory, for the message.
 
     Raises:
-        SaveError: in place of any OSError.
+        SaveError: the body raised an OSError.
     """
     try:
         yield
@@ -69,15 +73,16 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
 
     Args:
         directory: the user's checkpoint directory.
-        name: prefix of TensorFlow's files in the directory; None if there are none.
+        name: prefix of TensorFlow's files in the directory; None if TensorFlow writes
+            no files.
 
     Returns:
         The absolute path of the directory.
 
     Raises:
-        ConfigurationError: the directory is missing, no valid text, a URL, a file, or
-            not writable; begins with ~; or TensorFlow would not find a checkpoint
-            there.
+        ConfigurationError: the argument is None or empty, is no valid text, begins with
+            ~, or is a URL; the path is a file, or cannot be created or written to; or
+            TensorFlow would not find a checkpoint at the path.
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
@@ -118,8 +123,7 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
         if not is_file:
             if not file_reading.is_dir(path):
                 make_lasting_dirs(files, path)
-            # An error of a directory above is ignored: the user cannot correct the
-            # error here, and saves may work.
+            # Ignore errors of the parent directories: saves may work nevertheless.
             with contextlib.suppress(OSError):
                 sync_names(files, path)
     except OSError as error:

@@ -8,34 +8,35 @@ import re
 from tfpreempt import errors
 from tfpreempt.core.scratch import is_url
 
-# A password may have slashes: then the text before the first slash has a colon without
-# a port behind the colon.
+# Matches a scheme and "user:password@". Second alternative: the password has a slash,
+# so the text before the first slash has a colon that no port number follows.
 _USER_INFO = re.compile(
     r"\A((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)(?:[^/]*@|[^/:@[]*:(?!\d*(?:/|\Z)).*@)"
 )
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Returns the absolute path; a URL is returned without a "/" at its end."""
+    """Returns the absolute path, or a URL without a "/" at its end."""
     text = os.fspath(path)
     return text.rstrip("/") if is_url(text) else os.path.abspath(text)
 
 
 def without_secrets(url: str) -> str:
-    """Returns a URL fit for messages: without user name, password and query."""
+    """Returns a URL for messages: user name, password and query are replaced by ***."""
     shown, mark, _ = _USER_INFO.sub(r"\1***@", url, count=1).partition("?")
     return shown + ("?***" if mark else "")
 
 
 def check_no_user_info(path: str, name: str = "The URL") -> None:
-    """Refuses a URL with a user name or password, before anything quotes the URL.
+    """Checks that a URL has no user name or password, before the URL is logged.
 
     Args:
         path: a path or a URL.
         name: subject of the message, such as the variable that holds the URL.
 
     Raises:
-        ConfigurationError: the URL has user info; the message does not show it.
+        ConfigurationError: the URL has a user name or password; the message does not
+            show them.
     """
     if is_url(path) and _USER_INFO.match(path):
         raise errors.ConfigurationError(
@@ -47,7 +48,7 @@ def check_no_user_info(path: str, name: str = "The URL") -> None:
 
 
 def check_text(path: str) -> None:
-    """Refuses a path that cannot be written to a manifest or a message.
+    """Checks that a path is text that can be written to a manifest or a message.
 
     Raises:
         ConfigurationError: the path has a NUL, or bytes that are not UTF-8.
@@ -64,14 +65,13 @@ def check_text(path: str) -> None:
 
 
 def check_restorable(prefix: str) -> None:
-    """Refuses a prefix from which TensorFlow cannot restore.
+    """Checks that TensorFlow can restore from a prefix.
 
-    TensorFlow looks for the files by a glob pattern, and uses the path itself as the
-    pattern.
+    TensorFlow searches for the files with the prefix as a glob pattern, so the prefix
+    must not have the characters of such patterns.
 
     Raises:
-        ConfigurationError: the prefix has a character of glob patterns, named by the
-            error.
+        ConfigurationError: the prefix has such a character.
     """
     for character in "[*?\\":
         if character in prefix:
@@ -85,11 +85,11 @@ def check_restorable(prefix: str) -> None:
 
 
 def why_unsafe(name: object) -> str | None:
-    """Returns why a name must not become a path, or None for a safe name.
+    """Returns why a name is unsafe as a relative path; None for a safe name.
 
     Args:
-        name: a relative path with "/" between its parts, from a manifest or a listing
-            by an unknown writer.
+        name: name with "/" between its parts, from a manifest or a listing, which
+            anybody may have written.
     """
     if not isinstance(name, str):
         return f"is a {type(name).__name__}, not a string"

@@ -1,4 +1,4 @@
-"""ObjectStore for the names of another store that have a prefix."""
+"""ObjectStore for a folder of another store."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tfpreempt.storage.object_store import ObjectStat, ObjectStore, check_name
 
 
 class PrefixedStore:
-    """The part of another store below a path.
+    """Store of the objects of a second store below a path.
 
     Args:
-        store: the other store.
-        prefix: the path, without a "/" at its ends.
+        store: the second store, which has the objects.
+        prefix: path in the second store, without "/" at both ends.
 
     Raises:
         ConfigurationError: the path is unsafe.
@@ -50,7 +50,7 @@ class PrefixedStore:
             yield name[len(self._prefix) :]
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        """See `ObjectStore`. Lists every name below the path, without a time limit."""
+        """See `ObjectStore`. Lists every name below the path, and ignores `timeout`."""
         folders = (n.partition("/")[0] for n in self.list() if "/" in n)
         yield from dict.fromkeys(folders)
 

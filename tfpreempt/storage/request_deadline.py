@@ -1,4 +1,4 @@
-"""Time limit of a call to an object store, whatever the number of its requests."""
+"""`Deadline`: timeout of a call to an object store, however many requests it makes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TypeVar
 from tfpreempt.core.threads import CallTimeoutError, call_within
 
 _T = TypeVar("_T")
-# Settings of the clients: the longest silence of a request, and the longest retrying of
-# a failing request. Longer waits are up to the caller: the mirror reports the failure
-# and continues.
+# Settings of the client libraries: seconds without a byte after which a request fails,
+# and seconds for the retries of a failing request. A caller that can wait longer, such
+# as the mirror, logs the failure and calls again.
 REQUEST_SECONDS = 60.0
 RETRY_SECONDS = 30.0
 
 
 class Deadline:
-    """Deadline of one call, which starts now.
+    """Deadline of one call to a store; the time starts with the constructor.
 
-    No client can end a request at a given moment: a client's timeout starts again with
-    each packet, or belongs to the store. So the caller stops waiting, and the request
-    ends by itself.
+    No client library can end a request at a given time: timeouts of a library restart
+    with every packet, or are fixed for a store. So a request runs in a thread, the
+    caller stops waiting at the deadline, and the request ends later by itself.
 
     Args:
-        seconds: time limit of the whole call; None: no limit.
+        seconds: timeout of the whole call; None: no timeout.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -32,11 +32,10 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """Runs a part of the call; returns its result or raises its error.
+        """Calls `act`, a part of the call; returns its result or raises its error.
 
         Raises:
-            CallTimeoutError: the deadline has passed; the part may continue in its
-                thread.
+            CallTimeoutError: the deadline has passed; `act` may still run in a thread.
         """
         if self._end is None:
             return act()
@@ -47,7 +46,7 @@ class Deadline:
             raise self._is_over() from error
 
     def left(self, unlimited: float) -> float:
-        """Returns the seconds left, or `unlimited` without a deadline.
+        """Returns the seconds until the deadline; `unlimited` if there is no deadline.
 
         Raises:
             CallTimeoutError: the deadline has passed.

@@ -1,15 +1,17 @@
-"""ObjectStore in S3, or in a service with the protocol of S3, by obstore.
+"""ObjectStore in S3, or in a service with S3's protocol, by the library obstore.
 
-An object of up to 8 MiB is created by one request that S3 refuses if an object of the
-name exists (`If-None-Match: *`). After a lost answer the request is sent again and
-refused because the first request succeeded; a token in the metadata detects such a
-refusal. A larger object is uploaded in parts, several at a time. obstore has no
-condition for parts, so the store checks for an existing object first, and two writers
-of the same large name at the same moment can both succeed. Code that needs a single
-winner puts a small object; commits do.
+An object of up to 8 MiB is created by one request, which S3 refuses if the name exists
+(`If-None-Match: *`). If the response is lost, the request is sent again, and refused
+because the object exists now. A token in the object's metadata shows that the first
+request has succeeded.
 
-S3 has a crc32c only for objects uploaded with one, so writers attach the checksum to
-the object. Endpoint, region and credentials come from the environment.
+A larger object is uploaded in parts, several at a time. obstore offers no condition for
+such uploads, so the store checks for the name first. Two writers of one large object at
+the same moment can both succeed. Code that needs a single winner puts a small object,
+as commits do.
+
+S3 knows a crc32c only for objects uploaded with a crc32c, so the store adds the
+checksum to the metadata. Endpoint, region and credentials come from the environment.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _ATTEMPTS = 4
 _PAGE = 1000
 _IGNORED = "non-partial response"  # obstore reports this error only by its text
 _CRC = "tfpreempt-crc32c"
-# addresses that issue a role's keys
+# Addresses of the metadata services from which a machine gets the keys of its role.
 _METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")
 _MARKUP = re.compile(r"[:\s]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
 _ADVICE = (
@@ -88,7 +90,7 @@ _ADVICE = (
 
 
 def _cause(error: Exception) -> Exception:
-    """Returns the error with the service's error code, without the service's markup."""
+    """Returns an error with the service's error code in place of its XML."""
     text = str(error)
     code = re.search(r"<Code>(\w+)</Code>", text)
     if not code and ("redential" in text or _METADATA.search(text)):
@@ -99,7 +101,7 @@ def _cause(error: Exception) -> Exception:
 
 
 class S3Store(BucketStore):
-    """Store of a bucket in S3.
+    """Store of the objects below a prefix of a bucket in S3.
 
     Args:
         bucket: name of the bucket.
@@ -169,8 +171,8 @@ class S3Store(BucketStore):
         return _Download(self._store, key, start, end)
 
     def _keys(self, prefix: str, deadline: Deadline) -> Iterator[str]:
-        # obstore turns "a//b" into "a/b", and matches whole parts of a path only. So
-        # obstore lists the folder, and the prefix is compared here.
+        # obstore matches only whole parts of a path, and turns "a//b" into "a/b". So
+        # list the folder, and compare the prefix here.
         folder = prefix.rpartition("/")[0] or None
         for page in obstore.list(self._store, folder, chunk_size=_PAGE):
             for each in page:
@@ -194,7 +196,7 @@ class S3Store(BucketStore):
 
 @dataclasses.dataclass(slots=True)
 class _Download:
-    """Download of some bytes of an object, in the version of the first request."""
+    """Download of a range of an object; each request reads the version first found."""
 
     store: Client
     key: str
@@ -216,7 +218,7 @@ class _Download:
             yield deadline.run(functools.partial(self._range, *part, version))
 
     def _range(self, start: int, end: int, version: Any) -> bytes:
-        """Returns a range of an object; retries after a broken connection."""
+        """Returns the bytes of a range; retries after a broken connection."""
         options: Any = {"range": (start, end), **version}
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -236,10 +238,10 @@ class _Download:
 
 
 class _Streams:
-    """Distributes streams among uploads; each upload gets at least one.
+    """Limits the simultaneous requests of a store's uploads.
 
     Args:
-        count: number of streams.
+        count: number of requests; exceeded only because every upload gets one request.
     """
 
     def __init__(self, count: int) -> None:
@@ -248,7 +250,11 @@ class _Streams:
 
     @contextlib.contextmanager
     def taken(self, wanted: int) -> Iterator[int]:
-        """Reserves up to `wanted` free streams, at least one; yields the number."""
+        """Context that reserves up to `wanted` requests, at least one.
+
+        Yields:
+            The number of requests.
+        """
         with self._lock:
             count = max(1, min(wanted, self._free))
             self._free -= count
@@ -289,12 +295,12 @@ def _connect(bucket: str) -> Client:
 
 
 def _is_about_the_bucket(error: Exception) -> bool:
-    """Whether a 404 means that the bucket is missing, not an object in it."""
+    """Returns whether a 404 is about a missing bucket, not a missing object."""
     return "NoSuchBucket" in str(error)
 
 
 def _head(store: Client, key: str) -> Any:
-    """Returns the properties of an object in S3; None if there is no object."""
+    """Returns obstore's description of an object; None if the object is missing."""
     try:
         return obstore.get(store, key, options={"head": True})
     except (FileNotFoundError, said.NotFoundError) as error:
@@ -305,7 +311,7 @@ def _head(store: Client, key: str) -> Any:
 
 def _crc_of(found: Any) -> int | None:
     noted = found.attributes.get(_CRC, "")
-    # Any writer of the bucket can set the attribute: an invalid checksum is ignored.
+    # Ignore an invalid checksum: any writer of the bucket can set the attribute.
     return int(noted, 16) if re.fullmatch("[0-9a-f]{8}", noted) else None
 
 
