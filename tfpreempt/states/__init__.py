@@ -1,14 +1,14 @@
 """Named States: ready-made classes, and functions that save and load States.
 
-The names are loaded on first use, so a program without TensorFlow does not import
+Each name is imported at its first use, so a program without TensorFlow does not import
 TensorFlow.
 
 api                save_all_states(), save_state() and load_state()
-loaders            a ready-made State for loaders with a position, such as Grain's
+loaders            a ready-made State for the position of a data loader, such as Grain's
 random_states      ready-made States for the random generators of Python and NumPy
 standalone         commits of named States without a handler, and without TensorFlow
-standalone_mirror  the mirror of a program without a handler: lookup, download, upload
-tensorflow_states  ready-made States for TensorFlow's random generators and dataset
+standalone_mirror  the mirror of a program without a handler
+tensorflow_states  ready-made States for TensorFlow's generators and dataset iterators
 values             ready-made States for plain values: a step, JSON values, arrays
 
 Imported by keras, tfpreempt.

@@ -1,8 +1,8 @@
-"""save_all_states(), save_state() and load_state(), the functions for programs.
+"""The functions for users: save_all_states(), save_state() and load_state().
 
-With an open handler, the functions use the handler's saves and its restored commit.
-Without a handler, the functions use the directory named by TFPREEMPT_CHECKPOINT_DIR,
-and need no TensorFlow.
+With an open handler, States are saved with the handler's commits, and loaded from the
+commit that the handler has restored. Without a handler, the functions use the directory
+in TFPREEMPT_CHECKPOINT_DIR, and need no TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,33 +36,37 @@ _alone: dict[tuple[str, Cluster], StandaloneStates] = {}  # by directory and clu
 
 
 def save_all_states() -> str | None:
-    """Commits the registered States now; every worker calls it at the same point.
+    """Commits the registered States now.
 
-    `sync()` is called on every worker, in name order. With an open handler the function
-    is the handler's `save()`: the same commit holds the States and the TensorFlow
-    checkpoint. (With several handlers, each handler commits.)
+    Every worker must call the function at the same point of the program. `sync()` of
+    the States is called on every worker, in name order.
 
-    Without a handler, the chief commits the States alone, in the directory named by
-    TFPREEMPT_CHECKPOINT_DIR. The workers are the workers of TF_CONFIG; with several
-    workers, States with per_worker=True need a handler. If
-    TFPREEMPT_MIRROR_DIR is set, each commit is uploaded to that mirror in
-    the background, and the first call of a process looks in the mirror for a newer
-    commit.
+    With an open handler, the function calls the handler's `save()`: one commit holds
+    the States and the TensorFlow checkpoint. (With several handlers, every handler
+    commits.)
 
-    Without a handler and without a directory nothing is saved: the function only calls
+    Without a handler, the chief commits only the States, in the directory in
+    TFPREEMPT_CHECKPOINT_DIR. The workers are the workers in TF_CONFIG; with several
+    workers, States with per_worker=True need a handler. If TFPREEMPT_MIRROR_DIR is set,
+    every commit is uploaded to that mirror in the background, and the first call of a
+    process imports a newer commit from the mirror.
+
+    Without a handler and without the variable nothing is saved: the function only calls
     `sync()`, and logs one warning per process.
 
     Returns:
-        The commit's directory on the chief. The checkpoint directory on the other
-        workers, where the commit may be incomplete yet, and for the flat files of a
-        CheckpointManager. None if there is no directory.
+        On the chief the commit's directory; the checkpoint directory if a
+        CheckpointManager chooses the names of the files. On the other workers the
+        checkpoint directory, where the chief may still be writing the commit. None if
+        nothing was saved.
 
     Raises:
         SaveError: the commit failed, and earlier commits are intact; or a worker did
-            not take part.
+            not take part in the save.
         CheckpointError: the object store cannot be read, and there is no local commit.
-        ConfigurationError: the directory is unusable.
-        UsageError: there is no State and no handler; or the call is inside `run()`.
+        ConfigurationError: the directory cannot be used.
+        UsageError: no State is registered, and there is no handler; or the function is
+            called inside `run()`.
     """
     if (current := current_session.current()) and current.runs:
         return [current.save(run) for run in current.runs][-1]
@@ -77,29 +81,29 @@ def save_all_states() -> str | None:
 def save_state(
     state: State, checkpoint_dir: str | os.PathLike[str] | None, sync: bool = True
 ) -> None:
-    """Saves a State in its own file, outside of any commit; call it on every worker.
+    """Saves one State in its own file, outside of any commit.
 
-    The file is replaced atomically and durably. The chief alone writes
-    `states/<name>.state` in the directory; for a State per worker, each worker writes
-    `worker-<i>/<name>.state`. Afterwards the chief holds the lease of the directory, as
-    after `save_all_states`. Otherwise `load_state` might take the file of another run
-    for a newer file of this run.
+    Every worker must call the function. The chief writes `states/<name>.state` in the
+    directory; with `per_worker=True`, every worker writes `worker-<i>/<name>.state`.
+    The file is replaced atomically and durably. As after `save_all_states`, the chief
+    holds the lease of the directory: otherwise `load_state` could load a file of
+    another run as the newest value of this run.
 
     Args:
         state: State to save; need not be registered.
-        checkpoint_dir: directory of the file, created if missing; None saves nothing
-            and only calls `sync()`.
+        checkpoint_dir: directory of the file, created if missing. With None the
+            function only calls `sync()`.
         sync: whether to call the State's `sync()`, on every worker.
 
     Raises:
-        SaveError: a disk error; the old file is intact.
+        SaveError: the disk failed; the old file is intact.
         DirectoryLockedError: another program uses the directory.
-        ConfigurationError: the directory is unusable, or `state` is not a State.
+        ConfigurationError: the directory cannot be used, or `state` is not a State.
     """
     check_state(state, "save_state(state, checkpoint_dir)")
     cluster = _cluster()
     if (current := current_session.current()) is not None:
-        # An asynchronous commit under way is older than this save.
+        # Otherwise an asynchronous commit with an older value could end after the save.
         current.wait_for_save()
     if sync:
         sync_states([state])
@@ -112,15 +116,16 @@ def save_state(
 
 
 def load_state(state: State) -> bool:
-    """Loads the newest saved value of a State; call it on every worker.
+    """Loads the newest saved value of a State.
 
-    With an open handler, the value comes from the commit restored by the workers, or
-    the newest commit since. Without a handler, the value comes from the newest intact
-    commit in the directory named by TFPREEMPT_CHECKPOINT_DIR. A file of `save_state` in
-    the same directory is loaded instead if the file is newer, or if the commit lacks
-    the State. Without a handler, the first call of a process fetches the newest commit
-    from the mirror named by TFPREEMPT_MIRROR_DIR, if that commit is newer
-    than the directory's commits.
+    Every worker must call the function. With an open handler, the value comes from the
+    commit that the workers have restored, or from a commit made since. Without a
+    handler, the value comes from the newest intact commit in the directory in
+    TFPREEMPT_CHECKPOINT_DIR. If `save_state` has written a file in the directory, the
+    file is loaded instead if newer than the commit, or if the commit lacks the State.
+
+    Without a handler, and with TFPREEMPT_MIRROR_DIR, the first call of a process
+    imports the newest commit from that mirror, if newer than the directory's commits.
 
     Args:
         state: State to load; need not be registered.
@@ -143,7 +148,7 @@ def load_state(state: State) -> bool:
     if not directory:
         return False
     if os.environ.get(REMOTE_VARIABLE) and not is_url(directory):
-        # A fetched commit needs an existing directory.
+        # A commit can be imported only into an existing directory.
         directory = os_errors.check_directory(directory)
     return _alone_in(directory).load(state)
 
@@ -162,6 +167,8 @@ def _warn_of_no_directory() -> None:
 def _alone_in(directory: str) -> StandaloneStates:
     """Returns the `StandaloneStates` of a directory; a process has one per directory.
 
+    Only the directory in TFPREEMPT_CHECKPOINT_DIR has a mirror.
+
     Args:
         directory: directory as named by the user.
     """
@@ -177,14 +184,17 @@ def _alone_in(directory: str) -> StandaloneStates:
 
 
 def _files_of(directory: str) -> Files:
-    """Takes the lease of a directory, and returns the file operations in the directory.
+    """Returns file operations on a directory, guarded by the lease of the directory.
+
+    The lease is the lease of an open handler in this directory; otherwise the lease is
+    acquired, on the chief.
 
     Args:
         directory: the checkpoint directory.
 
     Raises:
         DirectoryLockedError: another program uses the directory.
-        SaveError: a disk error.
+        SaveError: the disk failed.
     """
     current = current_session.current()
     for run in current.runs if current else ():
@@ -195,6 +205,6 @@ def _files_of(directory: str) -> Files:
 
 
 def _cluster() -> Cluster:
-    """Returns the cluster of the handlers, if any existed; else TF_CONFIG's cluster."""
+    """Returns the cluster of this process's handlers; before a handler, TF_CONFIG's."""
     current = current_session.current()
     return current.cluster if current else cluster_from_environment(os.environ)

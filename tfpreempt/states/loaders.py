@@ -1,9 +1,9 @@
-"""A ready-made State for loaders with a position, such as Grain's.
+"""`LoaderState`: a ready-made State for the position of a data loader.
 
 A loader is an object with `get_state()` and `set_state(state)`, like Grain's iterators,
-or with `state_dict()` and `load_state_dict(state)`, like torchdata's loaders. The
-loader handles its own read-ahead: the state is the position after the elements that the
-program received.
+or with `state_dict()` and `load_state_dict(state)`, like torchdata's loaders. The saved
+position is the position after the last element that the program has received. A loader
+that reads ahead must return that position itself.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class LoaderAccessor:
     """The two methods that read and set the position of a loader.
 
     Attributes:
-        get: returns the state of the loader.
-        set: sets the state of the loader; may raise any exception.
+        get: method that returns the state of the loader.
+        set: method that sets the state of the loader; may raise any exception.
     """
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
 
     def restore(self, state: Any, loader: str) -> None:
-        """Sets a saved state.
+        """Sets the loader to a saved state.
 
         Args:
             state: saved result of `get`.
@@ -60,7 +60,7 @@ class LoaderAccessor:
 
 
 def accessor_of(loader: Any) -> LoaderAccessor | None:
-    """Returns the two methods of a loader; None if the loader has neither pair."""
+    """Returns the two methods of a loader; None if the object is not a loader."""
     if isinstance(loader, type):
         return None
     for names in _PAIRS:
@@ -71,11 +71,11 @@ def accessor_of(loader: Any) -> LoaderAccessor | None:
 
 
 class LoaderState(State):
-    """The position of a loader with its own state, such as an iterator of Grain.
+    """Saves the position of a data loader, such as an iterator of Grain.
 
-    The State can be loaded before the first element is read and after, if the loader
-    itself supports both. The loader must be built like the saved loader: most loaders
-    save little more than a number, and do not detect other data.
+    The State can be loaded before or after the first element is read, if the loader
+    supports both. Build the loader with the same data and options as before the
+    restart: most loaders save little more than a number, and do not detect a change.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -87,11 +87,11 @@ class LoaderState(State):
 
     Attributes:
         loader: the loader; assign the new iterator after each `iter(dataset)`. The
-            loader's state may be None, bools, numbers, strings, bytes, NumPy arrays,
-            and lists, tuples and dicts of such values.
+            loader's state may consist of None, bools, numbers, strings, bytes, NumPy
+            arrays, and lists, tuples and dicts of these values.
 
     Raises:
-        ConfigurationError: the loader has neither pair of methods.
+        ConfigurationError: the object has neither of the two pairs of methods.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ def _check(loader: Any, what: str) -> LoaderAccessor:
         what: description of the State in an error.
 
     Raises:
-        ConfigurationError: the loader has neither pair of methods.
+        ConfigurationError: the object has neither of the two pairs of methods.
     """
     if (accessor := accessor_of(loader)) is not None:
         return accessor

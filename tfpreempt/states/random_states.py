@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 
 
 class PythonRandomState(State):
-    """The state of a generator of Python's `random` module.
+    """Saves the state of a generator of Python's `random` module.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -58,15 +58,15 @@ class PythonRandomState(State):
 
 
 class NumpyRandomState(State):
-    """The state of a NumPy generator.
+    """Saves the state of a NumPy generator.
 
-    The state of a generator excludes generators made by `Generator.spawn`: give each
-    spawned generator its own State.
+    Generators made by `Generator.spawn` are not included: make a State for every
+    spawned generator.
 
     Args:
         name: name of the State, unique among the existing States.
-        generator: a `numpy.random.Generator` or `GlobalRngState`; None: the generator
-            behind `numpy.random.random()`.
+        generator: a `numpy.random.Generator` or `numpy.random.RandomState`; None: the
+            generator behind `numpy.random.random()`.
         per_worker: whether each worker saves its own state; False: the chief's state is
             restored on every worker.
         registry: registry of States; None does not register the State.

@@ -1,4 +1,4 @@
-"""Commits of named States without a handler, and without TensorFlow."""
+"""`StandaloneStates`: commits named States without a handler, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 class StandaloneStates:
-    """Saves and loads the named States in a directory; main thread only.
+    """Saves and loads named States in a directory; used on the main thread.
 
-    Every worker calls `sync()`, and the chief writes the commit. No worker waits for
-    another worker, so a commit contains no values that differ between workers.
+    Every worker calls `sync()` of the States, and the chief writes the commit. No
+    worker waits for another worker, so a commit cannot have values that differ between
+    workers.
 
     Args:
         storage: the checkpoint directory, created by the first save if missing; and the
-            mirror of the commits.
+            mirror, if any.
         cluster: the workers of the run.
     """
 
@@ -63,14 +64,17 @@ class StandaloneStates:
             )
         self._opened: Directory | None = None  # set by the first save
         self._has_directory = False  # set by the first save of the registered States
-        self._has_held = False  # from the first save of any kind on
+        self._has_held = False  # set by the first save, also of a single State
         self._is_warned = False
 
     def load(self, state: State) -> bool:
-        """Loads a State from the newest intact commit; False if no saved value exists.
+        """Loads the newest saved value of a State; see `load_state`.
 
         Args:
             state: State to load.
+
+        Returns:
+            Whether a saved value was found.
 
         Raises:
             CheckpointError: the State cannot be loaded; see `load_state`.
@@ -84,17 +88,19 @@ class StandaloneStates:
         return self._loader.load(state)
 
     def save(self) -> str:
-        """Commits the States; every worker calls the method at the same program point.
+        """Commits the registered States.
+
+        Called on every worker, at the same point of the program.
 
         Returns:
-            The commit's directory on the chief, the checkpoint directory on other
-            workers.
+            On the chief the commit's directory; on the other workers the checkpoint
+            directory.
 
         Raises:
             SaveError: the commit failed; earlier commits are intact.
             DirectoryLockedError: another program uses the directory.
-            ConfigurationError: the directory is unusable; or there are several workers,
-                and a State saved per worker.
+            ConfigurationError: the directory cannot be used; or there are several
+                workers, and a State with `per_worker=True`.
             UsageError: no State is registered.
         """
         states = REGISTRY.in_order()
@@ -113,7 +119,7 @@ class StandaloneStates:
                 "or use States with per_worker=False."
             )
         if not self._has_directory:
-            # Later saves must find the same directory.
+            # Only before the first save: later saves must not create a new directory.
             os_errors.check_directory(self._named)
             self._has_directory = True
         if not self._cluster.is_chief:
@@ -141,7 +147,7 @@ class StandaloneStates:
                 lease=self._lease,
             )
             opened.start()
-        # After a handler, which closes the mirror, there is a new mirror.
+        # A handler closes the mirror; `begin` has then made a new mirror.
         opened.mirror = mirror
         save = Save(opened, self._step(states), f"states-{uuid.uuid4().hex[:12]}")
         save.capture()
@@ -151,18 +157,18 @@ class StandaloneStates:
         return commit.path
 
     def hold(self) -> Files:
-        """Takes the directory's lease on the chief, until the process ends.
+        """Acquires the lease of the directory, on the chief, until the process ends.
 
-        Other workers take no lease and check nothing: a commit that appeared after they
-        loaded their States was made by their own chief.
+        The other workers need no lease, and do not check for foreign commits: if a
+        commit appeared after they loaded their States, their own chief has made it.
 
         Returns:
-            The file operations in the directory; they fail once the lease is lost.
+            The file operations on the directory; they fail once the lease is lost.
 
         Raises:
             DirectoryLockedError: another program uses the directory, or has committed
                 in the directory since this program loaded its States.
-            SaveError: a disk error.
+            SaveError: the disk failed.
         """
         self._take()
         if self._cluster.is_chief and not self._has_held:
@@ -175,9 +181,12 @@ class StandaloneStates:
             self._lease.acquire(self._directory)
 
     def _check_nothing_came(self) -> None:
-        """Refuses the directory if another program has committed since the first load.
+        """Raises an error if another program has committed since the first load.
 
-        Loading takes no lease, so another program can commit between load and save.
+        A load acquires no lease, so another program can commit before the first save.
+
+        Raises:
+            DirectoryLockedError: another program has committed.
         """
         if current_session.current():
             self._lease.head = Head()  # the handler checks for foreign commits
@@ -192,7 +201,11 @@ class StandaloneStates:
         )
 
     def _warn_if_chief_committed(self) -> None:
-        """Warns once of a commit between two loads, on a worker that never saved."""
+        """Logs a warning, once, if the chief committed between two loads of a worker.
+
+        Called on a worker that has not saved yet: its States could then come from two
+        commits.
+        """
         if not self._is_warned and self._lease.head.has_moved(self._commits()):
             self._is_warned = True
             _log.warning(

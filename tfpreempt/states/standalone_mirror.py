@@ -1,8 +1,8 @@
-"""The mirror of a program without a handler: finds, downloads and uploads commits.
+"""`StandaloneMirror`: the mirror of a program without a handler.
 
-The steps are the steps of a handler at its start and at its end, by
-`checkpoint/mirror`, except for the agreement: each worker looks for a newer commit on
-its own, by the same rule.
+Like a handler, it imports the newest commit at the start, uploads commits in the
+background, and waits for the last upload at the end. But the workers do not agree on a
+commit: every worker looks for the newest commit by itself.
 """
 
 from __future__ import annotations
@@ -35,29 +35,28 @@ from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-_FETCH_SECONDS = 3600.0  # time limit for another worker's fetch of a commit
+_FETCH_SECONDS = 3600.0  # timeout of the wait for another worker that imports a commit
 _END_SECONDS = 60.0  # timeout of the last upload at the end of the program
 MAX_TO_KEEP = 2  # number of commits in the directory and in the store
 
 
 @dataclasses.dataclass(eq=False)
 class StandaloneMirror:
-    """The mirror on one worker; main thread only.
+    """Imports and uploads the commits of a directory; used on the main thread.
 
     Args:
         store: object store of the mirror.
         directory: the checkpoint directory, which exists.
         cluster: the workers of the run.
-        newest: returns the newest intact commit in the directory.
-        files: file operations in the directory; on the chief, by its lease of the
-            directory.
-        scratch: the scratch directory of a URL, if the directory is a scratch
-            directory.
-        seconds: timeout of the last upload at the end of the program. For a URL the
-            wait lasts while the upload makes progress.
+        newest: function that returns the newest intact commit in the directory.
+        files: file operations on the directory, guarded by the lease that the chief
+            holds.
+        scratch: the scratch directory, if the user's checkpoint directory is a URL.
+        seconds: timeout of the last upload at the end of the program. With a scratch
+            directory there is no timeout while the upload makes progress.
 
     Attributes:
-        mirror: mirror of the directory; the chief opens the mirror in `begin`.
+        mirror: mirror of the directory; opened by `begin`, on the chief.
     """
 
     store: ObjectStore
@@ -75,22 +74,24 @@ class StandaloneMirror:
         self.mirror = self._make_mirror(lease)
 
     def begin(self, hold: Callable[[], None] = lambda: None) -> None:
-        """Fetches the newest commit of the mirror, once, before any load or save.
+        """Imports the newest commit of the mirror, and starts the uploads.
 
-        On the chief, uploads begin, first of the commits that the last run did not
-        upload. A handler takes over the uploads while open; after the handler, uploads
-        resume.
+        Called before each load or save. The import happens at the first call only. On
+        the chief, the upload thread starts, beginning with a commit that the last run
+        has not uploaded. An open handler uploads by itself; after its end, a call of
+        this method continues the uploads.
 
         Args:
-            hold: on the chief, takes the lease of the directory. No other worker looks
-                for commits meanwhile: a worker that finds the lease taken can assume
-                that the chief has settled the scratch directory.
+            hold: function that acquires the lease of the directory, on the chief.
+                Called with the file lock held, so that no other worker imports at this
+                time: a worker that then finds the lease acquired knows that the chief
+                has already compared the scratch directory with the mirror.
 
         Raises:
             CheckpointCorruptedError: no commit in the store is intact, and there is no
                 local commit.
             CheckpointError: the store cannot be read, and there is no local commit.
-            SaveError: a disk error.
+            SaveError: the disk failed.
         """
         with contextlib.nullcontext() if self._has_looked else self._locked():
             hold()
@@ -101,7 +102,7 @@ class StandaloneMirror:
             taken = self.mirror.highest_sequence
             self.mirror = self._make_mirror(self.mirror.lease, taken)
             self.mirror.begin(self.directory, self.newest(), self._record)
-            none = uuid.uuid4().hex  # matches no run: no shards are in use here
+            none = uuid.uuid4().hex  # a new token, so that every old shard is deleted
             self.mirror.enqueue(functools.partial(clear_others, self.store, none))
             if self._process != os.getpid():
                 self._process = os.getpid()
@@ -147,10 +148,14 @@ class StandaloneMirror:
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[Files | None]:
-        """Yields the file operations to settle with; None if the worker must only read.
+        """Context for `import_commit.settle`, which may change the directory.
 
-        A worker on a machine without the chief takes the lease for the duration of the
-        settling. If the lease is taken, the chief commits in the directory.
+        A worker other than the chief acquires the lease of its scratch directory inside
+        the context. If the lease is held already, the chief is on this machine and uses
+        the directory.
+
+        Yields:
+            The file operations for `settle`; None if the worker must change nothing.
         """
         if self.cluster.is_chief or self.scratch is None:
             yield self.files
@@ -166,9 +171,9 @@ class StandaloneMirror:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Holds a file lock, so that only one worker of a shared directory fetches.
+        """Context with a file lock: one worker of a shared directory imports at a time.
 
-        The other workers wait, and find the fetched commit in the directory.
+        The other workers wait, and find the imported commit in the directory.
         """
         path = os.path.join(self.directory, layout.FETCH_LOCK)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -183,7 +188,7 @@ class StandaloneMirror:
         """Does nothing: the mirror logs errors, and the program has no journal."""
 
     def _end(self) -> None:
-        """Waits for the upload of the last commit when the program ends."""
+        """Waits for the upload of the last commit; called when the program ends."""
         if self._process != os.getpid() or not self.mirror.is_open:
             return
         if not self.mirror.wait(None if self.scratch else self.seconds):

@@ -27,15 +27,15 @@ from tfpreempt.core import private_api
 
 
 class TensorFlowRandomState(State):
-    """The state of a `tf.random.Generator`, or of the eager ops without a generator.
+    """Saves a `tf.random.Generator`, or the random state of eager ops.
 
-    Random ops with their own seed, and random ops inside a tf.function, have their
-    state in kernels, where the state cannot be read: use a generator for such ops.
+    Not saved is the state of random ops with their own seed, and of random ops inside a
+    tf.function, because TensorFlow does not show that state. Use a generator instead.
 
     Args:
         name: name of the State, unique among the existing States.
-        generator: a `tf.random.Generator`; None: the global generator, if the program
-            made one, and the seed set by `tf.random.set_seed`.
+        generator: a `tf.random.Generator`. None: the global generator, if the program
+            has made it, and the state of eager ops after `tf.random.set_seed`.
         per_worker: whether each worker saves its own state; False: the chief's state is
             restored on every worker.
         registry: registry of States; None does not register the State.
@@ -85,11 +85,11 @@ class TensorFlowRandomState(State):
 
 
 class DatasetIteratorState(State):
-    """The position of a `tf.data` iterator, including shuffle buffers.
+    """Saves the position of a `tf.data` iterator, with its shuffle buffers.
 
-    The State can be loaded before the first element is read and after. The pipeline
-    must be equal to the saved pipeline. An iterator made later of the same dataset has
-    the same order as without the restart.
+    The State can be loaded before or after the first element is read. The dataset must
+    be built as before the restart. Later iterators of the dataset, such as those of the
+    next epochs, have the order that they would have without the restart.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -102,8 +102,8 @@ class DatasetIteratorState(State):
         iterator: the iterator; assign the new iterator after each `iter(dataset)`.
 
     Raises:
-        ConfigurationError: the object is not an iterator of tf.data, or its position
-            cannot be saved.
+        ConfigurationError: the object is not an iterator of tf.data, or TensorFlow
+            cannot save its position.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _MAX_STEP = 1 << 63
 
 
 class JsonState(State):
-    """A value supported by JSON, such as a dict of settings or a list of losses.
+    """Saves a value as JSON, such as a dict of settings or a list of losses.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -33,10 +33,10 @@ class JsonState(State):
         registry: registry of States; None does not register the State.
 
     Attributes:
-        value: the value; assign a new value, or change the value in place. Dictionaries
-            with strings as keys, lists, strings, numbers, booleans and None are
-            restored exactly. A value that JSON would change, such as a tuple, is
-            refused.
+        value: the value; assign a new value, or change the value in place. Supported
+            are dictionaries with strings as keys, lists, strings, numbers, booleans and
+            None. For a value that JSON would change, such as a tuple, a save raises
+            SaveError.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class JsonState(State):
 
 
 def _why_not_json(value: Any, path: str, depth: int) -> str | None:
-    """Returns why JSON would change a value; None if JSON restores it exactly."""
+    """Returns why JSON cannot restore a value exactly, or None."""
     if depth == 0:
         return f"{path[:60]}... is nested too deep, or contains itself"
     if value is None or isinstance(value, bool | int | float | str):
@@ -102,7 +102,10 @@ def _read_json(fileobj: IO[bytes], state: State) -> Any:
 
 
 class StepCounter(State):
-    """The number of completed steps; without a handler the value names the commits.
+    """Saves the number of completed steps.
+
+    Without a handler, `save_all_states` uses the value as the step of the commit, if
+    there is a single StepCounter.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -125,7 +128,7 @@ class StepCounter(State):
 
     @property
     def value(self) -> int:
-        """Returns the number of completed steps, an integer from 0."""
+        """The number of completed steps, an int of at least 0."""
         return self._value
 
     @value.setter
@@ -175,21 +178,21 @@ def _check_step(value: object) -> int:
 
 
 class ArrayDictState(State):
-    """NumPy arrays by name, saved with exact dtype, shape and bytes.
+    """Saves NumPy arrays by name, with exact dtype, shape and bytes.
 
     Args:
         name: name of the State, unique among the existing States.
-        arrays: arrays until saved arrays are loaded; the dictionary is used directly,
-            not copied.
+        arrays: arrays until saved arrays are loaded; the dictionary is not copied.
         per_worker: whether each worker saves its own arrays; by default the chief's
             arrays are saved, and restored on every worker.
         registry: registry of States; None does not register the State.
 
     Attributes:
         arrays: the arrays by name. A load replaces the dictionary's contents; the
-            loaded arrays are new and writable. Structured dtypes are supported.
-            Objects, masked arrays and dtypes of other packages (bfloat16) are refused,
-            because they would not be restored exactly.
+            loaded arrays are new and writable. Structured dtypes are supported. For
+            arrays of Python objects, masked arrays and dtypes of other packages
+            (bfloat16), a save raises SaveError, because they could not be restored
+            exactly.
     """
 
     def __init__(
@@ -208,8 +211,7 @@ class ArrayDictState(State):
         for name, array in self.arrays.items():
             if problem := _why_not_exact(name, array):
                 raise errors.SaveError(f"{self!r} cannot be saved: {problem}.")
-            # Keep Fortran order, because the order decides the last bit of, for
-            # example, sums.
+            # Keep Fortran order: the memory order decides the last bit of a sum.
             is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
             header.append(
                 {
@@ -240,7 +242,7 @@ class ArrayDictState(State):
 
 
 def _why_not_exact(name: object, array: object) -> str | None:
-    """Returns why an array cannot be restored exactly; None if it can."""
+    """Returns why an array cannot be restored exactly, or None."""
     if not isinstance(name, str):
         return f"the name {name!r} is a {type(name).__name__}; expected a string"
     if type(array) not in (np.ndarray, np.memmap):
@@ -271,10 +273,14 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
-    """Returns the array of a header entry and the entry's bytes.
+    """Returns the array described by an entry of a file's header.
 
-    Allocates no more memory than there are bytes. Raises one of `UNREADABLE` if the
-    entry does not match the bytes.
+    Allocates no more memory than `part` has, whatever a hostile entry says. Raises one
+    of `UNREADABLE` if the entry does not match the bytes.
+
+    Args:
+        entry: the entry: name, dtype, shape and order.
+        part: the bytes of the array.
     """
     dtype, shape = _dtype(entry["dtype"]), tuple(entry["shape"])
     if not all(type(size) is int and size >= 0 for size in shape):
