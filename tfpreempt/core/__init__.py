@@ -7,13 +7,13 @@ compat             features of later Python versions for Python 3.10
 contained          opens files below a directory, and follows no link out of the
                    directory
 deadline           arithmetic of deadlines
-events             the frozen values passed from notice to commit, exit and restore
+events             the events of a run: notice, decision, commit, exit, restore
 frameworks         the adapters of the frameworks that a program computes with
 heartbeat          heartbeats: a worker reports its progress to its supervisor
 journal            the record of events, one JSON object per line
 lazy_import        public names that are loaded on first use
-log_output         the log lines on stderr in programs without logging of their own
-object_graph       a walk over the objects reachable from Python objects
+log_output         the log lines on stderr in programs that do not configure logging
+object_graph       visits the objects reachable from Python objects
 private_api        the private names of TensorFlow and Keras in use, checked once
 progress_bar       a progress bar for bytes, on a terminal
 record_validation  validation of values read from files of other users

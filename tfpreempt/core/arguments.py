@@ -1,4 +1,4 @@
-"""Checks of arguments; an error shows the received and the expected value."""
+"""Checks of arguments; an error message has the received and the expected value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Grace = float | datetime.timedelta | None
 
 
 def check_save_freq(value: Any) -> int | datetime.timedelta | None:
-    """Returns a valid `save_freq`.
+    """Returns `value` if it is a valid `save_freq`.
 
     Raises:
         ConfigurationError: the value is invalid.
@@ -32,19 +32,19 @@ def check_save_freq(value: Any) -> int | datetime.timedelta | None:
 
 
 def is_seconds(value: Any) -> bool:
-    """Returns whether a value is a finite number of seconds from 0 on.
+    """Returns whether a value is a finite number of seconds, 0 or more.
 
-    NumPy's scalars are numbers too.
+    Scalars of NumPy are numbers too.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """Returns a positive, finite number of seconds as a Python float, as waits need.
+    """Returns a number of seconds as a Python float; for timeouts.
 
     Raises:
-        ConfigurationError: the value is something else.
+        ConfigurationError: the value is not a positive, finite number.
     """
     if not is_seconds(value) or not value:
         raise errors.ConfigurationError(
@@ -54,7 +54,7 @@ def check_seconds(name: str, value: Any) -> float:
 
 
 def check_timeout(value: Any) -> None:
-    """Checks the `timeout` of a wait: None, or seconds from 0 on."""
+    """Checks the `timeout` of a wait: None, or seconds, 0 or more."""
     if value is not None and not is_seconds(value):
         raise errors.ConfigurationError(
             f"timeout is {value!r}; expected a finite number of seconds from 0 on, or "
@@ -63,14 +63,14 @@ def check_timeout(value: Any) -> None:
 
 
 def check_grace(grace: Any, name: str = "grace_period") -> float | None:
-    """Returns a grace period in seconds; None if 0 or None, which mean unknown.
+    """Returns a grace period in seconds; None for 0 and None, which mean unknown.
 
     Args:
         grace: seconds, a timedelta or None.
         name: name of the argument, for the message.
 
     Raises:
-        ConfigurationError: the value is no finite number from 0 on.
+        ConfigurationError: the value is not a finite number, 0 or more.
     """
     if isinstance(grace, datetime.timedelta):
         grace = grace.total_seconds()

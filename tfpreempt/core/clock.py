@@ -1,4 +1,4 @@
-"""Time as an argument: the clock passed to every other package."""
+"""The clock, which every package receives as an argument, so that tests can set it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A time source. Durations use `monotonic`, records also use `wall`."""
+    """A time source: `monotonic` for durations, `wall` for the times of records."""
 
     def monotonic(self) -> float:
-        """Returns seconds on a clock that never goes back; the zero has no meaning."""
+        """Returns seconds on a clock that never goes back, from an arbitrary zero."""
         ...
 
     def wall(self) -> float:
@@ -27,10 +27,10 @@ class SystemClock:
 
 
 def process_seconds() -> float | None:
-    """Returns the age of the process in seconds; None without /proc."""
+    """Returns the age of the process in seconds; None if there is no /proc."""
     try:
         with open("/proc/self/stat", "rb") as file:
-            # The process name, in parentheses, may have spaces.
+            # Fields after the process name: it is in parentheses, and may have spaces.
             fields = file.read().rpartition(b")")[2].split()
         began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)

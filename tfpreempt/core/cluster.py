@@ -1,4 +1,4 @@
-"""The workers of a run: read once from the cluster resolver, checked, frozen."""
+"""The workers of a run, as read from the cluster resolver or from TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class Cluster:
     """The workers of a run.
 
     Attributes:
-        worker: index of this worker; the chief is 0.
+        worker: index of this worker; the chief is worker 0.
         jobs: (job name, number of tasks), in the order in which workers are numbered.
-        saves_all: whether this worker writes the replicated state too, into a separate
-            directory.
+        saves_all: whether this worker saves the complete state into a directory of its
+            own, as for snapshots. Otherwise the chief writes the state that is equal on
+            every worker.
     """
 
     worker: int
@@ -34,7 +35,10 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes the replicated state and hosts the store."""
+        """Whether this worker writes the state that is equal on every worker.
+
+        True for worker 0, which also hosts the key-value store; and with `saves_all`.
+        """
         return self.worker == 0 or self.saves_all
 
 
@@ -47,10 +51,11 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, of which
             `cluster_spec()`, `task_type` and `task_id` are used; None for one process.
-        drives_others: whether this process runs the program alone, on remote workers.
+        drives_others: whether only this process runs the program, and uses remote
+            workers.
 
     Raises:
-        ConfigurationError: tfpreempt cannot serve the described cluster.
+        ConfigurationError: tfpreempt does not support the cluster.
     """
     if resolver is None:
         return LOCAL
@@ -67,7 +72,7 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
 
 
 def _from_spec(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
-    """Returns the cluster and the index of a task in it.
+    """Returns the cluster, as seen by one task.
 
     Args:
         spec: tasks by job name.
@@ -75,8 +80,8 @@ def _from_spec(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster
         task_id: index of this task in its job.
 
     Raises:
-        ConfigurationError: the cluster has no such task, or tfpreempt cannot serve the
-            cluster.
+        ConfigurationError: the cluster does not contain the task, or tfpreempt does not
+            support the cluster.
     """
     if "ps" in spec:
         raise UnsupportedClusterError(
@@ -120,7 +125,7 @@ def given_task(environment: Mapping[str, str]) -> GivenTask | None:
     """Returns the content of TF_CONFIG; None if the variable is not set.
 
     Raises:
-        ConfigurationError: TF_CONFIG has no readable task.
+        ConfigurationError: no task can be read from TF_CONFIG.
     """
     text = environment.get("TF_CONFIG", "").strip()
     if not text:
@@ -147,7 +152,8 @@ def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
     """Returns the workers described by TF_CONFIG; one process if TF_CONFIG is not set.
 
     Raises:
-        ConfigurationError: TF_CONFIG has no cluster that tfpreempt can serve.
+        ConfigurationError: TF_CONFIG cannot be read, or tfpreempt does not support the
+            cluster.
     """
     task = given_task(environment)
     return LOCAL if task is None else _from_spec(task.jobs, task.type, task.index)

@@ -1,6 +1,7 @@
-"""Features of later Python versions for Python 3.10; removed with Python 3.10.
+"""Features of later Python versions, for Python 3.10.
 
-Features used in type annotations only come from typing_extensions.
+Delete the module when Python 3.10 is no longer supported. Features for type annotations
+are in typing_extensions, and not here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if sys.version_info >= (3, 11):
 else:
 
     class StrEnum(str, enum.Enum):
-        """An enumeration with strings as members, also when formatted as text."""
+        """An enumeration whose values are strings, also when formatted as text."""
 
         __str__ = str.__str__
 

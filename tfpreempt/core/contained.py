@@ -1,14 +1,14 @@
-"""Opens files below a directory, and follows no link that leads out of the directory.
+"""Opens files below a directory, and refuses links, pipes and devices there.
 
-Other users may be able to write to a checkpoint directory, to a directory of logs or to
-a journal. A link created there by another user would make this process read, overwrite
-or delete files elsewhere; a pipe would block the process; a sparse file would fill its
+Users other than the owner may be able to write to a checkpoint directory, a directory
+of logs or a journal. A link created there would make this process read, overwrite or
+delete files elsewhere; a pipe would block the process; a sparse file would fill its
 memory.
 
-The directory itself, the *root*, is the user's choice, and may be reached through
-links. Each part of a path below the root is opened from the directory above it, so that
-there is no moment between a check and the operation. A path outside of the root, or
-without a root, is the program's own: there only the last part must not be a link.
+The directory itself, the *root*, is chosen by the user, and may be reached through
+links. Below the root, every directory of a path is opened from the directory above, so
+a link cannot be inserted between a check and the use. A path outside of the root, or
+without a root, is chosen by the program: there only the last part must not be a link.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket, no driver
 _PIECE = 1 << 16
-_MAKING_RETRIES = 10  # while other processes remove an empty directory above
-_MOST_COPIED = 1 << 28  # bytes; logs and journals have fewer
+_MAKING_RETRIES = 10  # attempts while other processes remove empty directories
+_MOST_COPIED = 1 << 28  # bytes of the largest file to copy; logs are smaller
 
 
 class UnsafeFileError(OSError):
@@ -50,13 +50,13 @@ class LinkError(UnsafeFileError):
 def directory(
     path: str, root: str = "", *, makes: bool = False, reads: bool = False
 ) -> Iterator[int]:
-    """Opens a directory.
+    """Context manager: opens a directory.
 
     Args:
         path: path of the directory.
         root: the directory below which no link is followed.
-        makes: whether to create the directory and the directories above it.
-        reads: whether the descriptor must also allow to list or sync the directory.
+        makes: whether to create missing directories of the path.
+        reads: whether the directory will be listed or synced through the descriptor.
 
     Yields:
         A descriptor for `dir_fd`, open while the body runs.
@@ -81,16 +81,16 @@ def directory(
 
 
 _kept = threading.local()
-_NONE_KEPT: dict[tuple[str, str], int] = {}  # outside of `parents_kept_open`
-_MOST_KEPT = 16  # directories; others are opened for each file
+_NONE_KEPT: dict[tuple[str, str], int] = {}  # value outside of `parents_kept_open`
+_MOST_KEPT = 16  # directories to keep open; further directories are opened per file
 
 
 @contextlib.contextmanager
 def parents_kept_open() -> Iterator[None]:
-    """Lets `parent` open each directory once, in this thread, while the body runs.
+    """Context manager: `parent` opens a directory once, and not for every file.
 
-    For a body that changes many files of few directories. If a directory is replaced
-    meanwhile, the body continues in the opened directory.
+    For a body that changes many files of few directories, in this thread. If a
+    directory is replaced meanwhile, the body continues in the opened directory.
     """
     before = getattr(_kept, "opened", _NONE_KEPT)
     opened: dict[tuple[str, str], int] = {}
@@ -105,15 +105,15 @@ def parents_kept_open() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parent(path: str | os.PathLike[str], root: str = "") -> Iterator[tuple[int, str]]:
-    """Opens the parent directory of a file or directory.
+    """Context manager: opens the parent directory of a file or directory.
 
     Args:
         path: path of the file or directory.
         root: the directory below which no link is followed, see `directory`.
 
     Yields:
-        A descriptor for `dir_fd`, open while the body runs, and the name in the
-        directory.
+        A descriptor for `dir_fd`, open while the body runs, and the name of the file in
+        the directory.
 
     Raises:
         LinkError: a part of the path below the root is a link.
@@ -146,10 +146,10 @@ def open_file(
     root: str = "",
     copies: bool = False,
 ) -> int:
-    """Opens a regular file, without waiting for a pipe or a device.
+    """Opens a regular file; an error for a link, a pipe or a device.
 
-    A file to be written must have one name only: a second name may be in a different
-    directory.
+    A file to be written must have a single name (no hard links), because the second
+    name may be in another directory.
 
     Args:
         path: path of the file.
@@ -157,8 +157,9 @@ def open_file(
             for a regular file.
         mode: mode of a new file.
         root: the directory below which no link is followed.
-        copies: whether to replace a file with a second name by a copy, before a write.
-            `cp -al` of a checkpoint directory gives each file a second name.
+        copies: whether to replace a file with a second name by a copy before a write,
+            instead of raising an error. `cp -al` of a checkpoint directory gives every
+            file a second name.
 
     Returns:
         The descriptor.
@@ -224,19 +225,18 @@ def open_at(
 
 
 def _replace_by_copy(folder: int, name: str, path: str) -> None:
-    """Replaces a file by a copy with a single name; the file keeps its other name.
+    """Replaces a file by a copy, so that this name is the only name of its file.
 
-    The copy has the mode of the file, so other users may read and write the copy as
-    before.
+    The copy has the same mode, so the same users may read and write.
     """
     source = open_at(folder, name, os.O_RDONLY, path=path)
     with open(source, "rb") as old:
         mode, temporary = stat.S_IMODE(os.fstat(source).st_mode), f"{name}.copy"
-        with contextlib.suppress(FileNotFoundError):  # left by an interrupted copy
+        with contextlib.suppress(FileNotFoundError):  # exists after an interrupted copy
             os.unlink(temporary, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(open_at(folder, temporary, flags, 0o600, path=path), "wb") as new:
-            os.fchmod(new.fileno(), mode)  # whatever the umask is
+            os.fchmod(new.fileno(), mode)  # os.open() applies the umask to the mode
             shutil.copyfileobj(old, new)
             new.flush()
             os.fsync(new.fileno())
@@ -261,15 +261,17 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
 
 
 def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
-    """Reads the rest of a small file, with no more memory than the bytes need.
+    """Reads a small file from the current position to the end.
+
+    The memory used is limited, even if the file is large or grows.
 
     Args:
         file: the open file.
-        most: maximum size of the rest in bytes.
+        most: maximum number of bytes to read.
         path: path of the file, for errors.
 
     Raises:
-        OSError: the storage reports an error; EFBIG: the rest is larger.
+        OSError: the storage reports an error; EFBIG: there are more bytes.
     """
     data = bytearray()
     while len(data) <= most and (piece := file.read(_PIECE)):
@@ -283,7 +285,7 @@ def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
 def _open_directory(
     path: str, root: str, *, makes: bool = False, reads: bool = False
 ) -> int:
-    """Opens directories from the top down; returns a descriptor of the last one."""
+    """Opens the directories of a path in order; returns a descriptor of the last."""
     top, below = _split(_normal(path), _normal(root) if root else "")
     if makes:
         os.makedirs(top, exist_ok=True)
@@ -300,7 +302,11 @@ def _open_directory(
 
 
 def _split(folder: str, root: str) -> tuple[str, list[str]]:
-    """Returns the directory to open by its path, and the names to open below."""
+    """Splits a path at the root.
+
+    Returns the directory to open by its path, and the names of the directories to open
+    one by one below it.
+    """
     start = root if root.endswith("/") else f"{root}/"
     if root and folder.startswith(start) and folder != start:
         return root, folder[len(start) :].split("/")
@@ -314,7 +320,7 @@ def _normal(path: str) -> str:
 
 
 def _folder(above: int, name: str, flags: int, path: str, makes: bool) -> int:
-    """Opens a directory inside an open directory."""
+    """Opens a directory inside an open directory, and creates it if `makes`."""
     for _ in range(2):
         try:
             return os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)

@@ -1,7 +1,8 @@
-"""The frozen values passed through the packages, from notice to commit and restore.
+"""The events of a run, as frozen values: notice, decision, commit, exit, restore.
 
-Times named `_at` are monotonic seconds of the process that made the value, and are
-never compared between processes. The journal adds wall time to each record.
+Packages pass the events to each other, and the journal records them. Times named `_at`
+are monotonic seconds of the process that created the event, and have no meaning in
+other processes. The journal adds the wall time to a record.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from tfpreempt.core.compat import StrEnum
 class Outcome(StrEnum):
     """The way in which the run of a worker ended."""
 
-    COMMITTED = "committed"  # the agreed step is durable
-    LOST = "lost"  # the preemption made no commit; the last commit remains
+    COMMITTED = "committed"  # a commit of the agreed step was made
+    LOST = "lost"  # no commit was made; the restart uses the last commit
     FINISHED = "finished"  # training was over on every worker
-    FAILED = "failed"  # the program ended by an error or Ctrl-C, outside of a round
+    FAILED = "failed"  # the program ended by an error or Ctrl-C, not by a notice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Notice:
 
     @property
     def origin(self) -> str:
-        """The source, and further text from the source, for people."""
+        """Name of the source, with the text from the source; for people."""
         detail = str(self.detail)  # a user's source may set another type
         is_new = detail and not self.source.endswith(f":{detail}")
         return f"{self.source} ({detail})" if is_new else self.source
@@ -50,7 +51,14 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The boundary at which every worker saves in a round; None for a lost round."""
+    """The decision of a round: the boundary at which every worker saves.
+
+    Attributes:
+        round: number of the round (a notice, the agreement and the save).
+        boundary: count of the boundary (the moment between two steps); None if no
+            common save is possible.
+        reason: the reason for None, for people.
+    """
 
     round: int
     boundary: int | None
@@ -59,23 +67,24 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A durable step.
+    """A commit: a checkpoint with its marker on the disk.
 
     Attributes:
-        step: the step number that the checkpoint carries.
-        path: directory in the own layout, or the prefix of a user's manager.
-        sequence: 1 for the first commit in a directory, then counting up; ranks commits
+        step: number of completed steps in the checkpoint.
+        path: directory of the commit, or the prefix of a checkpoint written by the
+            user's CheckpointManager.
+        sequence: number of the commit in its directory, from 1 on; ranks commits
             without comparing clocks.
         world_size: number of workers in the save.
         save_seconds: time from the start of writing to the marker, on the chief.
         bytes: total size of the files.
         because: reason of the save: "preemption", "periodic", "save", "error",
             "finished" or "snapshot".
-        notice_to_commit_seconds: for a preemption, time since the first notice on any
-            worker.
+        notice_to_commit_seconds: for a preemption, time from the first notice on any
+            worker to the commit.
         step_seconds: mean duration of this process's steps so far; None if unknown.
-        blocked_seconds: part of `save_seconds` for which training was blocked; less
-            than the whole time if the save was asynchronous.
+        blocked_seconds: seconds for which training waited for the save; less than
+            `save_seconds` if the save was asynchronous.
     """
 
     step: int
@@ -92,13 +101,13 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """The imminent exit of this worker.
+    """The exit of this worker, recorded just before.
 
     Attributes:
         outcome: way in which the run ended.
-        code: the exit code; None if the program's own error decides the code.
+        code: the exit code; None if an error of the program determines the code.
         step: number of completed steps.
-        detail: the reason, or the error; empty if there is nothing to add.
+        detail: the reason, or the error; may be empty.
     """
 
     outcome: Outcome
@@ -109,21 +118,21 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A restored checkpoint.
+    """The start of a run: the restored checkpoint, or a start from scratch.
 
     Attributes:
-        path: path of the checkpoint; None means that training starts from scratch.
+        path: path of the checkpoint; None if training starts from scratch.
         step: step of the checkpoint.
-        sequence: rank among the commits of the same directory or store.
+        sequence: number of the commit in its directory or store.
         world_size: number of workers that wrote the checkpoint.
         skipped: descriptions of corrupt checkpoints that were skipped.
         tier: storage of the checkpoint: "memory", "disk" or "mirror"; None without a
             checkpoint.
-        seconds: duration of the start: the agreement with other workers, fetch and
-            read.
+        seconds: duration of the start: the agreement with other workers, the download
+            and the restore.
         process_seconds: age of the process; None if unknown.
-        start: the supervisor's name of this start of the workers; None without a
-            supervisor.
+        start: name that the supervisor has given to this start of the workers; None
+            without a supervisor.
         reached: last step reported by the previous process; None if no step was
             reported.
     """
@@ -144,7 +153,7 @@ class Restored:
 class FirstStep:
     """The completion of the first step of the process.
 
-    The first step traced the function; the later steps only train.
+    The first step also traces the function, so the step is slower than later steps.
 
     Attributes:
         step: number of completed steps.
@@ -168,7 +177,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """An error that did not end training; recorded, so that no loss is silent."""
+    """An error that did not end training, recorded for the report of the run."""
 
     where: str
     error: str
@@ -176,12 +185,12 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheWrite:
-    """A statement that this process writes the files of a `Dataset.cache(path)`.
+    """A record that this process writes the files of a `Dataset.cache(path)`.
 
     Attributes:
         path: absolute path of the cache.
         lock: modification time of the cache's first lock file, in nanoseconds since
-            1970; the time identifies the lock file.
+            1970; distinguishes the file from a lock file of another process.
     """
 
     path: str
@@ -190,11 +199,11 @@ class CacheWrite:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataRefused:
-    """The refusal of a fit: the directory has a complete fit on other training arrays.
+    """The refusal of a fit whose directory has a finished fit on different arrays.
 
     Attributes:
-        complete: samples of the arrays of the complete fit.
-        refused: samples of the arrays of the refused fit.
+        complete: sample of values of the arrays of the finished fit.
+        refused: sample of values of the arrays of the refused fit.
         arguments: checksum of the program's command line.
     """
 

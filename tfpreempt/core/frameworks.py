@@ -1,14 +1,15 @@
-"""The adapters of a program's frameworks, chosen in one place.
+"""The adapters of frameworks such as TensorFlow, chosen in one place.
 
-The core saves, agrees, exits and resumes in a program with any framework. A few
-questions have a different answer for each framework: the state of the random
-generators, the meaning of errors, the values of objects, the form of checkpoints, the
-coordination service. The module that asks defines the interface. The modules with the
-answers are in `ADAPTERS`, and the core imports the modules in no other way.
+Most of tfpreempt does not depend on a framework. A few questions have a different
+answer for each framework: the state of the random generators, the meaning of errors,
+the values of objects, the form of checkpoints, the coordination service. An adapter is
+a module that answers one question for one framework. The module that asks the question
+defines the functions of the adapter. `ADAPTERS` lists the adapters; they are imported
+only through this module.
 
-An adapter is imported once the program has imported the framework: before, the program
-has no generator, no error and no object of the framework. So an adapter is called when
-its answer is needed, and no answer is kept.
+An adapter is used only after the program has imported the framework: before, the
+program has no generator, error or object of the framework. The program may import the
+framework at any time, so look up the adapters at each use, and do not keep the result.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ def adapters(question: str) -> list[Any]:
     """Returns the adapters of the frameworks that the program has imported.
 
     Args:
-        question: key of the adapters in `ADAPTERS`. The module that asks defines the
-            interface.
+        question: key of the adapters in `ADAPTERS`, such as "errors".
     """
     return [
         importlib.import_module(modules[question])

@@ -1,10 +1,12 @@
 """Heartbeats: a worker reports its progress to its supervisor.
 
-The supervisor lends a file in memory. A thread of the worker writes the progress of the
-main thread into the file, twice a second, so a step does no work for the heartbeat.
-Behind the record Python's fault handler writes the stacks of all threads, on a signal.
-The fault handler needs no lock of the interpreter, so a process that hangs can write
-its stacks too.
+The supervisor lends the worker a file in memory. A thread of the worker writes the
+progress of the main thread into the file, twice a second, so a step does no work for
+the heartbeat.
+
+After a signal, Python's fault handler appends the stacks of all threads to the file.
+The fault handler does not need the GIL, so a process that hangs can write its stacks
+too.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "TFPREEMPT_HEARTBEAT_FILE"
 _NAME = "tfpreempt-life"
-_LINK = f"/memfd:{_NAME} "  # prefix of the link to the file in /proc/PID/fd
+_LINK = f"/memfd:{_NAME} "  # how the link in /proc/PID/fd to the file begins
 TOLD_EVERY = 0.5  # seconds
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
@@ -39,10 +41,10 @@ _RECORD = struct.Struct("=5q")
 class WorkerPhase(enum.IntEnum):
     """The phase of the main thread."""
 
-    APART = 0  # the start, a save, an evaluation: without a time limit
+    APART = 0  # the start, a save, an evaluation: no timeout
     FIRST = 1  # the first steps, which trace and compile
     STEPS = 2
-    WAITS = 3  # at a boundary for other workers; the waits have timeouts
+    WAITS = 3  # waits at a boundary for other workers; such waits have timeouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Heartbeat:
 
     Attributes:
         pid: process id of the worker in the supervisor's pid namespace.
-        boundaries: number of boundaries since the start of the process.
+        boundaries: number of boundaries (moments before a step) since the start of the
+            process.
         step: number of completed steps, over all restarts.
         stage: phase of the main thread.
     """
@@ -65,28 +68,29 @@ class Heartbeat:
 def pid_seen_by_supervisor() -> int:
     """Returns the id of this process in the pid namespace of the supervisor.
 
-    os.getpid() returns the id in the worker's own pid namespace, if the worker has one.
-    The supervisor's file was opened through /proc, so /proc shows the supervisor's
-    namespace.
+    In a worker with a separate pid namespace os.getpid() returns a different id. But
+    /proc shows the ids of the supervisor's namespace, because the worker has opened the
+    supervisor's file through /proc.
     """
     return int(os.readlink("/proc/self"))
 
 
 def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
-    """Starts the heartbeat, if the supervisor lent a file; runs until the process ends.
+    """Starts the heartbeat, if the supervisor has lent a file.
 
-    The file belongs to this process from then on: the environment variable is removed,
-    so that child processes do not use the file.
+    The heartbeat continues until the process ends. The environment variable with the
+    file's path is removed, so that child processes do not use the file.
 
     Args:
-        progress: function that returns the progress of this process; any thread.
+        progress: function that returns the progress of this process; called on any
+            thread.
     """
     path = os.environ.pop(VARIABLE, None)
     if not path:
         return
     try:
-        # The path names the supervisor's process and descriptor. Below the /proc of
-        # another pid namespace the same numbers may lead to a file of the user's.
+        # The path has the supervisor's process id and descriptor. In the /proc of
+        # another pid namespace the same path may lead to a file of the user.
         if not os.readlink(path).startswith(_LINK):
             raise OSError(f"{path} is not the supervisor's file")
         record = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -114,15 +118,15 @@ def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
     write()
     thread = ManagedThread("tfpreempt-life", work)
     thread.start()
-    # The thread ends first, and the rest of the exit may take long.
+    # A last heartbeat: the exit may take long, and the thread ends at its beginning.
     atexit.register(write)
 
 
 class HeartbeatFile:
     """The heartbeat file, in memory, lent by a supervisor to a worker.
 
-    The file has no name, and disappears with the supervisor. A process that is no
-    worker of the supervisor, such as a process of another user, cannot open the file.
+    The file has no name, and disappears when the supervisor ends. Processes of other
+    users cannot open the file.
     """
 
     def __init__(self) -> None:
@@ -137,7 +141,7 @@ class HeartbeatFile:
         os.ftruncate(self._descriptor, 0)
 
     def read(self) -> tuple[int, Heartbeat] | None:
-        """Returns the newest heartbeat and its number; None before the first one."""
+        """Returns the newest heartbeat and its number; None before the first."""
         data = os.pread(self._descriptor, _RECORD.size, 0)
         if len(data) < _RECORD.size:
             return None
@@ -150,14 +154,15 @@ class HeartbeatFile:
     def ask_for_stacks(self, pid: int) -> bool:
         """Signals a worker to write its stacks, if the worker has the file open.
 
-        The signal ends a process without a handler for the signal. The worker may have
-        ended, and its process id may belong to a new process by now. A pidfd pins the
-        process while its descriptors are checked.
+        The signal would kill a process that has no handler for it. The worker may have
+        ended, and its process id may belong to a new process by now. So a pidfd is
+        opened first, and the signal is sent through the pidfd after the process is
+        known to have the file open.
 
         Returns:
             Whether the signal was sent.
         """
-        # An error: the process has ended, or belongs to another user.
+        # After an error: the process has ended, or belongs to another user.
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:

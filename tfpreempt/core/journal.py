@@ -1,9 +1,9 @@
-"""Append-only JSONL record of the events of a run, and its reader.
+"""The journal: an append-only record of a run's events, as JSON lines, and its reader.
 
-Each worker and each supervisor appends to a separate file, so no lock is needed between
-processes. A record is a line and a single `write`. An error of the journal is logged
-once and never reaches training: a full disk must not end a run with a chance to commit
-elsewhere.
+Every worker and every supervisor appends to a separate file, so no lock is needed
+between processes. A record is a line, written by a single `write`. An error of the
+journal is logged once and never raised: a full disk must not end a run that may still
+be able to commit elsewhere.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
     """Returns the directory of a run's journal: `<checkpoint_dir>/journal`.
 
     Args:
-        checkpoint_dir: path or URL as given by the user, or a scratch directory. The
-            journal of a URL is in $TFPREEMPT_JOURNAL_DIR, otherwise in the scratch
-            directory of the URL.
+        checkpoint_dir: path or URL as given by the user, or the scratch directory of a
+            URL. For a URL the journal is in $TFPREEMPT_JOURNAL_DIR if set, and
+            otherwise in the scratch directory.
     """
     chosen = os.environ.get(DIRECTORY_VARIABLE)
     if chosen and (is_url(checkpoint_dir) or is_scratch(checkpoint_dir)):
@@ -54,9 +54,10 @@ def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
 class JsonLines:
     """An append-only file of JSON lines; any thread may append.
 
-    The file is opened by the first record, and reopened by a record after `close()`, so
+    The first record opens the file. A record after `close()` opens the file again, so
     that the record of a late thread is kept. The directory of the file is created in
-    the constructor and never later, when the disk may be unmounted.
+    the constructor and never later: if the disk is unmounted then, the directory must
+    not be created in the mount point.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -71,7 +72,7 @@ class JsonLines:
             self._warn(error)
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
-        """Appends a record, with the wall and monotonic time in front.
+        """Appends a record; adds the wall and monotonic time as the first fields.
 
         Args:
             record: JSON values, or numpy scalars; other values become strings.
@@ -86,7 +87,7 @@ class JsonLines:
                     self._descriptor = _open(self.path)
                 written = os.write(self._descriptor, line)
                 if written != len(line):
-                    os.close(self._descriptor)  # `_open` ends the incomplete line
+                    os.close(self._descriptor)  # `_open` will end the incomplete line
                     self._descriptor = None
                     raise OSError(f"wrote {written} of {len(line)} bytes")
                 if durable:
@@ -119,7 +120,7 @@ class Journal(JsonLines):
         directory: the run's journal directory, see `journal_directory`.
         worker: index of this worker.
         clock: time source for the records.
-        incarnation: the supervisor's name of this start of the run.
+        incarnation: name that the supervisor has given to this start of all workers.
     """
 
     def __init__(
@@ -134,9 +135,10 @@ class Journal(JsonLines):
         self._who: dict[str, Any] = {"worker": worker, "incarnation": incarnation}
 
     def record(self, event: events.Event) -> None:
-        """Appends an event; commits and exits are on the disk at the return.
+        """Appends an event.
 
-        Never raises for an error of the file.
+        Commits, exits and some further events are on the disk when the method returns.
+        An error of the file is not raised.
         """
         kind = {"event": type(event).__name__.lower()}
         # Not asdict(): a value from a user's source may not be copyable.
@@ -147,8 +149,8 @@ class Journal(JsonLines):
     def read_earlier(self, kind: type[events.Event]) -> list[dict[str, Any]]:
         """Returns the records of one kind of event in this worker's file, oldest first.
 
-        Only a file without write access for other users is read: a record may name
-        files to delete. An unreadable file has no records.
+        The result is empty if the file cannot be read, or if other users can write to
+        the file: a record may name files to delete.
         """
         name = kind.__name__.lower()
         try:
@@ -168,14 +170,14 @@ class Journal(JsonLines):
 class LineReader:
     """Reads the lines of a growing file, with bounded memory.
 
-    Of a line longer than MAX_LINE_BYTES only the beginning is returned; no record is
-    that long. Holes of a sparse file are skipped.
+    Lines longer than MAX_LINE_BYTES are cut; no record is so long. Holes of a sparse
+    file are skipped.
 
     Args:
-        at: bytes from the start of the file to the first line.
+        at: offset in the file at which to begin, in bytes.
 
     Attributes:
-        at: bytes that were read or skipped.
+        at: offset in the file up to which bytes were read or skipped.
     """
 
     def __init__(self, at: int = 0) -> None:
@@ -184,7 +186,7 @@ class LineReader:
 
     @property
     def rest(self) -> bytes:
-        """The beginning of an incomplete line."""
+        """The last line read so far, which has no line end yet."""
         return bytes(self._torn)
 
     def read_on(self, descriptor: int) -> Iterator[bytes]:
@@ -213,14 +215,14 @@ class LineReader:
             if error.errno != errno.EINVAL:
                 raise
         if self.at > start:
-            self._torn[:] = b"\0"  # a line with a hole is no record
+            self._torn[:] = b"\0"  # so that a line with a hole is not read as a record
         data = os.pread(descriptor, _PIECE, self.at)
         self.at += len(data)
         return data
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Returns the record of a journal's line; None if the line is incomplete."""
+    """Returns the record in a line of a journal; None if the line is no record."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -230,14 +232,14 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Opens a regular file in a journal's directory; O_CREAT makes a new name durable.
+    """Opens a regular file in a journal's directory; an error for a link or a pipe.
 
-    Links are not followed: they may lead to another user's file. A pipe or a device is
-    not waited for.
+    A link could lead to a file of another user.
 
     Args:
         path: path of the file.
-        flags: flags for `os.open`.
+        flags: flags for `os.open`; with O_CREAT the name of a new file is on the disk
+            when the function returns.
 
     Raises:
         OSError: the file is no regular file, or cannot be opened.
@@ -248,14 +250,14 @@ def open_file(path: Path, flags: int) -> int:
             folder, path.name, flags, 0o644, path=str(path), copies=True
         )
         if flags & os.O_CREAT:
-            os.fsync(folder)  # otherwise synced lines may be lost with the file's name
+            os.fsync(folder)  # a synced file is lost if its name is lost
     return descriptor
 
 
 def _make_directory(path: Path) -> None:
-    """Creates the directory of a journal, and syncs the new names.
+    """Creates the directory of a journal, and syncs the names of new directories.
 
-    Synced lines are lost if the name of a directory above is lost.
+    A synced file is lost if the name of a directory above is lost.
     """
     new = [each for each in (path, *path.parents) if not each.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
@@ -269,7 +271,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _open(path: Path) -> int:
-    """Opens a file for appending; adds the missing line end of an earlier writer."""
+    """Opens a file for appending, and ends an incomplete last line with a line end."""
     descriptor = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(descriptor).st_size
@@ -282,6 +284,6 @@ def _open(path: Path) -> int:
 
 
 def _to_json(value: Any) -> Any:
-    """Returns a numpy scalar as a number, any other value as text."""
+    """Returns a numpy scalar as a number, and a value of any other type as text."""
     item = getattr(value, "item", None)
     return item() if callable(item) else str(value)

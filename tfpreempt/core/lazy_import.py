@@ -30,11 +30,12 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
     Args:
         package: name of the package.
-        homes: module of each public name; for a public module, the module itself.
+        homes: for every public name, the module to import; a public module is its own
+            home.
     """
 
     def load_name(name: str) -> object:
-        """Loads a public name on first use and keeps it."""
+        """Loads a public name on first use, and stores the value in the package."""
         if name not in homes:
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}; its public names are "
@@ -50,14 +51,14 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
 
 def has_tensorflow() -> bool:
-    """Returns whether TensorFlow is installed, without an import."""
+    """Returns whether TensorFlow is installed, without importing TensorFlow."""
     return importlib.util.find_spec("tensorflow") is not None
 
 
 def to_install(extra: str) -> str:
     """Returns the command that installs an extra.
 
-    The command uses a clone, because no package index has tfpreempt.
+    The command needs a clone of the repository: no package index has tfpreempt.
     """
     return f"pip install '.[{extra}]' in a clone of tfpreempt"
 

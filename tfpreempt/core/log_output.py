@@ -1,8 +1,9 @@
-"""The log lines of this package on stderr, in programs without logging of their own.
+"""The log lines of this package on stderr, in programs that do not configure logging.
 
-Python shows no INFO record of a program that does not configure `logging`. TensorFlow's
-calls of absl's `logging.info()`, as in `tf.train.Checkpoint.save()`, give the root
-logger a handler, and the root logger keeps the level WARNING.
+Python shows no INFO record in such programs. The module checks the handlers of the root
+logger with care: calls of absl's `logging.info()` in TensorFlow, as in
+`tf.train.Checkpoint.save()`, give the root logger a handler, and keep its level at
+WARNING.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ PACKAGE = logging.getLogger("tfpreempt")
 class LineFormatter(logging.Formatter):
     """Formats a record as "tfpreempt: message".
 
-    The level name is in front of the message from WARNING on.
+    From the level WARNING on, the level comes before the message: "tfpreempt: WARNING:
+    message".
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
@@ -25,10 +27,10 @@ class LineFormatter(logging.Formatter):
 
 
 class FallbackHandler(logging.Handler):
-    """Handles a record exactly if Python's `logging.lastResort` would.
+    """A handler for the root logger that changes no output, but keeps absl from it.
 
-    A root logger with this handler acts like a root logger without handlers, but absl
-    does not configure this root logger. Any thread.
+    absl adds its handler only to a root logger without handlers. A record is handled by
+    Python's `logging.lastResort`, as if the root logger had no handler. Any thread.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -43,24 +45,24 @@ class FallbackHandler(logging.Handler):
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to `sys.stderr`, unless the root logger has a handler. Any thread.
+    """Writes to `sys.stderr`, unless the root logger has a handler.
 
-    The handlers of the root logger get the records too, possibly from a later
-    `logging.basicConfig()`.
+    The root logger's handlers, perhaps from a later `logging.basicConfig()`, get the
+    records too, so a record would be written twice. Any thread.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         if all(isinstance(each, FallbackHandler) for each in logging.root.handlers):
-            self.stream = sys.stderr  # notebooks and tests replace it
+            self.stream = sys.stderr  # now: notebooks and tests replace sys.stderr
             super().emit(record)
 
 
 def show_log_lines() -> None:
-    """Shows the records of this package from INFO on, if the program configures none.
+    """Shows INFO records of this package, if the program does not configure logging.
 
-    The logger `tfpreempt` gets the level INFO, if neither this logger nor the root
-    logger has a level other than the default. The logger gets a handler that writes to
-    stderr, if the logger has no handler. Idempotent.
+    The logger `tfpreempt` gets the level INFO, unless the program has set a level for
+    this logger or the root logger; and a handler that writes to stderr, unless the
+    logger has a handler. Further calls have no effect.
     """
     if PACKAGE.level == logging.NOTSET and logging.root.level == logging.WARNING:
         PACKAGE.setLevel(logging.INFO)

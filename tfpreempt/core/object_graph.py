@@ -1,7 +1,7 @@
-"""The objects reachable from Python objects: a walk over attributes and containers.
+"""Visits the objects reachable from Python objects, by attributes and containers.
 
-TensorFlow and Keras see only values assigned to attributes of their own objects. The
-values in a list of a Keras 3 model, or in an object of the program's own, are not seen.
+TensorFlow and Keras track only values assigned to attributes of their own objects. They
+do not track values in a list of a Keras 3 model, or in objects of the user's classes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ _NOT_THE_PROGRAM = (
 
 
 class ObjectPath(NamedTuple):
-    """A position in the object graph. A tuple, as a walk makes tens of thousands.
+    """A position in the object graph.
+
+    The class is a tuple, because a walk creates tens of thousands of objects.
 
     Attributes:
-        path: path in Python's syntax, such as `model.parts['a'][0]`; equal in each run
+        path: path in Python's syntax, such as `model.parts['a'][0]`; equal in every run
             of a program.
         value: object at the path.
         owner: object that holds the value; None for a root.
@@ -67,23 +69,24 @@ PartsOf = Callable[[list[Any]], Iterable[Collection[Any]]]
 
 
 class Reached:
-    """The objects, containers and sets found by a walk, with their parts.
+    """The objects, containers and sets found by a walk, with their attributes or items.
 
-    An object dropped by the program is not kept alive if weak references to the object
-    are possible.
+    Tells later whether another walk is needed. The objects are held by weak references
+    if possible, so that they can be deleted.
     """
 
     def __init__(self) -> None:
-        self._is_whole = False  # the walk has ended, and no object was dropped since
+        self._is_whole = False  # the walk has ended, and no object was deleted since
         self._groups: dict[PartsOf, _Group] = {}
-        self._held: dict[int, Any] = {}  # while an object is held its id is its own
+        self._held: dict[int, Any] = {}  # held, so that no new object gets the same id
 
     def add(self, values: list[Any], contents: PartsOf) -> None:
         """Adds objects, containers or sets.
 
         Args:
             values: the objects.
-            contents: function that returns the parts of such objects.
+            contents: function that returns the parts (attributes or items) of the
+                objects.
         """
         if (group := self._groups.get(contents)) is None:
             group = self._groups[contents] = _Group()
@@ -96,11 +99,11 @@ class Reached:
         group.ids += ids
 
     def hold_weakly(self) -> None:
-        """Keeps weak references in place of the objects, at the end of the walk."""
+        """Replaces the objects by weak references; called at the end of the walk."""
         me = weakref.ref(self)
 
         def forget(_: Any) -> None:
-            """Forgets all: another object may have the id of a dropped object."""
+            """Drops the record: a new object may get the id of the deleted object."""
             if (reached := me()) is not None:
                 reached._is_whole, reached._groups, reached._held = False, {}, {}
 
@@ -120,32 +123,33 @@ class Reached:
                 for value in group.values
             ]
         self._is_whole = True
-        self._held = held  # an object that was made for the walk is dropped here
+        self._held = held  # an object created only for the walk is deleted here
 
     def is_unchanged(self) -> bool:
-        """Returns whether a walk now would find the same objects at the same paths.
+        """Returns whether a new walk would find the same objects at the same paths.
 
-        The contents of arrays, and of objects not entered by the walk, may differ.
+        The contents of arrays, and of objects that the walk has not entered, may have
+        changed.
         """
-        # Loops of C, as there are thousands of objects.
+        # The comparisons run in C, because there are thousands of objects.
         with contextlib.suppress(RuntimeError):  # another thread changes a container
             are_same = all(
                 group.is_same(contents) for contents, group in self._groups.items()
             )
-            # Last, as a thread may drop an object during the comparison.
+            # Read last: a thread may drop an object during the comparison.
             return are_same and self._is_whole
         return False
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Group:
-    """The objects of `Reached` whose parts are found in the same way.
+    """The objects of `Reached` whose parts are found by the same function.
 
     Attributes:
-        values: the objects, or weak references to them.
-        kinds: their classes.
-        sizes: the numbers of their parts.
-        ids: the ids of all their parts.
+        values: the objects, or weak references to the objects.
+        kinds: classes of the objects.
+        sizes: number of parts of every object.
+        ids: ids of the parts, of one object after the other.
     """
 
     values: list[Any] = dataclasses.field(default_factory=list)
@@ -154,7 +158,7 @@ class _Group:
     ids: list[int] = dataclasses.field(default_factory=list)
 
     def is_same(self, contents: PartsOf) -> bool:
-        """Returns whether the objects have the same classes and parts now."""
+        """Returns whether the objects still have the same classes and parts."""
         values = [each() if type(each) is _Weak else each for each in self.values]
         if list(map(type, values)) != self.kinds:
             return False
@@ -195,7 +199,7 @@ def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Returns whether each container is data, as a substitute for its parts."""
+    """Returns, in place of the parts of a container, whether the container is data."""
     return [[is_data(each)] for each in values]
 
 
@@ -213,22 +217,22 @@ def walk(
     also: Callable[[Any], Iterable[ObjectPath]] = lambda value: (),
     reached: Reached | None = None,
 ) -> Iterator[ObjectPath]:
-    """Yields some objects and every position below them, in a fixed order.
+    """Yields objects and every position below, in a fixed order.
 
-    A value reachable by several paths has the shortest path, by names without a leading
-    underscore if there is a choice. Each object is entered once. Sets are not entered:
-    their order differs between runs.
+    Every object is entered once, by its shortest path; among equally short paths, by
+    names without a leading underscore. Sets are not entered, because the order of a set
+    differs between runs.
 
     Args:
         roots: objects to start from, by name.
-        enters: function that returns whether to enter the attributes of objects of a
-            class. Lists, tuples, dicts and deques are always entered, unless they are
-            data.
+        enters: function that returns whether to visit the attributes of objects of a
+            class. The items of lists, tuples, dicts and deques are always visited,
+            unless the container is data (see `is_data`).
         skips: function that returns whether to ignore a value and everything below; not
             called for roots.
-        also: function that returns further positions for an object; called once per
+        also: function that returns further positions below an object; called once per
             object.
-        reached: collector of the found objects, and of ignored containers. Not for
+        reached: object that records the found objects, and ignored containers. Not for
             walks with `also`.
     """
     todo = collections.deque(ObjectPath(path=p, value=v) for p, v in roots.items())
@@ -247,7 +251,7 @@ def walk(
         if not is_inside and not enters(type(value)):
             continue
         is_whole = is_inside and is_data(value)
-        # A tuple has the same parts as long as its owner has the same tuple.
+        # Not for a tuple, whose items cannot change.
         if reached and type(value) is not tuple:
             reached.add([value], _of_data if is_whole else _contents_of(value))
         skipped: dict[PartsOf, list[Any]] = {}
@@ -271,16 +275,16 @@ def walk(
 
 
 def is_user_code(kind: type) -> bool:
-    """Returns whether a class is of the program itself, not of Python or a library.
+    """Returns whether a class belongs to the program, not to Python or a library.
 
-    Only the attributes of such a class are known to be the user's own matter.
+    Only the attributes of a class of the program are known to be the user's state.
     """
     return kind is types.SimpleNamespace or is_user_module(kind.__module__)
 
 
 @functools.cache
 def is_user_module(name: str) -> bool:
-    """Returns whether a module is of the program itself; see `is_user_code`."""
+    """Returns whether a module belongs to the program; see `is_user_code`."""
     if name == "__main__":
         return True
     file = getattr(sys.modules.get(name), "__file__", None) or ""
@@ -291,7 +295,7 @@ def is_user_module(name: str) -> bool:
         return False
     is_package = pathlib.Path(file).stem == "__init__"
     above = pathlib.Path(file).parents[name.count(".") + is_package :]
-    # A program may load a file under a name with more parts than the file's path.
+    # `above` is empty if the module's name has more parts than the path of its file.
     return not above or package not in _installed_in(above[0])
 
 
@@ -315,13 +319,16 @@ def set_by(cls: type) -> frozenset[str]:
 
 
 def is_set_by_library(kind: type, key: Any) -> bool:
-    """Returns whether a library class, `kind` or its base, assigns an attribute."""
+    """Returns whether the attribute `key` is assigned by a library's class.
+
+    The library's class is `kind` or a base class of `kind`.
+    """
     return key in set_by(_library_of(kind))
 
 
 @functools.cache
 def _library_of(kind: type) -> type:
-    """Returns the first class outside of the program, among a class and its bases."""
+    """Returns the first class of a library, among a class and its bases."""
     bases = (each for each in kind.__mro__ if not is_user_code(each))
     return next(bases, object)
 
@@ -334,12 +341,12 @@ def _set_in_body(cls: type) -> frozenset[str]:
 
 
 def _set_in(code: types.CodeType) -> set[str]:
-    # Decodes like `dis`, which would need a tenth of a second for a Keras model.
+    # Faster than `dis`, which would need a tenth of a second for a Keras model.
     read = code.co_code
     operations, arguments = read[::2], read[1::2]
 
     def argument(at: int) -> int:
-        """Returns the instruction's argument, with the bits of EXTENDED_ARG before."""
+        """Returns an instruction's argument, with the bits of EXTENDED_ARG before."""
         is_long = at > 0 and operations[at - 1] == dis.EXTENDED_ARG
         return arguments[at] | (argument(at - 1) << 8 if is_long else 0)
 
@@ -362,19 +369,19 @@ def is_container(value: Any) -> bool:
 
 @functools.cache
 def may_be_container(kind: type) -> bool:
-    """Returns whether objects of a class may be containers.
+    """Returns whether `is_container` may be true for objects of a class.
 
-    A proxy, with a `__class__` of its own, may be a container too.
+    A class with a `__class__` property is a proxy, and may stand for a container.
     """
     is_proxy = any("__class__" in vars(base) for base in kind.__mro__[:-1])
     return is_proxy or issubclass(kind, _CONTAINERS)
 
 
 def is_data(value: Any) -> bool:
-    """Returns whether a value is a container of many items, and no object.
+    """Returns whether a value is a large container without objects, like a vocabulary.
 
-    An example is a vocabulary. A walk through such containers takes seconds and finds
-    nothing.
+    The items are numbers, texts, arrays or containers of these. A walk through the
+    items would take seconds and find nothing.
     """
     if not is_container(value):
         return False
@@ -383,7 +390,7 @@ def is_data(value: Any) -> bool:
     while todo:
         each = todo.pop()
         count += len(each)
-        # A new list: a thread of the program may change the container.
+        # Copy the items: a thread of the program may change the container.
         for inner in list(each.values() if isinstance(each, dict) else each):
             if isinstance(inner, _LEAVES) or id(inner) in inside:
                 continue
@@ -395,9 +402,9 @@ def is_data(value: Any) -> bool:
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    """Returns keys and values of a container, or the attributes of an object.
+    """Returns the keys and values of a container, or the attributes of an object.
 
-    The result is a new list: another thread of the program may change the container.
+    The result is a copy, because a thread of the program may change the container.
     """
     if isinstance(value, dict):
         return list(value.items())
@@ -407,13 +414,13 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Returns the attributes of an object, without calls of properties."""
+    """Returns the attributes of an object, without calling properties."""
     return {**getattr(value, "__dict__", {}), **_slots(value)}
 
 
 def _suffix(key: Any, number: int) -> str:
-    """Returns Python's syntax for the access to a part of a container."""
-    is_plain = isinstance(key, str | int)  # the repr of other types may have an address
+    """Returns the subscript of an item of a container, in Python's syntax."""
+    is_plain = isinstance(key, str | int)  # repr() of other types may have an address
     return f"[{key!r}]" if is_plain else f"[key {number}]"
 
 
@@ -422,7 +429,7 @@ def _is_private(attribute: tuple[str, Any]) -> bool:
 
 
 def _slots(value: Any) -> dict[str, Any]:
-    # Not by getattr: `__getattr__` of an object may compute missing attributes.
+    # Do not use getattr: `__getattr__` may compute a value for an empty slot.
     kind: type = type(value)
     found = {}
     for name, slot in _slots_of(kind):

@@ -4,18 +4,17 @@ TensorFlow has no public access to its coordination service, to the order in whi
 checkpoint is saved, or to an iterator's position in its data. Keras has no public
 access to the loop of `fit`. Private names may disappear with any release. So:
 
-- Private modules are reached by the names in `MODULES`, as `seams.eager_context`, and
-  are imported on first access.
-- The names used of these modules, and of their objects, are listed in `FEATURES`.
-- Code that needs a feature calls `check_available` once, before training. A missing
-  name is an error at this point, and the error names the missing name, instead of a
-  surprise during a save.
-- There is no upper bound on versions: a release with these names is used, and its minor
-  version is named once in the log if the version is missing in `SEEN`.
+- Private modules are attributes of this module, such as `private_api.eager_context`.
+  `MODULES` has the names; a module is imported on first access.
+- `FEATURES` lists the names used of these modules, and of objects of the modules.
+- Code that needs a feature calls `check_available` before training. A missing name is
+  an error at this point, with the name in the message, and not a surprise in a save.
+- There is no upper bound on versions: any release with the names is used. If the minor
+  version is missing in `SEEN`, a log line says so.
   tests/contracts/test_private_api.py checks every name, in each cell of `make matrix`.
 
-The state of single callbacks of Keras is in `keras/callbacks/builtin_callbacks.py`; a
-name missing in a version is skipped there.
+Private attributes of the callbacks of Keras are not here, but in
+`keras/callbacks/builtin_callbacks.py`, which skips a name missing in a version.
 """
 
 from __future__ import annotations
@@ -115,20 +114,21 @@ OPTIONAL = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateApiGroup:
-    """A feature that needs some private names.
+    """A feature of tfpreempt, and the private names needed by the feature.
 
     Attributes:
         what: description of the feature, for the error.
-        names: names by module as in `MODULES`, separated by spaces. "f" or "Class"; of
-            a class "Class.one,other", attributes, which one of its methods may set; and
-            of a method "Class.method:one,other", local variables.
+        names: for every module, as in `MODULES`, its names, separated by spaces:
+            "function" or "Class" of the module; "Class.one,two" for attributes of a
+            class, or attributes set by its methods; "Class.method:one,two" for local
+            variables of a method.
     """
 
     what: str
     names: dict[str, str]
 
     def each(self) -> Iterator[tuple[str, str]]:
-        """Yields every name separately, with the module as in `MODULES`."""
+        """Yields (module as in `MODULES`, name) for every single name."""
         for module, names in self.names.items():
             for owner, last in re.findall(r"(\S+[.:])?([^\s.:]+)", names):
                 for name in last.split(","):
@@ -308,7 +308,10 @@ def keras_trainer_class() -> Any:
 
 @functools.cache
 def check_available(*features: str) -> None:
-    """Checks, once per process, that the names of the given features exist.
+    """Checks, once per process, that the private names of features exist.
+
+    Args:
+        *features: keys of `FEATURES`.
 
     Raises:
         UnsupportedVersionError: a name is missing; the message has the name and advice.
@@ -319,7 +322,7 @@ def check_available(*features: str) -> None:
 
 
 def missing(feature: str) -> Iterator[str]:
-    """Yields the missing names of a feature, with their modules."""
+    """Yields the missing names of a feature, with the import path of the module."""
     unknown: set[str] = set()
     for module, name in FEATURES[feature].each():
         try:
@@ -361,13 +364,13 @@ def _advice(feature: PrivateApiGroup, absent: list[str]) -> str:
 
 
 def _newest_final(library: str) -> str:
-    """Returns the newest version in `SEEN` that is no candidate or nightly build."""
+    """Returns the newest final version in `SEEN`: no candidate or nightly build."""
     return [each for each in SEEN[library] if each.replace(".", "").isdecimal()][-1]
 
 
 @functools.cache
 def name_if_unseen(library: str) -> None:
-    """Logs, once for each process, that a library's minor version is not in `SEEN`.
+    """Logs, once per process, if a library's minor version is not in `SEEN`.
 
     Args:
         library: name of the imported library, a key of `SEEN`.

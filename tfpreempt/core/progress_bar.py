@@ -1,4 +1,4 @@
-"""A progress bar for bytes, on a terminal, for work of more than two seconds."""
+"""A progress bar on the terminal for work on bytes that takes over two seconds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _QUIET_SECONDS = 2.0  # shorter work shows no bar
 
 
 class ByteBar:
-    """A bar on stderr, in the body of a `with`. One thread.
+    """A progress bar on stderr, shown while a `with` block runs; for one thread.
 
     Args:
         title: description of the work.
-        total: expected number of bytes; 0 never shows a bar.
+        total: expected number of bytes; with 0 no bar is shown.
     """
 
     def __init__(self, title: str, total: int) -> None:
@@ -31,7 +31,7 @@ class ByteBar:
             self._shown.stop()
 
     def show(self, done: int) -> None:
-        """Shows the number of processed bytes, after two seconds of work."""
+        """Shows the number of processed bytes; no bar in the first two seconds."""
         if self._shown is None:
             is_early = time.monotonic() - self._began < _QUIET_SECONDS
             if is_early or not self._total or not sys.stderr.isatty():

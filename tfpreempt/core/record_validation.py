@@ -1,9 +1,9 @@
-"""Validation of values read from a file, possibly written by any user.
+"""Validation of values read from a file that any user may have written.
 
-Commands read a journal on other machines, long after the journal was written, and every
-process with write access can write any value. So each field has a kind. Each kind has
-bounds within which readers can compute with the value, show the value and use it as a
-count.
+Commands read a journal on other machines and long after the journal was written, and
+every process with write access can write any value. So every field has a kind, with
+bounds: within the bounds a reader can compute with the value, show the value, or use
+the value as a count.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ still has a date for the time."""
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number small enough for computations."""
+    """Returns whether a value is a finite number, and not too large to compute with."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= _LARGEST and math.isfinite(value)
 
 
 def is_time(value: Any) -> bool:
-    """Returns whether a value is a time, in seconds since 1970, that a calendar has."""
+    """Returns whether a value is a time in seconds since 1970 with a calendar date."""
     return is_number(value) and 0 <= value <= _LATEST
 
 
@@ -45,7 +45,7 @@ def is_kind(value: Any, kind: str) -> bool:
         value: value parsed from JSON.
         kind: "text", "flag", "number", "count", "workers" (a number of workers),
             "seconds" (a duration), "time" (since the epoch), "object", or "objects" (a
-            list of objects); with "?" appended None is valid too.
+            list of objects). With "?" appended, such as "text?", None is valid too.
 
     Raises:
         ValueError: the kind is unknown.
@@ -75,5 +75,8 @@ def is_kind(value: Any, kind: str) -> bool:
 
 
 def validate_types(values: Mapping[str, Any], kinds: Mapping[str, str]) -> bool:
-    """Returns whether every field has its kind; a missing field counts as None."""
+    """Returns whether every value is of the kind of its field.
+
+    A missing field counts as None.
+    """
     return all(is_kind(values.get(name), kind) for name, kind in kinds.items())

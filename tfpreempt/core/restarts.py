@@ -21,7 +21,7 @@ def num_restarts(environment: Mapping[str, str] | None = None) -> int:
         The number from `tfpreempt run`, or from Slurm, or 0.
 
     Raises:
-        ConfigurationError: the environment variable is no whole number.
+        ConfigurationError: the environment variable is not a whole number.
     """
     return read_restarts(environment) or 0
 
@@ -37,7 +37,7 @@ def read_count(name: str, environment: Mapping[str, str]) -> int | None:
     """Returns a number of restarts from a variable; None if the variable is not set.
 
     Raises:
-        ConfigurationError: the variable is no whole number.
+        ConfigurationError: the variable is not a whole number.
     """
     text = environment.get(name, "").strip()
     if not text:

@@ -1,7 +1,8 @@
 """The scratch directory of a checkpoint directory that is a URL.
 
-A run with the `checkpoint_dir` `gs://bucket/run` trains in a directory of this machine,
-and a mirror copies the commits to the URL; see `checkpoint/mirror/store_selection.py`.
+If `checkpoint_dir` is a URL such as `gs://bucket/run`, the run commits in a local
+directory, the scratch directory, and a mirror copies the commits to the URL; see
+`checkpoint/mirror/store_selection.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _LONGEST_READABLE = 60  # characters of a URL in the name of its scratch directo
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is a URL, not a path of this machine."""
+    """Returns whether a location is a URL, and not a local path."""
     return _URL.match(os.fspath(location)) is not None
 
 
 def scratch_directory(url: str) -> str:
-    """Returns the path of a URL's scratch directory, without creating it.
+    """Returns the path of a URL's scratch directory, without creating the directory.
 
-    The path is equal for all processes of a user on a machine.
+    The path is equal in all processes of a user on a machine.
     """
     root = os.environ.get(VARIABLE) or tempfile.gettempdir()
     url = url.rstrip("/")
@@ -47,7 +48,7 @@ def _folder() -> str:
 
 
 def local_directory(checkpoint_dir: str | os.PathLike[str]) -> str:
-    """Returns the directory of this machine in which a run trains.
+    """Returns the local directory of a run: the path, or a URL's scratch directory.
 
     Args:
         checkpoint_dir: path or URL of the checkpoint directory, as given by the user.

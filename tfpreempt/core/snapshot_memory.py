@@ -1,8 +1,8 @@
 """Memory for snapshots, lent to a program by its supervisor.
 
-The memory is a directory in a file system in memory, which outlives the program's
-processes. No other program writes there. Environment variables have the path of the
-directory, the bytes per worker, and the number of workers.
+The memory is a directory of a file system in memory, so snapshots outlive the processes
+of the program. Only this program writes there. The supervisor passes the path of the
+directory, the bytes per worker and the number of workers in environment variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SnapshotMemory:
         directory: path of the directory in memory; the directory exists.
         bytes: maximum size of one worker's snapshots, including the copies made during
             a snapshot.
-        workers: number of workers of this machine that take snapshots, at the same
+        workers: number of workers of this machine; they take snapshots at the same
             time.
     """
 
@@ -49,7 +49,9 @@ class SnapshotMemory:
 def from_environment(
     environment: Mapping[str, str] | None = None,
 ) -> SnapshotMemory | None:
-    """Returns the memory lent to the process; None if no memory is lent or left.
+    """Returns the memory lent to the process.
+
+    None if no memory is lent, or if its directory was removed.
 
     Args:
         environment: environment to read; by default os.environ.
@@ -70,13 +72,13 @@ def from_environment(
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Returns the available memory of the process in bytes.
+    """Returns the number of bytes of memory that the process can still allocate.
 
-    The value is the minimum of the machine's memory and the free memory of each control
-    group around the process.
+    The smallest of the machine's available memory and the free memory of each control
+    group (cgroup) that contains the process.
 
     Args:
-        root: root of the file system with the kernel's files.
+        root: directory that contains `proc` and `sys`; for tests.
 
     Raises:
         OSError: the files cannot be read.
@@ -97,7 +99,15 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _room(group: Path, limit: str, used: str, inactive: str) -> int:
-    """Returns the free bytes of a control group, by the names of its files."""
+    """Returns the free bytes of a control group.
+
+    Args:
+        group: directory of the control group.
+        limit: name of the file with the limit.
+        used: name of the file with the used bytes.
+        inactive: field of `memory.stat` with the bytes of inactive file pages, which
+            the kernel can free.
+    """
     most = int((group / limit).read_text(encoding="ascii"))
     taken = int((group / used).read_text(encoding="ascii"))
     return most - taken + _field(group / "memory.stat", inactive)

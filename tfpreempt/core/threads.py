@@ -17,10 +17,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ManagedThread(threading.Thread):
-    """A daemon thread with a name and an end.
+    """A daemon thread whose owner can ask it to end; logs an error of its target.
 
-    A failure is logged. There is no `__del__`: if the thread has to end before the
-    process, the owner stops the thread.
+    There is no `__del__`: an owner that needs the thread to end before the process
+    stops the thread.
 
     Args:
         name: the thread's name, shown by debuggers and in logs.
@@ -28,7 +28,7 @@ class ManagedThread(threading.Thread):
             after `stop_event` is set.
 
     Attributes:
-        stop_event: event with which the owner asks the target to return; any thread.
+        stop_event: event that asks the target to return; any thread may set it.
     """
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
@@ -38,7 +38,9 @@ class ManagedThread(threading.Thread):
     def join(  # type: ignore[override]  # returns the result of is_alive() too
         self, timeout: float | None = None
     ) -> bool:
-        """Waits for the thread to end. Any thread; no wait in the thread itself.
+        """Waits for the thread to end.
+
+        Any thread may call the method; in the thread itself it does not wait.
 
         Args:
             timeout: maximum wait in seconds; None: no timeout.
@@ -68,8 +70,8 @@ def call_within(seconds: float, call: Callable[[], _T]) -> _T:
     """Calls a function that may block, in a daemon thread, and waits with a timeout.
 
     Args:
-        seconds: timeout. A call that is not finished by then continues, and its result
-            is dropped.
+        seconds: timeout. After the timeout the function continues in the thread, and
+            its result is dropped.
         call: function to call.
 
     Returns:
@@ -105,24 +107,25 @@ def map_in_threads(
 ) -> list[_T]:
     """Runs jobs in daemon threads, started in order; the first error ends the work.
 
-    Not an executor: the interpreter joins an executor's threads at exit, and a thread
-    that hangs in a request would delay the end of a process with seconds left.
+    An executor of concurrent.futures is not used: the interpreter joins an executor's
+    threads at exit. A thread that hangs in a request would delay the exit, and after a
+    notice only seconds may be left.
 
     Args:
-        do: function that does one job. Any thread.
-        jobs: the jobs.
+        do: function that does one job; called on several threads.
+        jobs: arguments for `do`, one for each job.
         threads: maximum number of threads; a thread is started only if jobs are left.
         name: prefix of the threads' names.
         watch: function called about ten times a second by the calling thread; an
             exception from the function ends the work.
-        failed: event set when an error ends the work; long jobs check the event.
-        stop_timeout: total timeout in seconds for the threads to end after an error.
+        failed: event set when an error ends the work; a long job can check the event.
+        stop_timeout: seconds to wait for the threads at the end, all together.
 
     Returns:
         The results of the jobs, in order.
 
     Raises:
-        BaseException: the exception of the first job that failed.
+        BaseException: the exception of the first job that failed, or of `watch`.
     """
     todo = collections.deque(enumerate(jobs))
     count = len(todo)
@@ -147,7 +150,7 @@ def map_in_threads(
 
     workers: list[ManagedThread] = []
     try:
-        while todo and len(workers) < threads:  # the first threads may be done by now
+        while todo and len(workers) < threads:  # the first threads may have done all
             workers.append(ManagedThread(f"{name}-{len(workers)}", work))
             workers[-1].start()
         while workers and not is_done.wait(_TICK_SECONDS):
