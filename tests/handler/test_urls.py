@@ -302,7 +302,8 @@ def test_a_bucket_that_does_not_answer_ends_the_start(
     monkeypatch.setattr("tfpreempt.storage.gcs_client.RETRY_SECONDS", 0.2)
     cloud.server.close()
     with pytest.raises(
-        errors.CheckpointError, match="without knowing what is in gs://"
+        errors.CheckpointError,
+        match="does not start from scratch while the commits in gs://",
     ):
         train(3)
 

@@ -335,7 +335,12 @@ def test_model_checkpoint_in_the_same_directory(
         kind = on.keras.callbacks.ModelCheckpoint
         return on.fit(None, kind(path, save_weights_only=True))
 
-    words = ("ModelCheckpoint", path, str(on.checkpoints), "directory of its own")
+    words = (
+        "ModelCheckpoint",
+        path,
+        str(on.checkpoints),
+        "Use two separate directories",
+    )
     refused(on, errors.ConfigurationError, program, *words)
     interrupted()
 

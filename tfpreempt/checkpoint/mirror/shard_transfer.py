@@ -85,14 +85,14 @@ class ShardTransfer:
     def _send(self, staged: StagedSave) -> None:
         folder = os.path.join(staged.staging, layout.worker_name(self._worker))
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        folder = self._folder(staged.attempt, self._worker)
+        remote = self._folder(staged.attempt, self._worker)
         entries = []
         for name in names:
             path = os.path.join(folder, name)
             size, crc32c = checksum.of_file(path)
             entries.append(FileEntry(name=name, size=size, crc32c=crc32c))
             with file_reading.open_file(path) as file:
-                self._store.put_if_absent(f"{folder}/{name}", file, timeout=_SECONDS)
+                self._store.put_if_absent(f"{remote}/{name}", file, timeout=_SECONDS)
         manifest = Manifest(
             step=staged.step,
             sequence=1,
@@ -100,7 +100,7 @@ class ShardTransfer:
             workers=(self._worker,),
             files=tuple(entries),
         )
-        name, data = f"{folder}/{layout.MANIFEST}", io.BytesIO(to_json(manifest))
+        name, data = f"{remote}/{layout.MANIFEST}", io.BytesIO(to_json(manifest))
         self._store.put_if_absent(name, data, timeout=_SECONDS)
 
     def _drop(self, directory: str) -> None:
@@ -170,12 +170,12 @@ class ShardTransfer:
         _delete(self._store, f"{FOLDER}/{attempt}/", lambda found: True)
 
     def _take(self, staged: StagedSave, worker: int, seconds: float) -> None:
-        folder, target = self._folder(staged.attempt, worker), io.BytesIO()
-        name = f"{folder}/{layout.MANIFEST}"
+        remote, target = self._folder(staged.attempt, worker), io.BytesIO()
+        name = f"{remote}/{layout.MANIFEST}"
         self._store.get(name, target, length=_MAX_MANIFEST_BYTES, timeout=seconds)
         manifest = from_json(target.getvalue(), f"{self._store.uri}/{name}")
         shard = Entry(
-            store=self._store, name=folder, kind=Kind.MIRROR, manifest=manifest
+            store=self._store, name=remote, kind=Kind.MIRROR, manifest=manifest
         )
         folder = os.path.join(staged.staging, layout.worker_name(worker))
         try:

@@ -110,8 +110,7 @@ class TfKerasFit(Fit):
         is_iterator = type(self.adapter).__name__ == "GeneratorDataAdapter"
         if not is_iterator or accessor_of(given) is None:
             return None
-        # `given` may begin again at each `iter`; then it is not one iterator for all
-        # epochs.
+        # `iter(given)` may return a new iterator for each epoch.
         if iter(given) is not given:
             return None
         if self.arguments["workers"] > 1 or self.arguments["use_multiprocessing"]:
