@@ -1,7 +1,8 @@
-"""Signals received by waiting instead of by a handler.
+"""Waits for signals, without signal handlers.
 
-A waiting thread receives a signal at one point only, never between two arbitrary lines.
-A wait that relied on a handler could miss a signal just before the wait begins.
+A handler would run between any two lines of the program, and a wait that depends on a
+handler can miss a signal that arrives just before the wait. A thread that waits for
+blocked signals receives them only at that point.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ WaitForSignal = Callable[[float | None], signal.Signals | None]
 
 @contextlib.contextmanager
 def held_signals(*numbers: signal.Signals) -> Iterator[WaitForSignal]:
-    """Blocks signals, and yields the function that waits for the blocked signals.
+    """Context that blocks signals, and yields a function that waits for them.
 
-    A signal ignored by the caller (SIGHUP under nohup, SIGINT in a background job)
-    stays ignored, except SIGTERM: a shell with `trap "" TERM` makes every program that
-    it starts ignore SIGTERM, and platforms stop a job by SIGTERM. Main thread only.
-    Threads and processes started in the context block the signals too. Signals still
-    pending at the end are dropped.
+    Use it on the main thread. Threads and processes that are started in the context
+    also block the signals. Signals that are pending at the end are dropped.
+
+    A signal that the parent process ignores (SIGHUP under nohup, SIGINT in a background
+    job) stays ignored. SIGTERM is an exception, because platforms stop a job by
+    SIGTERM, but a shell with `trap "" TERM` makes all its programs ignore it.
     """
     ignored = {each for each in numbers if signal.getsignal(each) == signal.SIG_IGN}
     held = {*numbers} - ignored | {*numbers} & {signal.SIGTERM}

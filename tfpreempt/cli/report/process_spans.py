@@ -1,7 +1,7 @@
-"""Lifetimes of processes and their phases, on a shared clock.
+"""Divides the time of a run's processes into phases, on a shared clock.
 
-Times of a machine are ordered and measured by its monotonic clock. Wall clocks place
-the machine's times relative to other machines.
+Within a machine, times are ordered and measured by the monotonic clock. The wall clocks
+relate the times of different machines.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _end = operator.itemgetter(1)
 
 
 class Phase(StrEnum):
-    """Activity of a worker at a time."""
+    """An activity of a worker."""
 
-    STARTING = "starting"  # from the start of the process until its handler is made
-    RESTORING = "restoring"  # agreeing on a checkpoint, fetching and reading it
-    TRACING = "tracing"  # the first step, and the program's work before it
+    # From the start of the process until the handler exists, or the fit begins.
+    STARTING = "starting"
+    RESTORING = "restoring"  # agreement on a checkpoint, download, read
+    TRACING = "tracing"  # the first step, and the work of the program before this step
     TRAINING = "training"
-    NOTICED = "noticed"  # from a notice to the save, while the step finishes
-    SAVING = "saving"  # training is blocked by a save
-    LOST = "lost"  # training whose steps the run has not kept
-    EXITING = "exiting"  # from the commit or the last step to the exit
-    DOWN = "down"  # no process, until the next start
-    UNKNOWN = "unknown"  # no record of the end of the process
+    NOTICED = "noticed"  # from a notice until the save begins: the step finishes
+    SAVING = "saving"  # training waits for a save
+    LOST = "lost"  # steps that were lost and had to be repeated
+    EXITING = "exiting"  # from the last commit or step until the process has exited
+    DOWN = "down"  # from the end of a process to the next start
+    UNKNOWN = "unknown"  # the end of the process was not recorded
 
 
 TRAINS = (Phase.TRAINING, Phase.NOTICED)
@@ -53,7 +54,7 @@ MADE_STEPS = (*TRAINS, Phase.LOST)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A phase of a worker between two times, in seconds since the epoch."""
+    """A period in which a worker is in one phase; in seconds since the epoch."""
 
     phase: Phase
     begin: float
@@ -67,16 +68,18 @@ class Span:
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class ProcessLifetime(WorkerRun):
-    """A process of a worker, or one of several trainings in a process, with its times.
+    """The lifetime of a worker's process: from its start to its end.
+
+    If a process has several trainings in sequence, each has a lifetime of its own.
 
     Attributes:
         begin: start of the process, in seconds since the epoch.
-        end: end of the process, or time of the newest record if the end is unknown.
+        end: end of the process; if unknown, the time of its newest record.
         code: exit code, negative for a signal; None while the process runs, or if
             unknown.
         cause: reason of the end, as recorded by the supervisor; None without a record.
-        is_over: whether the process has ended, as far as is known.
-        is_finished: whether training was complete, as far as is known.
+        is_over: whether the process is known to have ended.
+        is_finished: whether training is known to have been complete.
     """
 
     begin: float
@@ -92,8 +95,8 @@ class ProcessLifetimes:
     """The lifetimes of the processes of a run.
 
     Attributes:
-        of_worker: lifetimes of every worker in order, by index of the worker.
-        warnings: problems of the machines' clocks.
+        of_worker: by index of the worker, the worker's lifetimes in order.
+        warnings: warnings about clocks that were wrong.
     """
 
     of_worker: Mapping[int, tuple[ProcessLifetime, ...]]
@@ -103,7 +106,7 @@ class ProcessLifetimes:
 def build_lifetimes(
     workers: Mapping[int, WorkerJournal], supervisors: Iterable[SupervisorJournal]
 ) -> ProcessLifetimes:
-    """Returns the lifetimes of the processes of a run, on a shared clock.
+    """Computes the lifetimes of all processes of a run, on a shared clock.
 
     Args:
         workers: journals of the workers, by index, with all records.
@@ -114,7 +117,8 @@ def build_lifetimes(
     clocks, warnings = _clocks(trainings, starts)
     processes = {(each.worker, each.start): each for each in trainings}
     for name, start in starts.items():
-        # A worker without records is known from its end, or is the only worker.
+        # A worker may have written no records. It is then known because the supervisor
+        # recorded its end, or because it is the only worker.
         for worker in start.workers if len(start.workers) == 1 else start.ends:
             if (worker, name) not in processes:
                 silent = WorkerRun(file="", worker=worker, incarnation=name, records=[])
@@ -146,7 +150,7 @@ def build_lifetimes(
 
 
 def _machine(training: WorkerRun, starts: Mapping[str, SupervisorRun]) -> object:
-    """Returns a key for a process's machine: its supervisor, or else the process."""
+    """Returns a key for the machine of a process: the supervisor, if there is one."""
     start = starts.get(training.start)
     return (training.worker, training.start) if start is None else start.supervisor
 
@@ -154,17 +158,18 @@ def _machine(training: WorkerRun, starts: Mapping[str, SupervisorRun]) -> object
 def _clocks(
     trainings: Iterable[WorkerRun], starts: Mapping[str, SupervisorRun]
 ) -> tuple[dict[object, float], list[str]]:
-    """Returns, by machine, the seconds from the monotonic clock to the shared clock.
+    """Computes how much each machine's monotonic clock differs from the shared clock.
 
-    A supervisor and its workers are on the same machine. The offset of a machine is the
-    median of its wall clock minus its monotonic clock over all records.
+    A supervisor and its workers run on one machine. The offset of a machine is the
+    median, over all its records, of wall clock minus monotonic clock.
 
     Args:
         trainings: trainings of all workers.
         starts: starts of the supervisors, by name.
 
     Returns:
-        The offsets by machine, and warnings about wall clocks that were set.
+        The offsets in seconds, by machine, and warnings about wall clocks that were
+        changed.
     """
     machines: dict[object, list[Record]] = collections.defaultdict(list)
     files: dict[object, set[str]] = collections.defaultdict(set)
@@ -194,12 +199,12 @@ def _clocks(
 def _lifetime(
     training: WorkerRun, start: SupervisorRun | None, clock: float, *, is_last: bool
 ) -> ProcessLifetime:
-    """Returns the lifetime of a training.
+    """Computes the lifetime of a training.
 
     Args:
         training: training to convert.
         start: start of the process by a supervisor; None without a supervisor.
-        clock: seconds from the monotonic clock of the machine to the shared clock.
+        clock: seconds to add to the machine's monotonic clock to get the shared clock.
         is_last: whether the training is the last of its process.
     """
     records = [
@@ -233,8 +238,9 @@ def _lifetime(
 def _is_finished(training: WorkerRun, code: int | None, cause: str | None) -> bool:
     """Returns whether training was complete at the end of a process.
 
-    The exit record of the process decides. Without an exit record the supervisor's
-    cause decides, or else the exit code: an interrupted program never exits with 0.
+    Uses the exit record of the process. If missing, uses the cause recorded by the
+    supervisor, or else the exit code, because an interrupted program does not exit with
+    0.
     """
     if exits := training.of("exit"):
         return "finished" in [each["outcome"] for each in exits]
@@ -242,7 +248,7 @@ def _is_finished(training: WorkerRun, code: int | None, cause: str | None) -> bo
 
 
 def _begin(records: Sequence[Record]) -> float:
-    """Returns the start time of a process, from its own records."""
+    """Returns the start time of a process, computed from its own records."""
     first = records[0]
     if first.event != "restored":
         return first.at
@@ -253,10 +259,11 @@ def _begin(records: Sequence[Record]) -> float:
 def _in_a_row(
     lives: Iterable[ProcessLifetime],
 ) -> tuple[tuple[ProcessLifetime, ...], float]:
-    """Moves overlapping lifetimes of a worker behind one another.
+    """Shifts lifetimes of a worker that overlap, so that they follow one another.
 
-    The second training of a process knows the start of the process. If the clocks of
-    two machines differ, records of a process may have earlier times than the end of the
+    Lifetimes overlap for two reasons. The second training in a process records the
+    start of the process, at which the first training began. And if a worker moves to a
+    machine with another clock, its records may have earlier times than the end of the
     process before.
 
     Args:
@@ -291,12 +298,12 @@ def _in_a_row(
 
 
 def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
-    """Returns the spans of a lifetime in order, from its beginning to its end.
+    """Divides a lifetime into spans: the phases, in order.
 
     Args:
         life: lifetime of any worker.
-        commits: commits recorded by the chief; the other workers are blocked equally
-            long.
+        commits: commits recorded by the chief; all workers wait equally long for a
+            save.
     """
     ended = life.exit
     windows = []
@@ -304,8 +311,8 @@ def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
         window = _blocked(commit)
         is_own = commit["worker"] == life.worker
         if not is_own and ended is not None and _is_last(commit, ended):
-            # All workers end the save together, so the time of this worker's exit is
-            # the end of the save by its own clock.
+            # A save ends on all workers at the same time. This worker's exit is that
+            # time on its own clock, so use it as the end of the save.
             took = window[1] - window[0]
             window = ended.at - took, ended.at
         windows.append(window)
@@ -313,11 +320,11 @@ def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
 
 
 def trained(spans: Iterable[Span], until: float | None = None) -> float:
-    """Returns the seconds of training in the spans, lost or not, up to a time.
+    """Returns how many seconds were spent on steps, including lost steps.
 
     Args:
         spans: spans of a worker.
-        until: time at which counting stops; None: no limit.
+        until: time after which seconds do not count; None: no limit.
     """
     return sum(
         max(0.0, (each.end if until is None else min(each.end, until)) - each.begin)
@@ -327,13 +334,13 @@ def trained(spans: Iterable[Span], until: float | None = None) -> float:
 
 
 def lose(spans: Sequence[Span], begin: float) -> list[Span]:
-    """Returns the spans with all training after a time marked as lost."""
+    """Returns the spans, in which all training after a time is marked as lost."""
     end = max((each.end for each in spans), default=begin)
     return _paint(spans, [(begin, end)], Phase.LOST, over=TRAINS)
 
 
 def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
-    """Returns the spans of a lifetime without saves."""
+    """Divides a lifetime into spans, not yet with the phases in which saves block."""
     changes = [(life.begin, Phase.STARTING)]
     ended, decided = life.exit, None
     for record in life.records:
@@ -350,14 +357,15 @@ def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
             case "decision":
                 decided = record.at
             case "commit" if record["because"] == "preemption":
-                # With a long grace period training continues after the commit.
+                # If the grace period is long, training continues after the commit.
                 is_last = ended is not None and _is_last(record, ended)
                 after = Phase.EXITING if is_last else Phase.TRAINING
                 changes.append((record.at, after))
             case "exit":
                 is_told = record["outcome"] in ("committed", "lost")
                 is_called = is_told and now is Phase.TRAINING
-                if is_called and decided is not None:  # a notice of another worker
+                # The notice was received by another worker.
+                if is_called and decided is not None:
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
                 if changes[-1][1] is not Phase.EXITING:
                     changes.append((record.at, Phase.EXITING))
@@ -372,10 +380,10 @@ def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
 
 
 def _is_traced(life: ProcessLifetime) -> bool:
-    """Returns whether the time after the restore counts as tracing.
+    """Returns whether the time after the restore is the tracing of the first step.
 
-    A process with trained steps but without a `firststep` record trained a single step,
-    which counts as training.
+    A process without a `firststep` record that has trained steps has trained only one
+    step; this step counts as training, not as tracing.
     """
     base = 0 if life.restored is None else life.restored["step"]
     made = [each["step"] > base for each in life.of("commit", "exit", "metrics")]
@@ -383,13 +391,13 @@ def _is_traced(life: ProcessLifetime) -> bool:
 
 
 def _blocked(commit: Record) -> tuple[float, float]:
-    """Returns the times between which the chief's training was blocked by a commit."""
+    """Returns when the chief began and ended to wait for a save."""
     began = commit.at - commit["save_seconds"]
     return began, began + commit["blocked_seconds"]
 
 
 def _left_with(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
-    """Returns the final commit of a lifetime without an exit record, or None."""
+    """Returns the commit with which a process without an exit record ended, or None."""
     for commit in commits[-1:]:
         because = commit["because"]
         if because == "finished" or because == life.cause == "preemption":
@@ -398,7 +406,7 @@ def _left_with(life: ProcessLifetime, commits: Sequence[Record]) -> Record | Non
 
 
 def _is_last(commit: Record, ended: Record) -> bool:
-    """Returns whether a worker exited with the commit."""
+    """Returns whether a worker exited after a commit, by its exit record."""
     return bool(
         commit["because"] == "preemption"
         and ended["outcome"] == "committed"
@@ -413,9 +421,9 @@ def _paint(
     *,
     over: Collection[Phase],
 ) -> list[Span]:
-    """Replaces phases of spans by another phase inside windows of time.
+    """Changes the phase of spans inside given windows of time.
 
-    Spans and windows are swept together: a run may have as many commits as spans.
+    Runs through spans and windows together, because a run may have many of both.
 
     Args:
         spans: spans, one after another.

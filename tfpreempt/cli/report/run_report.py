@@ -1,4 +1,4 @@
-"""The report of a run: what happened, when, and at which cost. No I/O, no clock."""
+"""Builds the report of a run from its records. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ Point = tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedWorker:
-    """The time of a worker.
+    """A worker's timeline.
 
     Attributes:
         index: index of the worker.
-        spans: spans one after another; time between two spans is not part of the run.
+        spans: spans in order. Time between two spans is not part of the run: training
+            was complete, and was started again later.
     """
 
     index: int
@@ -52,23 +53,24 @@ class ReportedWorker:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """An end of training before its completion, as seen by the first worker.
+    """An interruption: the first worker's process ended before training was complete.
 
     Attributes:
         at: time of the notice, or of the end without a notice; seconds since the epoch.
-        cause: "preemption", "failure", "hang", or another cause recorded by a
-            supervisor; "killed" without a record.
-        sources: sources of the notices, such as "signal:SIGTERM", with the workers that
-            received the notice.
-        step: newest step trained; a lower bound if `is_estimated`; None without a
-            record of any worker.
-        is_estimated: whether the newest step is missing in the records.
-        saved_step: step of the commit made for the interruption; None without a commit.
+        cause: "preemption", "failure", "hang", or another cause that a supervisor
+            recorded; "killed" if nothing was recorded.
+        sources: by source of a notice, such as "signal:SIGTERM", the workers that
+            received it.
+        step: newest trained step; None if no worker has recorded anything.
+        is_estimated: whether `step` is an estimate, because the newest step was not
+            recorded.
+        saved_step: step of the commit made because of the notice; None if none was
+            made.
         notice_to_commit_seconds: seconds from the notice to the commit, or None.
         restored_step: step restored by the next start; None without a next start.
         tier: source of the restored checkpoint: "memory", "disk" or "mirror"; None if
             unknown.
-        steps_lost: steps that had to be repeated; before the next start, the steps
+        steps_lost: number of steps that had to be repeated. Before a restart: steps
             after the newest commit. None if the commits are unknown.
         down_seconds: seconds without a process; None without a next start.
         resumed_seconds: seconds from `at` until training resumed; None if training did
@@ -96,8 +98,8 @@ class RunReport:
     Attributes:
         begin: start of the first process, in seconds since the epoch.
         end: end of the last process, or time of the newest record.
-        outcome: "finished", "interrupted", or "running" without a record of the end;
-            "silent" if a worker has not ended but reports nothing any more.
+        outcome: "finished"; "interrupted"; "running" if no end was recorded; "silent"
+            if in addition a worker has stopped to report.
         step: newest step of the run; None without a record of any worker.
         step_seconds: mean step time in seconds; None if unknown.
         workers: workers in the order of their indices.
@@ -105,9 +107,10 @@ class RunReport:
         commits: records of commits, in order.
         restores: records of starts from a commit or a snapshot, in order.
         metrics: curves by name.
-        own_metrics: names of the curves from the journal, which count the run's steps.
-        faults: number of recovered errors, by "where: error".
-        account: time of all workers by class.
+        own_metrics: names of the curves from the journal; these have the step numbers
+            of the run.
+        faults: how often each recovered error occurred, by "where: error".
+        account: time of all workers, by category.
         warnings: reasons why parts of the report may be wrong or missing.
     """
 
@@ -147,7 +150,7 @@ class RunReport:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds of all workers between a complete training and a later start."""
+        """Seconds between complete training and a later start, of all workers."""
         return sum(
             later.begin - earlier.end
             for worker in self.workers
@@ -156,7 +159,7 @@ class RunReport:
 
     @property
     def goodput(self) -> float | None:
-        """Share of good time; None without a record of any worker."""
+        """Share of the time spent on kept steps; None if no worker has records."""
         return None if self.step is None else self.account.goodput
 
     @property
@@ -175,12 +178,12 @@ def build_report(
     supervisors: Iterable[SupervisorJournal],
     warnings: Sequence[str] = (),
 ) -> RunReport | None:
-    """Returns the report of a run, or None if no process has left a record.
+    """Builds the report of a run; None if no process has records.
 
     Args:
         workers: journals of the workers, by index, with all records.
         supervisors: journals of the supervisors, with all records.
-        warnings: warnings of the reader of the journals.
+        warnings: warnings that occurred when the journals were read.
     """
     lives = build_lifetimes(workers, supervisors)
     if not lives.of_worker:
@@ -235,10 +238,10 @@ def _stretched(
     events: Sequence[Record],
     commits: Sequence[Record],
 ) -> list[ProcessLifetime]:
-    """Extends lifetimes without a recorded end, using records of other workers.
+    """Extends lifetimes whose end was not recorded, by the records of other workers.
 
-    Every worker takes part in a commit, although only the chief records the commit. And
-    a worker trains as long as any worker of the run.
+    If the chief has recorded a commit, every worker was alive then. And as long as one
+    worker trains, all workers train.
     """
     stretched = []
     for number, life in enumerate(lives):
@@ -255,9 +258,10 @@ def _stretched(
 def _with_ends(
     lives: Sequence[ProcessLifetime], commits: Sequence[Record]
 ) -> list[ProcessLifetime]:
-    """Marks a lifetime without an exit record as finished if its last commit was final.
+    """Marks lifetimes as finished if the last commit was the final commit of training.
 
-    The chief makes the final commit for all workers.
+    Only for lifetimes without an exit record. The chief makes the final commit for all
+    workers.
     """
     return [
         dataclasses.replace(life, is_finished=True)
@@ -269,14 +273,14 @@ def _with_ends(
 
 
 def _is_told(lives: Sequence[ProcessLifetime]) -> bool:
-    """Returns whether a worker has records; supervisors record no steps."""
+    """Returns whether a worker has records; without them its steps are unknown."""
     return any(life.records for life in lives)
 
 
 def _spans(
     lives: Sequence[ProcessLifetime], commits: Sequence[Record], standing: int | None
 ) -> list[Span]:
-    """Returns the spans of a worker, including the time between its lifetimes."""
+    """Returns the spans of a worker: its lifetimes, and the time between them."""
     spans: list[Span] = []
     kept = _kept(lives, standing)
     for number, life in enumerate(lives):
@@ -297,15 +301,15 @@ def _spans(
 
 
 def _has_end(life: ProcessLifetime) -> bool:
-    """Returns whether a record has the end of the lifetime."""
+    """Returns whether the end of a lifetime was recorded."""
     return life.code is not None or life.exit is not None
 
 
 def _during(commits: Sequence[Record], life: ProcessLifetime) -> list[Record]:
-    """Returns the commits made in a lifetime, by its process or meanwhile by the chief.
+    """Returns the commits that the chief made during a worker's lifetime.
 
-    Commits of another lifetime that appear inside, because clocks differ, are sorted
-    out by their steps.
+    If clocks differ, commits of another lifetime may seem to be inside; their steps
+    show that they are not.
     """
     first = 0 if life.restored is None else life.restored["step"]
     last = math.inf if life.exit is None else life.exit["step"]
@@ -317,17 +321,17 @@ def _during(commits: Sequence[Record], life: ProcessLifetime) -> list[Record]:
 
 
 def _between(events: Sequence[Record], begin: float, end: float) -> Sequence[Record]:
-    """Returns the events between two times; `events` must be in order."""
+    """Returns the events between two times. The given events are sorted by time."""
     first = bisect.bisect_left(events, begin, key=_at)
     return events[first : bisect.bisect_right(events, end, key=_at)]
 
 
 def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | None]:
-    """Returns the steps up to which the run has kept lifetimes; None: kept completely.
+    """Returns, for each lifetime, the step up to which its training was not lost.
 
-    A lifetime is kept up to the step restored by later lifetimes; the last lifetime is
-    kept up to the newest commit. A finished training is kept, whatever was started
-    afterwards.
+    This is the lowest step from which a later lifetime resumed; for the last lifetime,
+    the step of the newest commit. None: nothing was lost, for example because training
+    was complete.
     """
     kept: list[int | None] = []
     limit = standing if lives[-1].is_over else None
@@ -342,10 +346,10 @@ def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | 
 
 
 def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int | None:
-    """Returns the step from which the next start resumes, or None if unknown.
+    """Returns the step from which a next start would resume, or None if unknown.
 
-    Only worker 0 records commits; worker 0 leads if it has any record. Commits of a
-    save_fn are not recorded.
+    Unknown if worker 0 has no records, because only worker 0 records commits, or if the
+    commits were made by a save_fn, because these are not recorded.
     """
     last = lead[-1]
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
@@ -360,7 +364,7 @@ def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int
 def _milestones(
     life: ProcessLifetime, commits: Sequence[Record]
 ) -> list[tuple[float, int]]:
-    """Returns known times and steps of a lifetime, in the order of both."""
+    """Returns the known points (time, step) of a lifetime; both increase."""
     found: list[tuple[float, int]] = []
     if life.restored is not None:
         found.append((life.restored.at, life.restored["step"]))
@@ -377,19 +381,20 @@ def _milestones(
 def _reached_at(
     life: ProcessLifetime, spans: Sequence[Span], step: int, commits: Sequence[Record]
 ) -> float | None:
-    """Returns the time at which a lifetime reached a step; None without later steps.
+    """Estimates the time at which a lifetime reached a step.
 
     Args:
         life: lifetime of a worker.
         spans: spans of the lifetime.
-        step: step up to which the run has kept the training.
+        step: step up to which the training was not lost.
         commits: commits of the run.
     """
     row = _milestones(life, commits)
     if not row:
         return None
     if step < row[0][1]:
-        return life.begin  # the run went back to before this lifetime
+        # A later start resumed from an older step, so everything is lost.
+        return life.begin
     at, known = [each for each in row if each[1] <= step][-1]
     later = [each for each in row if each[1] > step]
     if later:
@@ -399,13 +404,13 @@ def _reached_at(
     if life.exit is not None:
         return None
     if step == known:
-        return at  # a kill: everything after the newest commit is lost
+        return at  # the process was killed: everything after the newest commit is lost
     seconds = _step_seconds(commits, life)
     return _after(spans, at, (step - known) * seconds) if seconds else None
 
 
 def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
-    """Returns the time at which a number of seconds had been trained since `begin`."""
+    """Returns when a number of seconds of training had passed since `begin`."""
     for span in spans:
         inside = trained([span]) - trained([span], begin)
         if inside and inside >= seconds:
@@ -417,18 +422,18 @@ def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
 def _step_seconds(
     commits: Sequence[Record], life: ProcessLifetime | None = None
 ) -> float | None:
-    """Returns the newest mean step time of a process, or else of the run."""
+    """Returns the newest mean step time of a process; if unknown, of the run."""
     own = [] if life is None else _during(commits, life)
     known = (each["step_seconds"] for each in (*reversed(own), *reversed(commits)))
     return next((seconds for seconds in known if seconds), None)
 
 
 def _reached(life: ProcessLifetime, commits: Sequence[Record]) -> tuple[int, bool]:
-    """Returns the newest step of a lifetime, and whether the step is an estimate."""
+    """Returns the newest known step, and whether later steps may be unrecorded."""
     row = _milestones(life, commits)
     if row:
         step = row[-1][1]
-    else:  # a start without a record so far resumes from the newest commit
+    else:  # no records yet: the process resumes from the newest commit
         step = next((e["step"] for e in _between(commits, -math.inf, life.end)[-1:]), 0)
     is_known = life.exit is not None or not life.is_over or not life.of("firststep")
     return step, not (is_known or life.is_finished)
@@ -444,7 +449,7 @@ def _interruptions(
     commits: Sequence[Record],
     standing: int | None,
 ) -> list[Interruption]:
-    """Returns the ends of the first worker's lifetimes before training was complete."""
+    """Finds the interruptions, in the lifetimes of the first worker with records."""
     found = []
     heard = [each for each in events if each.event == "notice"]
     for number, life in enumerate(lead):
@@ -471,7 +476,8 @@ def _interruptions(
             step = guess if told is None else _near(guess, told, step, seconds)
         lost = None if back is None else max(0, step - back)
         if life.restored is None and life.records:
-            lost = 0  # a failed start; earlier lifetimes account for the lost steps
+            # The start failed; its lost steps are counted for an earlier lifetime.
+            lost = 0
         down = later[0].begin - life.end if later and _has_end(life) else None
         again = next((s.begin for s in spans[end:] if s.phase in MADE_STEPS), None)
         found.append(
@@ -494,10 +500,10 @@ def _interruptions(
 
 
 def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
-    """Returns the commit with which a lifetime ended, or None.
+    """Returns the commit that was made before a process exited because of a notice.
 
-    A notice may arrive during another commit; then the lifetime may end with that
-    commit.
+    If a notice arrives during a periodic save, the process may exit after this save.
+    Returns None if there was no commit.
     """
     step = None
     if life.exit is not None and life.exit["outcome"] == "committed":
@@ -511,7 +517,7 @@ def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | Non
 def _steps_after(
     life: ProcessLifetime, spans: Sequence[Span], commits: Sequence[Record], step: int
 ) -> int:
-    """Estimates the number of steps after the last recorded step of a killed worker."""
+    """Estimates how many steps a killed worker trained after its last recorded step."""
     seconds, row = _step_seconds(commits, life), _milestones(life, commits)
     if not seconds or not row:
         return 0
@@ -520,12 +526,12 @@ def _steps_after(
 
 
 def _near(guess: int, told: int, step: int, seconds: float | None) -> int:
-    """Limits a guess to steps that agree with the last report before the end.
+    """Limits an estimated step to the range that the last status report allows.
 
     Args:
         guess: estimated step.
-        told: step in the last report, written up to `TOLD_EVERY` seconds before the
-            end.
+        told: step in the last status report, which was written at most `TOLD_EVERY`
+            seconds before the end.
         step: newest step from the records.
         seconds: mean step time; None if unknown.
     """
@@ -543,14 +549,15 @@ def _sources(notices: Sequence[Record]) -> dict[str, tuple[int, ...]]:
 
 def _cause(life: ProcessLifetime) -> str:
     if life.cause is not None and life.cause != "finished":
-        return life.cause  # a program may exit with code 0 on a preemption
+        # Trust the supervisor: on a preemption a program may exit with code 0.
+        return life.cause
     if life.exit is None:
         return "killed"
     return "failure" if life.exit["outcome"] == "failed" else "preemption"
 
 
 def _outcome(lives: Sequence[ProcessLifetime]) -> str:
-    # A start that was refused, or has no records, does not change the outcome.
+    # Ignore processes that have ended without a restore: they did not train.
     begun = [each for each in lives if each.restored or not each.is_over]
     last = begun[-1] if begun else lives[-1]
     if last.is_finished:
@@ -620,7 +627,7 @@ def _missing(
 
 
 def _skew(lives: Sequence[ProcessLifetime], commits: Sequence[Record]) -> list[str]:
-    """Returns warnings about workers whose clock differs from the chief's."""
+    """Returns warnings about workers whose clock differs from the chief's clock."""
     made: dict[int, list[float]] = {}
     for each in commits:
         if each["because"] == "preemption":

@@ -1,7 +1,8 @@
-"""Curves from TensorBoard's event files, read without TensorFlow.
+"""Reads curves from TensorBoard's event files, without TensorFlow.
 
-A file is a sequence of frames: length of a record and checksum of the length, then the
-record and its checksum. A record is a protocol buffer, defined in tensorboardX.
+A file is a sequence of frames. A frame has the length of a record, a checksum of the
+length, the record, and a checksum of the record. A record is a protocol buffer (an
+Event); tensorboardX has the definition.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _FLOATS = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}  # by TensorFlow's DataType n
 
 
 def read_scalars(logdir: Path) -> tuple[dict[str, tuple[Point, ...]], list[str]]:
-    """Returns the scalars below a directory, and warnings about unreadable files.
+    """Returns the curves below a directory, and warnings about unreadable files.
 
     Args:
-        logdir: log directory of TensorBoard; a curve is named by its folder and its
-            tag.
+        logdir: log directory of TensorBoard. The name of a curve consists of its folder
+            and its tag.
 
     Raises:
         ConfigurationError: there are no event files, or tensorboardX is not installed.
@@ -101,7 +102,7 @@ def _frames(path: Path) -> Iterator[bytes]:
 
 
 def _number(value: Any) -> float | None:
-    """Returns the scalar of a summary's value, or None for a value of another kind."""
+    """Returns the value of a summary as a float; None if it is not a scalar."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if not value.HasField("tensor"):

@@ -41,7 +41,7 @@ def show(console: Console, report: RunReport) -> None:
 
 
 def headline(report: RunReport) -> str:
-    """Returns a summary of the run in a line."""
+    """Returns a summary of the run in one line."""
     share = "" if report.goodput is None else f", goodput {report.goodput:.1%}"
     return (
         f"{report.outcome} at {_step(report)}, {seconds_text(report.seconds)}, "
@@ -55,7 +55,7 @@ def _step(report: RunReport) -> str:
 
 
 def written(report: RunReport) -> str:
-    """Returns a line about commits, bytes written, and the sources of restores."""
+    """Returns a line with the number and size of commits, and where restores read."""
     if report.step is None:
         return "commits and restores: not recorded"
     size = size_text(report.bytes_written)
@@ -70,7 +70,7 @@ COLUMNS = (
 
 
 def cells(each: Interruption, begin: float) -> list[str]:
-    """Returns the cells of an interruption, in the order of `COLUMNS`."""
+    """Returns the table cells of an interruption, in the order of `COLUMNS`."""
     why = [
         f"{source.removeprefix('signal:')} ({', '.join(map(str, workers))})"
         for source, workers in each.sources.items()
@@ -128,7 +128,7 @@ def _row(record: Record, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def to_json(report: RunReport) -> dict[str, Any]:
-    """Returns a report as values for JSON; the keys are always the same."""
+    """Returns a report as values for JSON; every key is present."""
     told = dataclasses.asdict(report)
     del told["account"], told["own_metrics"]
     return {

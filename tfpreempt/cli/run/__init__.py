@@ -1,21 +1,20 @@
-"""`tfpreempt run`: training under supervision, through preemptions.
+"""`tfpreempt run`: supervises training, and restarts it after preemptions.
 
-command              the options on the command line, read and checked
-console              console output by threads, so that a slow console delays nothing
-exec_with_pdeathsig  replaces itself by a worker's command, and ties it to the
-                     supervisor
+command              the command: parses and checks the options
+console              console output in threads, so that a slow console delays nothing
+exec_with_pdeathsig  executes a worker's command, so that the worker gets SIGTERM if the
+                     supervisor ends
 hang_detector        detects workers without progress, from their heartbeats
-live_view            the live view: a line on the terminal, and metrics
+live_view            shows the state of the run on the terminal and as metrics
 logs                 the workers' log files: one per worker over all restarts
 options              the options of `tfpreempt run`, and the environment of the workers
-orphan_reaper        ends the remaining workers after the supervisor was killed
+orphan_reaper        ends the workers if the supervisor is killed
 reporter             the supervisor's journal, and its lines on the console
-restart_policy       decides the supervisor's next action from its observations; no
-                     process
+restart_policy       decides the supervisor's next action; starts no process itself
 snapshot_space       memory for the workers' snapshots, reserved for the run
-supervisor           the supervisor: one incarnation of the workers after the other
-tf_config            the cluster of the workers of a machine: free ports, and TF_CONFIG
-worker_group         worker processes, in groups of their own
+supervisor           the supervisor: starts all workers, waits, restarts them
+tf_config            chooses free ports, and makes the TF_CONFIG of local workers
+worker_group         starts and ends the worker processes
 
 Imported by cli/journals, cli/status.
 """

@@ -1,4 +1,4 @@
-"""`tfpreempt run`: the options, read and checked; the supervisor does the work."""
+"""`tfpreempt run`: parses and checks the options, then calls the supervisor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tfpreempt.storage.open_store import check_apart, local_path, split
 
 
 class AutoOr(click.ParamType[Any]):
-    """An option type for a value, or the word "auto" or "off".
+    """Type of an option whose value is "auto", "off", or of a given type.
 
     Args:
         kind: type of the value.
@@ -40,9 +40,9 @@ class AutoOr(click.ParamType[Any]):
     """
 
     def __init__(self, kind: click.ParamType[Any], auto: Any, off: Any) -> None:
-        kind.name = self.name = f"auto|off|{kind.name}"  # errors name the type
+        kind.name = self.name = f"auto|off|{kind.name}"  # shown in errors
         self._kind = kind
-        # click may convert a default twice.
+        # Accept converted values, too: click may convert a default twice.
         self._words = {"auto": auto, "off": off, auto: auto, off: off}
 
     def convert(
@@ -54,7 +54,7 @@ class AutoOr(click.ParamType[Any]):
 
 
 class Address(click.ParamType[tuple[str, int]]):
-    """An option type for an address to listen on: a port, with or without a host."""
+    """Type of an option for an address to listen on: PORT or HOST:PORT."""
 
     name = "[host:]port"
 
@@ -72,7 +72,7 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 _LIMITS = RestartLimits()
-_MAX_IDLE_PREEMPTIONS = 10  # if the supervisor can see commits
+_MAX_IDLE_PREEMPTIONS = 10  # default with --checkpoint-dir: commits can be seen
 
 
 @click.command(
@@ -246,7 +246,7 @@ def run(
             task=task,
             environment=dict(os.environ),
             first_worker=_first_worker(),
-            **given,  # options named like fields of RunOptions
+            **given,  # the other options have the names of the fields
         )
         code = supervise(options)
     except ConfigurationError as error:
@@ -263,7 +263,7 @@ def run(
 
 
 def _first_worker() -> int | None:
-    """Returns the worker index of this machine's task; None if it does not train."""
+    """Returns the index of this machine's first worker; None if it has no worker."""
     try:
         return cluster_from_environment(os.environ).worker
     except ConfigurationError:
@@ -284,10 +284,11 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 
 def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None:
-    """Returns the checked URI of the mirror; no request is made.
+    """Checks the URI of the mirror, without a request to the storage.
 
     Raises:
-        ConfigurationError: no worker could use the mirror.
+        ConfigurationError: the URI is invalid, or conflicts with the checkpoint
+            directory.
     """
     if given is None:
         return None
@@ -300,7 +301,8 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
         check_apart(given, checkpoint_dir)
     path = local_path(given)
     if path is not None:
-        return Path(path).as_uri()  # the workers may have another current directory
+        # An absolute URI, as workers may have another working directory.
+        return Path(path).as_uri()
     split(given)
     return given
 

@@ -1,4 +1,4 @@
-"""Console output by threads, so that a slow console delays no other thread."""
+"""Console output in threads, so that a slow console does not delay the supervisor."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from typing import IO, TextIO
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.threads import ManagedThread
 
-_MOST_BYTES = 4 << 20  # waiting for the console
+_MOST_BYTES = 4 << 20  # largest amount of text that waits for the console
 _BATCH_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20  # a longer line is split
-_STALL_SECONDS = 0.5  # without a byte shown
-_LAST_SECONDS = 5.0  # for a slow console, at the end
-_ERASE = b"\r\x1b[2K"  # the line of the cursor
+# After this time without output the console is regarded as stalled.
+_STALL_SECONDS = 0.5
+_LAST_SECONDS = 5.0  # time that a slow console gets at the end
+_ERASE = b"\r\x1b[2K"  # erases the line of the cursor
 _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the log)\n"
 
 
 class StatusLine:
-    """A status line below the printed text of a terminal. Any thread.
+    """A status line below the text on a terminal. Any thread may use it.
 
     Args:
-        stream: the terminal, unbuffered.
+        stream: unbuffered stream to the terminal.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._text = b""
         self._is_shown = False
-        self._is_at_start = True  # the printed text ended with a line break
-        self._lock = threading.Lock()  # held while the terminal is written to
+        self._is_at_start = True  # whether the text so far ends with a line break
+        self._lock = threading.Lock()  # held while text is written to the terminal
 
     def show(self, text: str) -> None:
-        """Replaces the status line; an empty text removes the line."""
+        """Replaces the status line; "" removes it."""
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
@@ -52,8 +53,9 @@ class StatusLine:
         """Prints text above the status line.
 
         Args:
-            stream: stream to print to, on the same terminal.
-            data: text, in pieces that need not end with a line break.
+            stream: stream to which the text is written; the same terminal as the status
+                line.
+            data: text; it need not end with a line break.
         """
         with self._lock:
             self._write(stream, data)
@@ -67,17 +69,18 @@ class StatusLine:
 
 
 class OutputConsole:
-    """Prints text in a thread of its own, in whole lines with a prefix.
+    """Prints complete lines, with a prefix, in a separate thread.
 
-    A slow console delays the callers of `feed`. A console that accepts no byte (such as
-    a stopped terminal) delays no caller for long: text is then left out.
+    If the console is slow, `feed` waits until there is space in the buffer. If the
+    console accepts nothing at all (a stopped terminal), `feed` does not wait longer
+    than `_STALL_SECONDS`, and the text is omitted.
 
     Args:
         prefix: text before every line.
-        stream: stream to print to, unbuffered: a thread blocked in the buffer of
-            sys.stdout could delay the exit of the interpreter. After the stream is
-            closed (a broken pipe) text is dropped silently.
-        line: status line below the text; None without a terminal.
+        stream: unbuffered stream. (If a thread were blocked in the buffer of
+            sys.stdout, the exit of the interpreter could hang.) If the stream is closed
+            (a broken pipe), text is dropped silently.
+        line: status line on the same terminal; None if there is none.
     """
 
     def __init__(
@@ -95,14 +98,14 @@ class OutputConsole:
         self._thread.start()
 
     def feed(self, data: bytes) -> None:
-        """Adds text to print. Any thread."""
+        """Adds text to be printed. Any thread may call it."""
         with self._changed:
             *lines, self._torn = (self._torn + data).split(b"\n")
             if len(self._torn) > _LONGEST_LINE:
                 lines, self._torn = [*lines, self._torn], b""
             was_stalled = self._is_stalled
             if self._wait(lambda: len(self._waiting) < _MOST_BYTES):
-                # A progress bar rewrites its line; only the last state is shown.
+                # Of a line that a progress bar has rewritten, show only the last state.
                 shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
                 self._waiting += b"".join(self._prefix + x + b"\n" for x in shown)
             elif not was_stalled:
@@ -110,15 +113,15 @@ class OutputConsole:
             self._changed.notify_all()
 
     def flush(self, seconds: float = _STALL_SECONDS) -> None:
-        """Waits until the complete lines are printed, with a timeout in seconds."""
+        """Waits until all complete lines are printed, or the timeout has passed."""
         with self._changed:
             end = self._shown + len(self._waiting)
             self._wait(lambda: self._shown >= end, seconds)
 
     def close(self) -> None:
-        """Prints the rest, including an incomplete line, and ends the thread.
+        """Prints the remaining text, also an incomplete line, and ends the thread.
 
-        A slow console gets up to `_LAST_SECONDS`; a stalled console gets no more time.
+        Waits up to `_LAST_SECONDS` for a slow console, but not for a stalled console.
         """
         if self._torn:
             self.feed(b"\n")
@@ -168,17 +171,17 @@ def _write(stream: IO[bytes], data: bytes) -> None:
         while data and (count := stream.write(data)):
             data = data[count:]
     except (OSError, ValueError):
-        pass  # training continues without a console
+        pass  # ignore: training must continue if the console is gone
 
 
 def status_line(stream: IO[bytes]) -> StatusLine | None:
-    """Returns a status line, or None if the stream is not a suitable terminal."""
+    """Returns a status line for a stream; None if it is no suitable terminal."""
     is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return StatusLine(stream) if is_terminal else None
 
 
 def unbuffered(stream: TextIO | None) -> IO[bytes]:
-    """Returns an unbuffered copy of a stream, or /dev/null for a closed stream."""
+    """Opens a stream again without a buffer; opens /dev/null if the stream is None."""
     if stream is None:
         return open(os.devnull, "wb", buffering=0)
     return open(stream.fileno(), "wb", buffering=0, closefd=False)

@@ -1,8 +1,9 @@
-"""Replaces itself by a worker's command; the kernel sends SIGTERM if the parent ends.
+"""Executes a worker's command, so that the worker gets SIGTERM if its parent ends.
 
-A separate script, run by path and without site packages, because the kernel's setting
-belongs to the process that makes it, and because code between fork and exec of a larger
-process (`preexec_fn`) is unsafe.
+The kernel sends this signal if the process has requested it (prctl PR_SET_PDEATHSIG).
+So a small script makes the request, and then executes the command. Running code between
+fork and exec of the supervisor instead (`preexec_fn`) would be unsafe. The script is
+run by its path, without site packages.
 
 Usage: exec_with_pdeathsig.py PARENT_PID COMMAND [ARGUMENT ...]
 """
@@ -18,15 +19,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ties this process to its parent and replaces the process by the command."""
+    """Requests SIGTERM at the end of the parent, and executes the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # the parent ended before prctl
+    if os.getppid() != parent:  # the parent ended before the request
         sys.exit(128 + signal.SIGTERM)
-    # The supervisor blocks the signals it waits for, and a signal mask survives exec.
+    # Unblock all signals: the supervisor blocks some, and a mask is inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Python ignores the first two, and the supervisor's caller may ignore the third;
-    # an ignored signal stays ignored through exec.
+    # Do not let the command inherit ignored signals. Python ignores the first two, and
+    # the caller of the supervisor may ignore SIGTERM.
     for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:

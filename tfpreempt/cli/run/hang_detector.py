@@ -1,7 +1,7 @@
-"""Detects hung workers: workers without a step boundary within a time limit.
+"""Detects hung workers: workers that reach no step boundary within a time limit.
 
-Decisions depend on the observed heartbeats and the times passed in; no clock is read
-here.
+A boundary is the moment between two steps. Workers report boundaries in heartbeats.
+Decisions depend only on the heartbeats and on the times given by the caller.
 """
 
 from __future__ import annotations
@@ -23,39 +23,42 @@ SHORTEST = 2.0
 """Shortest timeout in seconds; a shorter delay may be caused by a late poll."""
 
 _LOOK_SECONDS = 0.5
-_MOST_BETWEEN = 2.0  # between polls; in a longer gap the supervisor was suspended
-_LONG_SECONDS = 3600.0  # for tracing and compiling, or with the interpreter lock held
+# A longer gap between polls means that the supervisor was suspended.
+_MOST_BETWEEN = 2.0
+# Limit for phases in which tracing, compiling or C code takes long.
+_LONG_SECONDS = 3600.0
 _LEAST_SECONDS = 120.0
 _STEPS = 20
-_TRACES = 2  # a later step may be traced and compiled again
-_KEPT = 101  # number of step times in the median
-_TAKEN_BACK = (WorkerPhase.APART, WorkerPhase.WAITS)  # do not excuse a stopped process
+_TRACES = 2  # times the first step: a later step may be traced and compiled again
+_KEPT = 101  # number of step times for the median
+# Phases that do not excuse a process that is stopped (state T).
+_TAKEN_BACK = (WorkerPhase.APART, WorkerPhase.WAITS)
 
 
 @dataclasses.dataclass(eq=False)
 class WorkerProgress:
-    """Progress of a worker; times are in seconds.
+    """The progress of a worker, from its heartbeats. Times are in seconds.
 
     Args:
         timeout: seconds allowed without a boundary, or `AUTO`.
 
     Attributes:
-        heartbeat: newest heartbeat; None before the first.
+        heartbeat: newest heartbeat; None before the first heartbeat.
     """
 
     timeout: float
     heartbeat: Heartbeat | None = None
     _beat: int = -1
     _heard: float = 0.0  # time of the newest heartbeat
-    _at: Heartbeat | None = None  # heartbeat at the newest boundary, or change of stage
-    _since: float = 0.0  # time of that heartbeat
-    _first: float = 0.0  # longest of the first steps, with the work before them
+    _at: Heartbeat | None = None  # heartbeat at the newest boundary or change of phase
+    _since: float = 0.0  # time of `_at`
+    _first: float = 0.0  # longest first step, with the work of the program before
     _times: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_KEPT)
     )
 
     def see(self, now: float, beat: int, heartbeat: Heartbeat) -> None:
-        """Takes in the newest heartbeat.
+        """Processes the newest heartbeat of the worker.
 
         Args:
             now: present time.
@@ -71,7 +74,7 @@ class WorkerProgress:
         seconds, self._at, self._since = now - self._since, heartbeat, now
         if at is None:
             return
-        steps = heartbeat.step - at.step  # 0 during validation: no step time
+        steps = heartbeat.step - at.step  # 0 in a validation, which gives no step time
         if at.stage is WorkerPhase.FIRST or not at.boundaries:
             self._first = max(self._first, seconds)
         elif at.stage is WorkerPhase.STEPS and steps > 0:
@@ -79,7 +82,10 @@ class WorkerProgress:
 
     @property
     def is_exempt(self) -> bool:
-        """Whether the worker is in a phase without a step limit, or sent no heartbeat.
+        """Whether the limit for steps does not apply to the worker now.
+
+        True in a phase without steps (`APART`), and before the first heartbeat. Other
+        workers may have to wait for this worker.
 
         Other workers may wait for such a worker.
         """
@@ -87,12 +93,12 @@ class WorkerProgress:
 
     @property
     def since(self) -> float:
-        """Time from which the limit counts."""
+        """Time at which the limit begins."""
         return self._heard if self.is_exempt else self._since
 
     @property
     def limit(self) -> float:
-        """Seconds allowed without a boundary, or in `APART` without a heartbeat."""
+        """Seconds allowed without a boundary; in `APART`, without a heartbeat."""
         if self.heartbeat is None or self.heartbeat.stage is WorkerPhase.WAITS:
             return math.inf
         if self.heartbeat.stage is not WorkerPhase.STEPS:
@@ -105,16 +111,16 @@ class WorkerProgress:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A worker among several that hang together.
+    """The state of one worker when a hang was detected.
 
     Attributes:
         worker: index of the worker.
         step: newest step, over all restarts.
         is_behind: whether another worker has reached more boundaries.
-        stage: stage of the worker.
-        seconds: seconds since its newest boundary; in an `APART` phase, since its last
-            heartbeat.
-        state: state of its process as shown by the kernel, such as "T (stopped)".
+        stage: phase of the worker.
+        seconds: seconds since the worker's newest boundary; in the phase `APART`, since
+            the last heartbeat.
+        state: state of the process according to the kernel, such as "T (stopped)".
     """
 
     worker: int
@@ -126,7 +132,7 @@ class Hang:
 
 
 class HangDetector:
-    """Detects hangs of a supervisor's workers. Main thread.
+    """Detects hangs of a supervisor's workers. Use it on the main thread only.
 
     Args:
         timeout: seconds without a boundary, or `AUTO`; None: no detection.
@@ -153,20 +159,21 @@ class HangDetector:
         self._asked = []
 
     def look(self, now: float, running: Sequence[int]) -> float | None:
-        """Reads the heartbeats of the running workers.
+        """Reads the heartbeats of the running workers, and computes when a hang is due.
 
-        While a worker is in a phase without a step limit, the other workers may wait
-        for it, so only workers in such a phase count then. A stopped process (state T)
-        is in no such phase. Time in which the supervisor itself was suspended, with its
-        machine or job, does not count.
+        While some worker is exempt from the step limit (`WorkerProgress.is_exempt`),
+        other workers may be waiting for it, so only exempt workers are checked, with
+        their own limit. A stopped process (state T) is never exempt. Time in which the
+        supervisor was suspended does not count.
 
         Args:
             now: monotonic seconds.
             running: indices of the running workers.
 
         Returns:
-            The time at which the first worker exceeds its limit; None without a limit,
-            or after the workers were asked for their stacks.
+            The monotonic time at which the first worker exceeds its limit. None if no
+            limit applies, or if a hang was already detected and the stacks were
+            requested.
         """
         self._now += min(now - self._looked, _MOST_BETWEEN)
         self._looked = now
@@ -177,7 +184,7 @@ class HangDetector:
                 continue
             beat, heartbeat = told
             state = _state(heartbeat.pid)
-            if not state:  # ended; the shell may start another program next
+            if not state:  # the process has ended; a shell may start another program
                 self._files[worker].clear()
                 self._lives[worker] = WorkerProgress(self._timeout)
                 continue
@@ -195,7 +202,7 @@ class HangDetector:
         return _LOOK_SECONDS if self._files else None
 
     def ask_for_stacks(self, running: Sequence[int]) -> list[Hang]:
-        """Asks running workers for their stacks; returns the state of the workers."""
+        """Requests the stacks of the running workers; returns the workers' states."""
         heartbeats = {
             each: heartbeat
             for each in running
@@ -220,7 +227,7 @@ class HangDetector:
         return hangs
 
     def stacks(self) -> dict[int, str]:
-        """Returns the stacks by worker; empty text for a worker without stacks."""
+        """Returns the written stacks by worker; "" if a worker has written none."""
         return {worker: self._files[worker].stacks() for worker in self._asked}
 
     def close(self) -> None:
@@ -230,7 +237,7 @@ class HangDetector:
 
 
 def _state(pid: int) -> str:
-    """Returns the state of a process; empty if the process has ended."""
+    """Returns the kernel's state of a process; "" if the process has ended."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         state = status.partition("State:")[2].partition("\n")[0].strip()

@@ -1,7 +1,7 @@
-"""The live view of a run: a line on a terminal, and metrics; in threads of their own.
+"""Shows the state of a run: as a line on a terminal, and as metrics.
 
-The view shows the state found by `tfpreempt status`, read from the same files. No
-worker is asked, and neither training nor the supervisor waits for the view.
+The state is read from the files that `tfpreempt status` reads, in separate threads. So
+workers are not queried, and neither training nor the supervisor waits for the output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOOKS_EVERY = 1.0
 _WRITES_EVERY = 10.0
-_JOIN_SECONDS = 5.0  # for a disk that hangs
+_JOIN_SECONDS = 5.0  # timeout at the end, because a disk may hang
 
 
 @contextlib.contextmanager
@@ -36,14 +36,17 @@ def shown(
     line: StatusLine | None,
     lost: Callable[[Path, OSError], None],
 ) -> Iterator[None]:
-    """A context in which the state of the run is shown, served and written.
+    """Context that shows the state of the run on the terminal, and publishes metrics.
+
+    The metrics are served over HTTP, and written to a file, if the options say so.
 
     Args:
-        options: options of the run; the directory of its journal exists, if possible.
-        clock: clock that measures ages.
+        options: options of the run. The caller has tried to create the directory of the
+            journal.
+        clock: time source.
         line: status line on the terminal; None without a terminal.
-        lost: function called with the metrics file and the error whenever writing
-            fails.
+        lost: function called with the path of the metrics file and the error, each time
+            that writing fails.
 
     Raises:
         ConfigurationError: the metrics cannot be served or written.
@@ -76,10 +79,9 @@ def shown(
 def _written(
     path: Path, collected: CollectorRegistry, lost: Callable[[Path, OSError], None]
 ) -> Iterator[None]:
-    """Writes the metrics to a file repeatedly, and a last time at the end.
+    """Context that writes the metrics to a file at an interval, and at the end.
 
-    A reader of the file finds complete metrics, old or new: the file is replaced as a
-    whole.
+    The file is replaced atomically, so a reader never sees incomplete metrics.
     """
     from prometheus_client import write_to_textfile
 
@@ -103,7 +105,7 @@ def _written(
 
 @contextlib.contextmanager
 def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
-    """Shows the state of the run in a status line, and erases the line at the end."""
+    """Context that shows the state of the run in the status line."""
     from tfpreempt.cli.status.text import one_line
 
     def draw() -> None:
@@ -119,9 +121,9 @@ def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
 def _repeated(
     name: str, seconds: float, do: Callable[[], None], at_last: Callable[[], None]
 ) -> Iterator[None]:
-    """Calls `do` in a thread at an interval, and `at_last` at the end.
+    """Context that calls `do` in a thread at an interval, and `at_last` at the end.
 
-    The output may block, so the end waits at most `_JOIN_SECONDS` for the thread.
+    At the end, waits at most `_JOIN_SECONDS` for the thread, because output may block.
 
     Args:
         name: name of the thread.

@@ -1,8 +1,9 @@
-"""The workers' log files: one per worker over all restarts, with a line at every start.
+"""The log files of the workers: one per worker, continued over all restarts.
 
-To find the cause of a failure, open one file and read upwards; `tail -F` continues
-through restarts. A worker writes into a pipe instead of the file: otherwise `print`
-would raise on a full disk and end training. Text that cannot be written is left out.
+The supervisor adds a line at each start and end of the worker. So the cause of a
+failure is found by reading one file upwards, and `tail -F` continues through restarts.
+A worker does not write to the file but to a pipe, because `print` would raise an error
+on a full disk, and end training. Text that cannot be written is omitted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tfpreempt.core.threads import ManagedThread
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage.files import LocalFiles
 
-_READ_BYTES = 1 << 20  # at least the size of a pipe, so a single read empties the pipe
+_READ_BYTES = 1 << 20  # at least the size of a pipe: one read empties it
 _TAIL_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -32,23 +33,23 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class WorkerLog:
-    """The output of a worker: a pipe, and the file for its text. Any thread.
+    """The output of a worker: a pipe, and the file to which its text is written.
 
-    Both ends of the pipe stay open here. So the pipe does not break for a child that
-    outlives its worker, and nothing waits for such a child.
+    Any thread may use it. Both ends of the pipe stay open in this process. So a child
+    process that outlives its worker can still write, and no reader waits for its end.
 
     Args:
         path: path of the file; text is appended.
-        size: bytes at which the file becomes `<path>.1`, that `<path>.2`, and so on.
+        size: bytes at which the file is renamed to `<path>.1`, that file to `<path>.2`,
+            and so on.
         files: largest number of files.
-        lost: function called with the path and the error whenever text cannot be
+        lost: function called with the path and the error, each time that text cannot be
             written.
         console: console that gets a copy of the worker's output.
-        root: directory below which links are not followed; see `contained`.
+        root: directory below which symbolic links are not followed; see `contained`.
 
     Raises:
-        ConfigurationError: the file cannot be written, for another reason than a full
-            disk.
+        ConfigurationError: the file cannot be written; not raised for a full disk.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class WorkerLog:
         self._lost = lost
         self._console = console
         self._lock = threading.Lock()
-        self._tail = bytearray()  # end of the current part, in memory
+        self._tail = bytearray()  # end of the output since the newest start
         self._left_out = 0
         try:
             self._files.make_dirs(str(path.parent))
@@ -85,23 +86,23 @@ class WorkerLog:
         os.set_blocking(self.reading, False)
 
     def take(self) -> None:
-        """Reads the present contents of the pipe."""
+        """Reads the current contents of the pipe."""
         with self._lock, contextlib.suppress(BlockingIOError):
             self._add(os.read(self.reading, _READ_BYTES))
 
     def begin(self, text: str) -> None:
-        """Starts a new part with a line of the supervisor."""
+        """Adds a line of the supervisor when the worker is started."""
         with self._lock:
             self._tail.clear()
             self._append(self._own_line(text))
 
     def note(self, text: str) -> None:
-        """Adds a line of the supervisor amid the worker's output."""
+        """Adds a line of the supervisor between the worker's output."""
         with self._lock:
             self._append(self._own_line(text))
 
     def end(self, text: str) -> None:
-        """Reads the rest of the pipe, and adds a line of the supervisor."""
+        """Reads the remaining output, and adds a line of the supervisor."""
         self.take()
         with self._lock:
             if self._tail and not self._tail.endswith(b"\n"):
@@ -111,7 +112,7 @@ class WorkerLog:
             self._console.flush()
 
     def say(self, text: str) -> None:
-        """Adds a line for a worker that could not be started; shown like its output."""
+        """Adds a line in place of the output of a worker that cannot be started."""
         with self._lock:
             self._add(f"{text}\n".encode())
 
@@ -121,7 +122,7 @@ class WorkerLog:
         os.close(self.writing)
 
     def error_lines(self, limit: int = 25) -> list[str]:
-        """Returns the last traceback of the current part, or else its last lines."""
+        """Returns the last traceback since the newest start, or else the last lines."""
         lines, start, end = self._newest_error()
         if start is None:
             return lines[-limit:]
@@ -129,7 +130,7 @@ class WorkerLog:
         return shown + lines[end:][: limit - len(shown)]
 
     def error_line(self) -> str:
-        """Returns the line that names the error; "" without any output."""
+        """Returns the line that names the error, such as "ValueError: ...", or ""."""
         lines, _, end = self._newest_error()
         return "".join(lines[end - 1 : end])
 
@@ -141,7 +142,7 @@ class WorkerLog:
         starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
         if not starts:
             return lines, None, len(lines)
-        # Runtimes write more after a traceback; the first unindented line is the error.
+        # The first unindented line is the error. Libraries may have written more lines.
         after = range(starts[-1] + 1, len(lines))
         end = next((i + 1 for i in after if lines[i][:1] != " "), len(lines))
         return lines, starts[-1], end
@@ -155,7 +156,7 @@ class WorkerLog:
             self._console.feed(data)
 
     def _own_line(self, text: str) -> bytes:
-        """Returns a line of the supervisor, after a line break if the file needs it."""
+        """Formats a line of the supervisor; begins with a line break if needed."""
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         torn = b""
         with (
@@ -167,7 +168,7 @@ class WorkerLog:
         return torn + f"=== {now} {text} ===\n".encode()
 
     def _append(self, data: bytes) -> None:
-        """Writes data, after a note about data that could not be written before."""
+        """Writes data; if data was lost before, first writes a line about it."""
         try:
             if self._left_out:
                 self._make_directory()
@@ -180,7 +181,7 @@ class WorkerLog:
             self._lost(self.path, error)
 
     def _write(self, data: bytes) -> None:
-        """Appends data; reopens the file every time, as it may be moved or removed."""
+        """Appends data; reopens the file, since a user may have moved or removed it."""
         while data:
             with open(self._opened(_APPEND), "ab", buffering=0) as file:
                 count = self._fitting(data, file.tell())
@@ -191,9 +192,9 @@ class WorkerLog:
                 self._rotate()
 
     def _fitting(self, data: bytes, at: int) -> int:
-        """Returns how many bytes fit into a file of `at` bytes, as whole lines.
+        """Returns how many bytes of whole lines still fit into a file of `at` bytes.
 
-        If a line is longer than a file, the line is split.
+        A line longer than the largest size of a file is split.
         """
         if at + len(data) <= self._size:
             return len(data)
@@ -208,7 +209,7 @@ class WorkerLog:
                 self._files.rename(str(newer), str(older))
 
     def _make_directory(self) -> None:
-        """Makes the log directory without its parents: the disk may be unmounted."""
+        """Makes the log directory, but not its parents: the disk may be unmounted."""
         with (
             contained.parent(self.path.parent, self._root) as (folder, name),
             contextlib.suppress(FileExistsError),
@@ -221,10 +222,9 @@ class WorkerLog:
 
 @contextlib.contextmanager
 def pumped(logs: Sequence[WorkerLog]) -> Iterator[None]:
-    """Empties the workers' pipes in a thread, however slow the disk is.
+    """Context in which a thread reads the workers' pipes and writes the logs.
 
-    At the end the thread is waited for at most `_JOIN_SECONDS`, because a disk may
-    hang.
+    At the end, waits at most `_JOIN_SECONDS` for the thread, because a disk may hang.
     """
     readers = {log.reading: log for log in logs}
     woken, waker = os.pipe()

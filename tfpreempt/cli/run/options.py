@@ -20,25 +20,25 @@ class RunOptions:
     Attributes:
         command: program of the workers, with its arguments.
         workers: number of workers on this machine.
-        limits: budgets and times.
+        limits: limits for restarts, and waiting times.
         checkpoint_dir: absolute path or URL, passed to the workers.
-        mirror_dir: mirror, passed to the workers, which copy their commits
-            there.
+        mirror_dir: URI of the mirror, passed to the workers, which upload their
+            commits.
         log_dir: directory for the workers' output.
-        log_size: bytes of a log file at which the next file begins.
-        log_files: number of log files kept per worker.
+        log_size: size in bytes at which a log file is rotated.
+        log_files: number of log files to keep for each worker.
         journal_dir: directory of the supervisor's journal.
-        task: name of this machine's task if TF_CONFIG was given, such as "worker-3";
-            then `workers` is 1.
+        task: name of this machine's task, such as "worker-3", if the user has set
+            TF_CONFIG; then `workers` is 1. Else None.
         has_echo: whether worker 0's output is copied to the console.
         environment: environment inherited by the workers.
-        snapshots: bytes for the workers' snapshots; 0 for no snapshots, or
-            `memory.AUTO`.
-        memory: memory of the workers for snapshots; None without snapshots.
-        hang_timeout: seconds allowed without a boundary, or `hangs.AUTO`; None: no
-            limit.
-        first_worker: index in the cluster of this machine's first worker; None if
-            TF_CONFIG names a task that does not train.
+        snapshots: bytes for the workers' snapshots; 0: no snapshots;
+            `snapshot_space.AUTO`: chosen by the free memory.
+        memory: memory for snapshots, reserved for the workers; None without snapshots.
+        hang_timeout: seconds allowed without a step boundary, or `hang_detector.AUTO`;
+            None: no limit.
+        first_worker: index of this machine's first worker in the cluster; None if this
+            machine's task in TF_CONFIG does not train.
         metrics_address: host and port for serving metrics; None: not served.
         metrics_file: file for metrics; None: not written.
     """
@@ -68,28 +68,30 @@ class RunOptions:
 
     @property
     def local_dir(self) -> str | None:
-        """The directory of this machine in which the workers commit."""
+        """The local directory in which the workers commit; None without a directory."""
         given = self.checkpoint_dir
         return None if given is None else local_directory(given)
 
     @property
     def journal_path(self) -> Path:
-        """The supervisor's journal file; other machines may have files beside it."""
+        """Path of the supervisor's journal; it differs for each machine."""
         suffix = f"-{self.task}" if self.task else ""
         return self.journal_dir / f"supervisor{suffix}.jsonl"
 
     def worker_environment(
         self, worker: int, incarnation: str, restart: int, ports: tuple[int, ...]
     ) -> dict[str, str]:
-        """Returns the environment of a worker.
+        """Returns the environment variables of a worker.
 
-        A given TF_CONFIG is passed on, and the workers then get no common incarnation
-        name: supervisors of other machines use other names. The name of this
-        supervisor's start is recorded in the workers' journals.
+        If the user has set TF_CONFIG, it is passed on, and TFPREEMPT_INCARNATION is not
+        set: all workers would have to get the same name, but each machine's supervisor
+        has names of its own. TFPREEMPT_SUPERVISED is always set; workers record it in
+        their journals.
 
         Args:
             worker: index of the worker on this machine.
-            incarnation: name of the start of the workers.
+            incarnation: name that this supervisor has given to the start of all
+                workers.
             restart: number of restarts so far.
             ports: ports of the local cluster; empty with a given TF_CONFIG.
         """
@@ -107,6 +109,7 @@ class RunOptions:
             told["TFPREEMPT_INCARNATION"] = incarnation
         if self.memory is not None:
             told |= self.memory.to_environment()
-        lent = (*VARIABLES, heartbeat.VARIABLE)  # set by a parent supervisor
+        # Not inherited: an outer supervisor may have set them.
+        lent = (*VARIABLES, heartbeat.VARIABLE)
         given = {k: v for k, v in self.environment.items() if k not in lent}
         return {**given, **told}

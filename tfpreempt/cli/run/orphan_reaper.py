@@ -1,18 +1,18 @@
-"""Ends the remaining workers after the supervisor was killed.
+"""Ends the workers if the supervisor is killed.
 
-A separate script, run by path. The reaper reads lines from its standard input: `+PGID`
-for a process group that has started, `-PGID` for a process group that has ended, and
-`.` once the supervisor has written its last record. The end of the input means that the
-supervisor has ended: remaining groups get SIGTERM, some seconds to commit, and SIGKILL.
-Without the `.` a signal or an error has ended the supervisor, and the guard appends a
-record to the supervisor's journal.
+A separate script, run by its path as a child of the supervisor, and called the guard.
+It reads lines from its standard input: `+PGID` for a process group that was started,
+`-PGID` for a process group that has ended, and `.` after the supervisor has written its
+last record. The end of the input means that the supervisor has ended. Then remaining
+groups get SIGTERM, some seconds to commit, and SIGKILL. If there was no `.`, the
+supervisor was killed or failed, and the guard appends a record to the supervisor's
+journal.
 
-The workers' pipes do not break meanwhile: the guard has their reading ends open too,
-and appends the output to the logs. The kernel's parent-death signal is not enough:
-TensorFlow's own SIGTERM handler swallows the signal, and a new run would then share the
-checkpoint directory with the old run.
+Until the workers have ended, the guard reads their pipes, and appends the output to the
+logs. The kernel's parent-death signal alone would not be enough: TensorFlow's SIGTERM
+handler may ignore it, and then old workers would commit beside those of a new run.
 
-Links below the checkpoint directory are not followed for a log or the journal.
+Symbolic links below ROOT are not followed.
 
 Usage: orphan_reaper.py GRACE_SECONDS JOURNAL SUPERVISOR ROOT [DESCRIPTOR LOG ...]
 """
@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_RECORD_SECONDS = 1.0  # for the record, before the groups are ended
+_RECORD_SECONDS = 1.0  # timeout for the record, because a disk may hang
 _TICK_SECONDS = 0.05
 _READ_BYTES = 1 << 20
 
@@ -37,7 +37,8 @@ def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
     """Reads the supervisor's lines until the end of the input.
 
     Returns:
-        The remaining groups, and whether the supervisor's last record is missing.
+        The remaining groups, and whether the supervisor has not written its last
+        record.
     """
     groups: set[int] = set()
     is_cut_off = False
@@ -53,7 +54,7 @@ def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
 
 
 def record_end(journal: str, supervisor: str) -> None:
-    """Appends a record of the supervisor's death to its journal; makes no new file."""
+    """Records in the supervisor's journal, if it exists, that the supervisor ended."""
     from tfpreempt.core.clock import SystemClock
     from tfpreempt.core.journal import JsonLines
     from tfpreempt.core.threads import CallTimeoutError, call_within
@@ -66,9 +67,9 @@ def record_end(journal: str, supervisor: str) -> None:
 
 
 def ask_groups(groups: set[int]) -> None:
-    """Sends SIGTERM to the worker of every group, or to the group of an ended worker.
+    """Sends SIGTERM to the worker of each group; if it has ended, to the group.
 
-    SIGTERM goes to the worker alone, so that its loader processes survive until the
+    Only the worker gets the signal, so that its data loader processes run until the
     commit.
     """
     for group in groups:
@@ -78,7 +79,7 @@ def ask_groups(groups: set[int]) -> None:
 def end_groups(
     groups: set[int], grace_seconds: float, outputs: dict[int, str], root: str
 ) -> None:
-    """Waits for the end of the groups, copies their output, and kills the rest."""
+    """Waits for the groups to end, copies their output, and kills remaining groups."""
     deadline = time.monotonic() + grace_seconds
     while groups and time.monotonic() < deadline:
         _copy(outputs, root, _TICK_SECONDS)
@@ -89,7 +90,7 @@ def end_groups(
 
 
 def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
-    """Appends output that arrives within `seconds` to the logs; drops closed pipes."""
+    """Waits up to `seconds` for output, and appends it to the logs."""
     from tfpreempt.core import contained
 
     poll = select.poll()
@@ -110,7 +111,7 @@ def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
 
 
 def _signal(target: int, number: int) -> bool:
-    """Signals a process or, below 0, a group; returns whether the signal was sent."""
+    """Sends a signal to a process, or to a group (negative target); False if none."""
     try:
         os.kill(target, number)
     except OSError:
@@ -119,7 +120,7 @@ def _signal(target: int, number: int) -> bool:
 
 
 def main() -> None:
-    """Guards until the supervisor ends; ignores every signal except SIGKILL."""
+    """Waits until the supervisor ends, then ends its workers. Blocks all signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     sys.path[:0] = [str(Path(__file__).parents[3])]  # for this package only
     grace, journal, supervisor, root, *pairs = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""The supervisor's journal, and its lines on the console."""
+"""Writes the supervisor's events to its journal and to the console."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.heartbeat import WorkerPhase
 from tfpreempt.core.journal import JsonLines
 
-_NEWEST_LINES, _SHOWN_LINES = 3, 12  # of a stack, with the newest call first
-_LIBRARIES = "/site-packages/"  # older calls in libraries are not shown
+# Numbers of lines of a stack, which begins with the newest call.
+_NEWEST_LINES, _SHOWN_LINES = 3, 12
+# Calls in libraries are shown only among the newest lines.
+_LIBRARIES = "/site-packages/"
 
 
 @dataclasses.dataclass(eq=False)
 class Reporter:
-    """Writes events to `supervisor.jsonl` and to the console. Any thread.
+    """Writes events to the supervisor's journal and to the console.
+
+    Any thread may use it.
 
     Args:
         journal: journal of the supervisor.
-        supervisor: id of this supervisor, part of every record.
-        console: console for messages; a closed or stalled console delays nothing.
+        supervisor: id of this supervisor, written in every record.
+        console: console for messages; a closed or stalled console does not delay the
+            caller.
     """
 
     journal: JsonLines
@@ -70,7 +75,7 @@ class Reporter:
         self._say(f"started {count} worker(s), restart {restart} ({incarnation})")
 
     def worker_ended(self, ended: WorkerExit, log: Path | None) -> None:
-        """Records the end of a worker; the message names the log after a failure."""
+        """Records the end of a worker; `log` is named in the message, if not None."""
         told = dataclasses.asdict(ended) | {"code": ended.code}
         del told["at"]
         self._add("worker_ended", incarnation=self._incarnation, **told)
@@ -84,7 +89,7 @@ class Reporter:
         self._say(f"{signal_name}: waiting for the workers to commit ({limit})")
 
     def urged(self, workers: Sequence[int], seconds: float | None) -> None:
-        """Records a Ctrl-C after the signal to stop, and shows the awaited workers."""
+        """Records another Ctrl-C, and shows for which workers the supervisor waits."""
         self._add("urged", workers=workers, seconds=seconds)
         whom = _names(workers) if workers else "child processes of the workers"
         limit = "" if seconds is None else f" (at most {seconds:.0f} s)"
@@ -96,13 +101,13 @@ class Reporter:
     def ended_others(
         self, signal_name: str, workers: Sequence[int], why: str = ""
     ) -> None:
-        """Records that the supervisor sent a signal to the running workers."""
+        """Records that the supervisor has sent a signal to the remaining workers."""
         self._add("ended_others", signal=signal_name, workers=workers)
         because = f", because {why}" if why else ""
         self._say(f"sent {signal_name} to {_names(workers)}{because}")
 
     def hung(self, hangs: Sequence[Hang]) -> None:
-        """Records that the workers reach no step boundary any more."""
+        """Records that a hang was detected."""
         told = [
             dataclasses.asdict(each) | {"stage": each.stage.name.lower()}
             for each in hangs
@@ -111,14 +116,15 @@ class Reporter:
         self._say("workers are hung:", *(_how(each) for each in hangs))
 
     def stacks(self, stacks: Mapping[int, str]) -> None:
-        """Records the stacks of hung workers; empty text for workers without stacks."""
+        """Records the stacks of hung workers; "" if a worker has written none."""
         for worker, text in stacks.items():
             told = {"incarnation": self._incarnation, "worker": worker, "stacks": text}
             self._add("stacks", **told)
             if not text:
                 self._say(f"worker {worker} wrote no stacks")
                 continue
-            main = text.rstrip().rpartition("\n\n")[2].splitlines()  # the oldest thread
+            # The main thread is last.
+            main = text.rstrip().rpartition("\n\n")[2].splitlines()
             own = [line for line in main[_NEWEST_LINES:] if _LIBRARIES not in line]
             shown = (main[:_NEWEST_LINES] + own)[:_SHOWN_LINES]
             self._say(
@@ -127,14 +133,14 @@ class Reporter:
             )
 
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
-        """Shows the error lines of the worker whose failure ended a run."""
+        """Shows the error lines of the worker that failed first."""
         self._say(
             f"worker {failure.worker} failed ({failure.describe()}); error in {log}:",
             *(f"  | {line}" for line in lines),
         )
 
     def decided(self, verdict: Restart | ExitSupervisor, limits: RestartLimits) -> None:
-        """Records the decision after the end of a run."""
+        """Records the decision made after all workers have ended."""
         spent = verdict.spent
         self._add(
             "budget",
@@ -183,9 +189,9 @@ class Reporter:
 
         Args:
             verdict: final decision.
-            incarnations: number of incarnations.
-            seconds: duration of the supervisor.
-            why: reason of the last failure; "" without a failure.
+            incarnations: number of starts of all workers.
+            seconds: time since the start of the supervisor.
+            why: description of the last failure; "" without a failure.
         """
         spent = verdict.spent
         told = {"code": verdict.code, "incarnations": incarnations, "seconds": seconds}
@@ -212,7 +218,7 @@ class Reporter:
         )
 
     def log_lost(self, log: Path, error: OSError) -> None:
-        """Reports, the first time only, that a worker's output cannot be written."""
+        """Reports once that a worker's output cannot be written."""
         if not self._has_told_loss:
             self._has_told_loss = True
             self._add("log_lost", log=str(log), error=str(error))
@@ -222,7 +228,7 @@ class Reporter:
             )
 
     def metrics_lost(self, path: Path, error: OSError) -> None:
-        """Reports, the first time only, that the metrics file cannot be written."""
+        """Reports once that the metrics file cannot be written."""
         if not self._has_told_metrics_loss:
             self._has_told_metrics_loss = True
             self._add("metrics_lost", file=str(path), error=str(error))
@@ -231,7 +237,7 @@ class Reporter:
             )
 
     def close(self) -> None:
-        """Closes the journal, and the console once its text is printed."""
+        """Closes the journal; prints the remaining text, and closes the console."""
         self.journal.close()
         self.console.close()
 
@@ -242,13 +248,13 @@ class Reporter:
         )
 
     def _say(self, text: str, *more: str) -> None:
-        # The deciding thread reports actions before acting, and must not be delayed.
+        # `feed` returns fast: the supervisor's main thread must not be delayed.
         lines = "".join(f"{plain(line)}\n" for line in (f"tfpreempt: {text}", *more))
         self.console.feed(lines.encode())
 
 
 def _counts(spent: BudgetUsed) -> dict[str, int]:
-    """Returns the counters for a record, without times of this machine's clock."""
+    """Returns the counters for a record, without monotonic times."""
     counts = dataclasses.asdict(spent)
     counts["failures_in_an_hour"] = len(counts.pop("failed_at"))
     return counts

@@ -1,8 +1,10 @@
-"""Decides the supervisor's next action from its observations; no process, no clock.
+"""Decides the supervisor's next action from its observations.
 
-`decide` is called again after every event and at the time named by `Wait`. A failure
-outweighs a preemption, and a signal to the supervisor outweighs both: the machine is
-then going away, and only the restart code makes the platform start the run again.
+The module starts no process, and reads no clock. `decide` is called after every event,
+and at the time returned in `Wait`. If a failure and a preemption occur together, the
+failure decides. A signal to the supervisor outweighs both, because the machine will be
+taken away, and only an exit with the restart code makes the platform start the run
+again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def describe_end(returncode: ReturnCode) -> str:
 
 
 class Cause(enum.Enum):
-    """Reason why a run of the workers ended."""
+    """Reason why the workers have ended."""
 
     FINISHED = "finished"
     PREEMPTION = "preemption"
@@ -59,25 +61,29 @@ OUTCOMES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLimits:
-    """Limits set by the user; times in seconds, None is without limit."""
+    """Limits set by the user. Times are in seconds; None means no limit."""
 
     max_preemptions: int | None = None
-    max_preemptions_without_progress: int | None = None  # in a row, without progress
-    max_failures: int | None = 3  # in a row, without progress
+    max_preemptions_without_progress: int | None = None  # in succession
+    max_failures: int | None = 3  # in succession, without progress
     restart_codes: tuple[int, ...] = (143, 42)
-    grace: float | None = None  # for committing and exiting after a signal to stop
-    kill_after: float = 15.0  # for exiting after another worker failed, or a hang
-    stacks_grace: float = 1.0  # for hung workers to write their stacks
-    unkillable: float = 10.0  # for a process to end after SIGKILL
+    # Time for workers to commit and exit after a signal to stop.
+    grace: float | None = None
+    kill_after: float = 15.0  # time for workers to exit after a failure or a hang
+    stacks_grace: float = 1.0  # time for hung workers to write their stacks
+    unkillable: float = 10.0  # time for a process to end after SIGKILL
     backoff: float = 1.0
     backoff_max: float = 60.0
-    backoff_reset: float = 600.0  # a longer run counts as progress and resets the delay
+    # If workers ran longer, this is progress, and resets the delay.
+    backoff_reset: float = 600.0
 
     @property
     def leave_grace(self) -> float:
-        """Seconds for exiting after the commit, or after the end of the supervisor.
+        """Seconds for workers to exit when no commit is awaited any more.
 
-        No step is waited for then, so there is a limit even if `grace` is None.
+        Used after the first worker has committed and exited, and after the end of the
+        supervisor. There is a limit even if `grace` is None, because no step must
+        finish.
         """
         return 35.0 if self.grace is None else self.grace
 
@@ -85,19 +91,18 @@ class RestartLimits:
     def max_failures_per_hour(self) -> int | None:
         """Largest number of failures within an hour, with or without progress.
 
-        A program that commits and then fails at once, every time, makes progress but is
-        still faulty. The number is never smaller than the allowed number of failures in
-        a row.
+        Without this limit, a program that commits and then fails, again and again,
+        would be restarted forever. The number is at least `max_failures`.
         """
         if self.max_failures is None:
             return None
         return max(_FAILURES_PER_HOUR, self.max_failures)
 
     def is_preempted(self, exit: WorkerExit) -> bool:
-        """Returns whether a worker exited to be restarted.
+        """Returns whether a worker has exited because of a preemption.
 
-        SIGTERM itself ends a worker only while no handler is installed: before the
-        first handler, and after the last.
+        True for a restart code. Also true if SIGTERM has killed the worker, which
+        happens while no handler exists yet.
         """
         return exit.code in self.restart_codes or exit.returncode == -signal.SIGTERM
 
@@ -105,8 +110,8 @@ class RestartLimits:
         """Returns the exit code that makes the platform restart the run.
 
         Args:
-            exit: exit of a preempted worker, or None; the first restart code replaces
-                an exit code that is not a restart code.
+            exit: exit of a preempted worker, or None. If its code is not a restart
+                code, the first restart code is returned.
         """
         codes = self.restart_codes
         return exit.code if exit is not None and exit.code in codes else codes[0]
@@ -114,14 +119,14 @@ class RestartLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUsed:
-    """Used parts of the budgets.
+    """How often the workers have been restarted, to be compared with the limits.
 
     Attributes:
         preemptions: total number of preemptions.
         failures: total number of failures.
         in_a_row: failures since the last progress.
         idle_in_a_row: preemptions since the last progress.
-        failed_at: monotonic seconds of the failures of the last hour.
+        failed_at: times of the failures in the last hour, in monotonic seconds.
     """
 
     preemptions: int = 0
@@ -139,7 +144,7 @@ class WorkerExit:
         worker: index of the worker.
         returncode: exit code as in subprocess, negative for a signal.
         at: monotonic seconds.
-        was_asked: whether the supervisor had sent SIGTERM before.
+        was_asked: whether the supervisor had sent SIGTERM to the worker before.
     """
 
     worker: int
@@ -159,23 +164,23 @@ class WorkerExit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorState:
-    """The observations for a decision; times are monotonic seconds.
+    """The observations on which a decision depends. Times are in monotonic seconds.
 
     Attributes:
         now: present time.
         workers: number of workers that were started.
-        started_at: time of the start.
-        exits: ends of workers in the order of observation.
+        started_at: time at which the workers were started.
+        exits: the workers that have ended, in order.
         stop_at: time of the signal to stop; None without a signal.
-        asked_at: time at which the running workers were sent SIGTERM.
-        killed_at: time at which the running workers were sent SIGKILL.
-        hang_due: time at which the workers count as hung without another boundary; None
-            without such a time.
-        hung_at: time at which a hang was detected, and stacks were requested.
-        urges: number of Ctrl-C after the signal to stop.
-        has_progressed: whether the run has committed another step since its start; None
-            if commits cannot be seen.
-        spent: budgets used by earlier runs.
+        asked_at: time at which the supervisor sent SIGTERM to the running workers.
+        killed_at: time at which the supervisor sent SIGKILL to the running workers.
+        hang_due: time from which the workers are regarded as hung unless they reach a
+            step boundary before; None without a limit.
+        hung_at: time at which a hang was detected and stacks were requested.
+        urges: how often Ctrl-C was pressed after the signal to stop.
+        has_progressed: whether the workers have committed a step since their start;
+            None if the supervisor cannot see commits.
+        spent: numbers of restarts before.
     """
 
     now: float
@@ -193,20 +198,20 @@ class SupervisorState:
 
     @property
     def is_urged(self) -> bool:
-        """Whether to stop waiting; the first urge only shows the awaited workers."""
+        """Whether to kill the workers: two Ctrl-C followed the signal to stop."""
         return self.urges > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Do nothing before the next event, or before `until`."""
+    """Do nothing until the next event, or until the time `until`."""
 
     until: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks:
-    """Report that the running workers hang, and request their stacks."""
+    """Report that the running workers are hung, and request their stacks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,16 +254,17 @@ def decide(limits: RestartLimits, seen: SupervisorState) -> Action:
 
 
 def first_failure(limits: RestartLimits, seen: SupervisorState) -> WorkerExit | None:
-    """Returns the first failure of a worker that was not asked to exit, or None.
+    """Returns the first worker that has failed by itself, or None.
 
-    The ends of the other workers follow from this failure.
+    Workers that had been sent SIGTERM do not count: they end because of the first
+    failure.
     """
     own = (e for e in seen.exits if not e.was_asked)
     return next((e for e in own if e.code and not limits.is_preempted(e)), None)
 
 
 def leave_between_runs(limits: RestartLimits, spent: BudgetUsed) -> ExitSupervisor:
-    """Returns the action after a signal to stop in the back-off, without workers."""
+    """Returns the action after a signal to stop during the delay of a restart."""
     return ExitSupervisor(
         cause=Cause.STOPPED, code=limits.restart_codes[0], spent=spent
     )
@@ -270,13 +276,15 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
     if seen.is_urged:
         return SendSigkill()
     if seen.asked_at is not None:
-        # Workers asked to stop make a commit. After a failure or a preemption a commit
-        # of all workers is impossible, so the running workers get a short time. Hung
-        # workers get the same time, in which a merely slow worker can commit.
+        # After a signal to stop, the workers commit, and get the grace period. If a
+        # worker has ended or the workers are hung, they cannot commit together, so they
+        # get a short time. (Workers that are not hung but slow may commit in this
+        # time.)
         is_whole = seen.hung_at is None and not _ended_by_signal(limits, seen)
         can_commit = seen.stop_at is not None and is_whole
         limit = limits.grace if can_commit else limits.kill_after
-        if limit is None:  # a step may take any time: the platform kills
+        # No limit: a step may take long, and the platform kills the processes.
+        if limit is None:
             return Wait(until=None)
         return _wait_or(SendSigkill(), seen.now, seen.asked_at + limit)
     is_failed = first_failure(limits, seen) is not None
@@ -289,15 +297,16 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
         return _wait_or(SendSigterm(), seen.now, preempted.at + limits.leave_grace)
     if seen.hang_due is not None:
         return _wait_or(DumpStacks(), seen.now, seen.hang_due)
-    return Wait(until=None)  # workers may finish at different times
+    return Wait(until=None)  # for example, workers may finish at different times
 
 
 def _after_kill(
     limits: RestartLimits, seen: SupervisorState, killed_at: float
 ) -> Action:
-    """Waits for killed processes; exits instead of restarting if a process survives.
+    """Waits until killed processes have ended; if one survives, exits the supervisor.
 
-    A process that survives SIGKILL hangs in the kernel; a restart beside it is unsafe.
+    A process that survives SIGKILL hangs in the kernel. It may still write, so a
+    restart would be unsafe.
     """
     if seen.now < killed_at + limits.unkillable:
         return Wait(until=killed_at + limits.unkillable)
@@ -321,7 +330,7 @@ def _after_all(
     own = preempted if preempted and not preempted.was_asked else None
     first = _failure(limits, seen) or own
     came_first = first is not None and first.at < seen.stop_at
-    # The run ended by a failure before the signal, which used up the budget.
+    # A failure before the signal has exceeded a limit, so the signal changes nothing.
     if (
         came_first
         and isinstance(first, _Failure)
@@ -338,7 +347,7 @@ def _after_all(
 def _after_own_end(
     limits: RestartLimits, seen: SupervisorState
 ) -> Restart | ExitSupervisor:
-    """Returns the action without a signal to stop."""
+    """Returns the action after all workers have ended, without a signal to stop."""
     failure = _failure(limits, seen)
     if failure is not None:
         return _after_failure(limits, seen, failure)
@@ -350,7 +359,7 @@ def _after_own_end(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """A failure of the run: the end of a worker, or a hang."""
+    """A failure of a worker, or a hang."""
 
     cause: Cause
     code: int
@@ -361,7 +370,8 @@ def _failure(limits: RestartLimits, seen: SupervisorState) -> _Failure | None:
     is_finished = len(seen.exits) == seen.workers and not any(
         each.code for each in seen.exits
     )
-    if seen.hung_at is not None and not is_finished:  # else the workers were only slow
+    # If they have finished, they were only slow.
+    if seen.hung_at is not None and not is_finished:
         return _Failure(cause=Cause.HANG, code=_HUNG, at=seen.hung_at)
     if (own := first_failure(limits, seen)) is not None:
         return _Failure(cause=Cause.FAILURE, code=own.code, at=own.at)
@@ -372,7 +382,7 @@ def _after_failure(
     limits: RestartLimits, seen: SupervisorState, failure: _Failure
 ) -> Restart | ExitSupervisor:
     is_long = failure.at - seen.started_at >= limits.backoff_reset
-    # A hang may itself take as long as a long run.
+    # After a hang the duration means nothing: the workers may have hung for long.
     is_gain = is_long and failure.cause is not Cause.HANG
     has_gained = is_gain if seen.has_progressed is None else seen.has_progressed
     spent = dataclasses.replace(
@@ -423,29 +433,29 @@ def _after_preemption(
                 spent=spent,
                 is_over_budget=True,
             )
-    # The duration of the run is subtracted: a run that trained for a while restarts at
-    # once. A run that exits at once, every time, must not spin, even with commits.
+    # Measure the delay from start to start: workers that have trained for a while are
+    # restarted at once. A program that exits immediately, each time, must not be
+    # restarted in a fast loop, even if it commits.
     delay = max(0.0, _backoff(limits, max(1, spent.idle_in_a_row)) - lasted)
     return Restart(cause=Cause.PREEMPTION, delay=delay, spent=spent)
 
 
 def _backoff(limits: RestartLimits, row: int) -> float:
-    """Returns the delay after the last of `row` ends in a row."""
-    # The exponent is capped because a float overflows.
+    """Returns the delay of a restart after `row` ends in succession."""
+    # Limit the exponent, because a float would overflow.
     return min(limits.backoff_max, limits.backoff * 2.0 ** min(row - 1, 60))
 
 
 def _first_preempted(limits: RestartLimits, seen: SupervisorState) -> WorkerExit | None:
-    """Returns the first preempted worker, preferably without a supervisor's SIGTERM."""
+    """Returns the first preempted worker, preferably one not sent SIGTERM from here."""
     left = [e for e in seen.exits if limits.is_preempted(e)]
     return next((e for e in left if not e.was_asked), left[0] if left else None)
 
 
 def _ended_by_signal(limits: RestartLimits, seen: SupervisorState) -> bool:
-    """Returns whether SIGTERM ended a worker before its handler was installed.
+    """Returns whether SIGTERM has killed a worker, because no handler existed yet.
 
-    The other workers cannot commit without the ended worker, and may wait for minutes
-    in the start.
+    Then other workers cannot commit, and might wait for minutes until they could start.
     """
     return any(e.returncode < 0 and limits.is_preempted(e) for e in seen.exits)
 

@@ -1,9 +1,9 @@
-"""Memory for the workers' snapshots, reserved for a run and freed at its end.
+"""Reserves memory for the workers' snapshots for the duration of a run.
 
-The memory is a directory on a file system in memory (tmpfs), so snapshots survive the
-workers, but not the machine. A lock on the directory lasts as long as the supervisor. A
-directory without a lock was left by a killed supervisor, and is removed at the next
-start of any supervisor.
+The memory is a directory on a file system in memory (tmpfs). So snapshots survive a
+crash of the workers, but not the machine. The supervisor holds a lock on the directory
+as long as it runs. If a directory has no lock, its supervisor was killed; the next
+supervisor that starts removes the directory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 AUTO = -1
 """Size chosen from the free memory of the machine."""
 
-_SHARE = 4  # `AUTO` takes a quarter of the available memory
-_LEAST = 64 << 20  # bytes per worker; a smaller state is saved quickly anyway
-_IN_FILES = 2 / 3  # part of the snapshots in files; the rest are copies in workers
+_SHARE = 4  # `AUTO` uses a quarter of the available memory
+_LEAST = 64 << 20  # bytes per worker; `AUTO` makes no snapshots if there is less
+# Share of the memory in files; the other third are copies inside of the workers.
+_IN_FILES = 2 / 3
 _TRIES = 10
 
 
@@ -39,16 +40,16 @@ _TRIES = 10
 def lent(
     asked: int, workers: int, directories: Sequence[Path] | None = None
 ) -> Iterator[SnapshotMemory | None]:
-    """A context in which workers have memory for snapshots.
+    """Context in which memory for snapshots is reserved.
 
     Args:
-        asked: bytes for all workers together; 0: no snapshots; `AUTO`: a share of the
+        asked: bytes for all workers together; 0: no snapshots; `AUTO`: a quarter of the
             free memory.
         workers: number of workers.
-        directories: directories to try; by default the usual directories on tmpfs.
+        directories: directories to try; by default /dev/shm and $XDG_RUNTIME_DIR.
 
     Yields:
-        The memory of the workers; None if not wanted, not available, or too small.
+        The memory for the workers; None if not requested, or not available.
 
     Raises:
         ConfigurationError: the requested number of bytes is not available.
@@ -84,7 +85,7 @@ def lent(
 def _lend(
     found: Sequence[Path], asked: int, workers: int
 ) -> tuple[SnapshotMemory, int] | None:
-    """Makes a directory for snapshots.
+    """Makes and locks a directory for snapshots.
 
     Args:
         found: directories on tmpfs.
@@ -92,13 +93,12 @@ def _lend(
         workers: number of workers.
 
     Returns:
-        The memory and the descriptor that holds its lock; None if not wanted, or too
-        small for `AUTO`.
+        The memory, and the descriptor that holds its lock. None if not requested, or if
+        `AUTO` finds too little memory.
 
     Raises:
         ConfigurationError: the requested number of bytes is not available.
-        OSError: the directory, or the file with the size of free memory, cannot be
-            read.
+        OSError: the free memory cannot be determined, or the directory cannot be made.
     """
     if asked == 0:
         return None
@@ -140,7 +140,7 @@ def _begins() -> str:
 
 
 def _make(directory: Path) -> tuple[Path, int]:
-    """Makes a new directory; returns the path and the descriptor with the lock."""
+    """Makes a new directory; returns the path, and the descriptor with its lock."""
     for _ in range(_TRIES):
         path = directory / f"{_begins()}{secrets.token_hex(8)}"
         path.mkdir(0o700)
@@ -153,9 +153,9 @@ def _make(directory: Path) -> tuple[Path, int]:
 
 
 def _locked(path: Path) -> int | None:
-    """Returns a descriptor that holds the lock of a directory, or None.
+    """Locks a directory; returns the descriptor that holds the lock, or None.
 
-    There is no lock if another process holds it, or the directory was removed.
+    None if another process holds the lock, or if the directory was removed meanwhile.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -168,7 +168,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes the directories of this user's killed supervisors."""
+    """Removes directories left by killed supervisors of this user."""
     name = re.compile(re.escape(_begins()) + "[0-9a-f]{16}")
     with contextlib.suppress(OSError):
         for path in directory.iterdir():

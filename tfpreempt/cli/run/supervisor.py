@@ -1,8 +1,9 @@
-"""The supervisor: one incarnation of the workers after the other, to the exit code.
+"""The supervisor: starts all workers, waits for their end, and restarts them.
 
-The main thread decides and acts: it starts the workers, so the kernel ties their
-parent-death signal to it, and it waits for signals. Other threads read the workers'
-output and print: a stalled console must not delay a decision.
+The main thread makes the decisions, starts the workers, and waits for signals. (Workers
+get SIGTERM if the thread that started them ends, so this must be the main thread.)
+Other threads read the workers' output and print, because a stalled console must not
+delay a decision.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
 
-_LEFTOVER_SECONDS = 0.05  # poll interval: no signal reports the end of such a child
-_LINE_LENGTH = 500  # of an error in the summary; the log has the full line
+# Poll interval for children of ended workers, whose end sends no signal.
+_LEFTOVER_SECONDS = 0.05
+_LINE_LENGTH = 500  # longest error line in the summary; the log has the full line
 _CANNOT_START = ReturnCode(126)
 
 
 def supervise(options: RunOptions) -> int:
-    """Supervises a run, from the first start to the end. Main thread only.
+    """Supervises a run until its end. Call it on the main thread.
 
     Args:
         options: options of the run.
@@ -59,7 +61,8 @@ def supervise(options: RunOptions) -> int:
             not enough ports, or not enough memory for snapshots.
     """
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore SIGCHLD
+    # The parent process may have set SIGCHLD to be ignored.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with held_signals(signal.SIGCHLD, *NOTICES) as wait, contextlib.ExitStack() as ends:
         lent = ends.enter_context(
             snapshot_space.lent(options.snapshots, options.workers)
@@ -109,13 +112,15 @@ _Steps = tuple[int | None, int | None]
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """Starts all workers, follows them to the end, and restarts them. Main thread only.
+    """Starts all workers, waits for their end, and restarts them.
+
+    Use it on the main thread only.
 
     Args:
-        options: command and limits.
+        options: options of the run.
         reporter: reporter of events.
-        logs: log of every worker.
-        fleet: worker processes; none is running yet.
+        logs: log file of every worker.
+        fleet: starts and ends the worker processes.
         watch: hang detector.
         wait: function that waits for SIGCHLD and the signals to stop.
         clock: clock that measures durations.
@@ -145,7 +150,7 @@ class Supervisor:
         began = self.clock.monotonic()
         self.seen = SupervisorState(now=began, workers=0)
         identity, directory, restart = None, self.options.local_dir, 0
-        with contextlib.suppress(OSError):  # the workers report the error
+        with contextlib.suppress(OSError):  # ignore: the workers will report the error
             identity = DirectoryIdentity(directory) if directory else None
         while True:
             verdict = self._run_once(f"{name}-{restart}", restart, identity)
@@ -159,7 +164,7 @@ class Supervisor:
     def _run_once(
         self, name: str, restart: int, identity: DirectoryIdentity | None
     ) -> Restart | ExitSupervisor:
-        """Runs an incarnation, and the pause after it; returns the decision."""
+        """Starts the workers once, and waits for their end and for the delay after"""
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
             first_steps = self._newest_steps()
@@ -167,7 +172,8 @@ class Supervisor:
             self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_steps)
             if isinstance(verdict, Restart) and identity and _is_elsewhere(identity):
-                # A restart would train from scratch in another directory.
+                # Do not restart: in the other directory, training would begin from
+                # scratch.
                 verdict = ExitSupervisor(cause=Cause.MOVED, code=1, spent=verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
@@ -184,13 +190,13 @@ class Supervisor:
     def _claim_ports(
         self, claims: contextlib.ExitStack, restart: int
     ) -> tuple[tuple[int, ...], Exception | None]:
-        """Claims free ports for the workers.
+        """Reserves free ports for the workers.
 
-        A shortage of ports or descriptors may be temporary: it counts as a failed
+        A lack of ports or descriptors may be temporary, so it is treated as a failed
         start.
 
         Returns:
-            The ports, and the error if there are no ports now.
+            The ports, and None; or no ports, and the error.
 
         Raises:
             ConfigurationError: there are not enough ports for the first start.
@@ -212,13 +218,13 @@ class Supervisor:
         ports: tuple[int, ...],
         obstacle: Exception | None,
     ) -> None:
-        """Starts all workers; a worker that cannot be started counts as ended.
+        """Starts all workers. One that cannot be started is treated as ended.
 
         Args:
-            name: name of the incarnation.
+            name: name of this start of all workers (the incarnation).
             restart: number of restarts so far.
             ports: ports of the local cluster; empty without a local cluster.
-            obstacle: error that prevents the start of any worker, or None.
+            obstacle: error because of which no worker can be started, or None.
         """
         now = self.clock.monotonic()
         options = self.options
@@ -246,7 +252,7 @@ class Supervisor:
                 self._add_exit(worker, _CANNOT_START, now)
 
     def _follow(self, first_steps: _Steps) -> Restart | ExitSupervisor:
-        """Performs the actions of the policy until the policy returns a verdict."""
+        """Executes the actions of `restart_policy` until all workers have ended."""
         while True:
             now = self.clock.monotonic()
             for worker, code in self.fleet.reap(now):
@@ -279,8 +285,7 @@ class Supervisor:
     def _ask(self) -> None:
         """Sends SIGTERM to the running workers, and writes the reason to their logs.
 
-        A worker cannot know the reason: to the worker SIGTERM is a notice like any
-        other.
+        A worker cannot know the reason: for the worker, SIGTERM is a preemption notice.
         """
         failure, others, why = self._first_failure(), self.fleet.running, ""
         if failure is not None:
@@ -296,10 +301,10 @@ class Supervisor:
         return restart_policy.first_failure(self.options.limits, self.seen)
 
     def _last_failure(self) -> str:
-        """Returns the failure that ended the last run, with the error line of its log.
+        """Describes the failure that ended the workers last, with its error line.
 
-        For a killed worker the log gives no reason, so no line is included. Returns ""
-        if no worker failed.
+        No line is included if the worker was killed, because its log cannot show the
+        reason. Returns "" if no worker has failed.
         """
         failure = self._first_failure()
         if failure is None:
@@ -320,9 +325,9 @@ class Supervisor:
         self.reporter.worker_ended(one, None if is_fine else log.path)
 
     def _clear(self, delay: float) -> None:
-        """Waits for a delay, and until no child of a worker is left.
+        """Waits for the delay of a restart, and until children of workers have ended.
 
-        A signal to stop ends the delay. Children of the workers also get time to exit.
+        A signal to stop ends the delay. Children that do not exit in time are killed.
         """
         now = self.clock.monotonic()
         due, gone_by = now + delay, now + self.options.limits.leave_grace
@@ -338,10 +343,11 @@ class Supervisor:
             now = self.clock.monotonic()
 
     def _wait(self, seconds: float | None) -> None:
-        """Waits for the end of a worker or a signal to stop, and notes the signal.
+        """Waits for the end of a worker, a signal to stop, or a timeout.
 
-        The first signal counts. A single Ctrl-C or Ctrl-\\ after it must not cut the
-        stop short, and SIGTERM, which platforms repeat, requests nothing new.
+        Records the first signal to stop. A later Ctrl-C or Ctrl-\\ is counted, since
+        only the second one kills the workers. A later SIGTERM is ignored, because
+        platforms repeat it.
         """
         times = [] if seconds is None else [max(0.0, seconds)]
         if self.fleet.has_leftovers:
@@ -363,11 +369,11 @@ class Supervisor:
         self.seen = dataclasses.replace(self.seen, **values)
 
     def _has_progressed(self, first_steps: _Steps) -> bool | None:
-        """Returns whether there is a commit of another step than at the start.
+        """Returns whether the workers have committed another step since their start.
 
         Returns:
-            None if no commit is seen and the chief may commit unseen: on another
-            machine, or in a directory unknown to this supervisor.
+            None if unknown: no commit is seen, but the chief runs on another machine,
+            or commits in a directory that this supervisor does not know.
         """
         steps, chief = self._newest_steps(), self.options.journal_dir / "worker-0.jsonl"
         is_known = self.options.local_dir is not None or chief.exists()
@@ -378,11 +384,12 @@ class Supervisor:
         return False if is_chief_here or steps[0] is not None else None
 
     def _newest_steps(self) -> _Steps:
-        """Returns the newest committed steps in the directory and the chief's journal.
+        """Returns the newest step in the directory, and that in the chief's journal.
 
-        A program may commit elsewhere than in the directory: in object storage, or in a
-        subdirectory per fit. The journal of a chief on another machine is seen if the
-        machines share the journal's directory.
+        Both are needed, because a program may not commit in the directory itself, but
+        in object storage, or in a subdirectory for each fit. If the chief runs on
+        another machine, its journal is found only if the machines share the journal's
+        directory.
         """
         in_directory = in_journal = None
         if self.options.local_dir is not None:
@@ -397,7 +404,7 @@ class Supervisor:
 
 
 def _is_elsewhere(identity: DirectoryIdentity) -> bool:
-    """Returns whether the directory was replaced; False if the disk does not answer."""
+    """Returns whether the directory was moved or replaced; False if unknown."""
     try:
         return not identity.is_same()
     except OSError:

@@ -1,4 +1,4 @@
-"""The cluster of the workers of a machine: free ports, and TF_CONFIG."""
+"""Chooses free ports, and makes the TF_CONFIG of the workers of one machine."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def make_tf_config(ports: Sequence[int], index: int) -> str:
 
 @contextlib.contextmanager
 def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
-    """Yields free ports for an incarnation, and keeps other supervisors off the ports.
+    """Context that reserves free ports for the workers.
 
-    TensorFlow's server does not share its port (no SO_REUSEPORT), so a port cannot be
-    held until the server binds it, some seconds later. Two measures keep the port free.
-    The port is below the range from which the kernel takes ports for outgoing
-    connections; on loopback such a connection could even connect to itself. And an
-    abstract socket with the port in its name makes other supervisors of this machine
+    TensorFlow's server binds a port some seconds later, and does not share it (no
+    SO_REUSEPORT), so the port cannot be bound here. It is kept free in two ways. First,
+    it is below the range from which the kernel chooses ports for outgoing connections.
+    (On loopback such a connection could even connect to itself.) Second, a socket with
+    an abstract name that contains the port tells other supervisors on this machine to
     choose another port.
 
     Args:
@@ -47,7 +47,7 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
 
     Raises:
         ConfigurationError: there are not enough free ports.
-        OSError: no descriptor is left for testing a port.
+        OSError: there are no free file descriptors to test a port.
     """
     chance, top = random.SystemRandom(), _outgoing_ports_start()
     claims: dict[int, socket.socket] = {}
@@ -67,10 +67,10 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Returns a socket that claims the port; None if the port is in use.
+    """Reserves a port; returns the socket that reserves it, or None if it is in use.
 
     Raises:
-        OSError: the port could not be tested, so its state is unknown.
+        OSError: the port could not be tested.
     """
     claim = socket.socket(socket.AF_UNIX)
     try:
@@ -87,7 +87,7 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def _outgoing_ports_start() -> int:
-    """Returns the first port the kernel gives to outgoing connections, or 65536."""
+    """Returns the lowest port for outgoing connections; 65536 if it is very low."""
     try:
         low = int(_RANGE.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):

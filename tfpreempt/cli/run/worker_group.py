@@ -1,9 +1,10 @@
-"""Worker processes, in process groups of their own; none survives the supervisor.
+"""Starts and ends the worker processes, each in its own process group.
 
-SIGTERM is sent to the worker alone, as Kubernetes and Docker do: a SIGTERM to the group
-would end data loaders that the commit may still need. Remaining processes of the group
-get SIGTERM when the worker has ended, and SIGKILL at the limit. A program behind a
-shell should be started with `exec`.
+No worker survives the supervisor. SIGTERM is sent only to the worker, as Kubernetes and
+Docker do, and not to its group: it would end data loader processes that the commit may
+need. When the worker has ended, remaining processes of the group get SIGTERM, and
+SIGKILL after a time limit. If a shell script is the worker, it should start the program
+with `exec`.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from pathlib import Path
 from tfpreempt.cli.run.restart_policy import ReturnCode
 
 _HERE = Path(__file__).parent
-_SCRIPT = (sys.executable, "-I", "-S")  # neither site packages nor PYTHON* variables
+_SCRIPT = (sys.executable, "-I", "-S")  # ignore site packages and PYTHON* variables
 _GUARD_EXIT_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class WorkerGroup:
-    """The workers of an incarnation, by index. Main thread only, as their parent.
+    """Starts, signals and reaps the workers. Use it on the main thread only.
 
-    A guard process knows the process groups of the workers, and ends the remaining
-    groups after this process has ended in any way.
+    A child process, the guard (`orphan_reaper.py`), knows the process groups of the
+    workers. If this process ends for any reason, the guard ends the remaining groups.
 
     Args:
-        leave_seconds: seconds between SIGTERM and SIGKILL for children of an ended
-            worker, and for workers ended by the guard.
-        outputs: reading ends of the workers' pipes, and the files for the output when
-            the guard reads the pipes.
-        journal: journal of the supervisor, where the guard records an unexpected end.
+        leave_seconds: time between SIGTERM and SIGKILL, for children of ended workers
+            and for workers that the guard ends.
+        outputs: reading end of each worker's pipe -> log file, for the guard.
+        journal: journal of the supervisor, in which the guard records that the
+            supervisor was killed.
         supervisor: id of this supervisor.
         root: directory below which the guard does not follow links; see `contained`.
     """
@@ -53,8 +54,9 @@ class WorkerGroup:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._left_behind: dict[int, float] = {}  # group -> time of SIGKILL
         self._started: list[subprocess.Popen[bytes]] = []
-        # Otherwise orphans of the workers go to process 1. In a container process 1 may
-        # reap late or never, and until then an ended child looks like a running child.
+        # Make orphans of the workers children of this process. Otherwise process 1
+        # would be their parent. In a container it may never reap them, and an ended
+        # process that is not reaped looks like a running process.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pairs = [str(each) for pair in outputs.items() for each in pair]
         self._guard = subprocess.Popen(
@@ -71,11 +73,11 @@ class WorkerGroup:
         self._started.append(self._guard)
 
     def end_orderly(self) -> None:
-        """Tells the guard that the journal contains the supervisor's last record."""
+        """Tells the guard that the supervisor has written its last record."""
         self._tell_guard(".\n")
 
     def close(self) -> None:
-        """Closes the guard's input: the guard ends remaining processes and exits."""
+        """Closes the guard's input; the guard ends remaining processes, and exits."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -121,13 +123,13 @@ class WorkerGroup:
         return process.pid
 
     def reap(self, now: float) -> list[tuple[int, ReturnCode]]:
-        """Returns the workers ended since the last call, and ends leftover children.
+        """Finds the workers that have ended, and ends their remaining children.
 
         Args:
             now: monotonic seconds.
 
         Returns:
-            Indices and exit codes of the ended workers.
+            (index, return code) of each worker that has ended since the last call.
         """
         ended = []
         for worker, process in list(self._running.items()):
@@ -147,22 +149,23 @@ class WorkerGroup:
         return ended
 
     def _reap_adopted(self) -> None:
-        """Reaps ended orphans of the workers.
+        """Reaps processes that this process has adopted: orphans of the workers.
 
-        The exit codes of processes started here are kept for their `Popen`.
+        Does not reap processes started here, whose `Popen` needs the exit code.
         """
         self._started = [each for each in self._started if each.poll() is None]
         own = {each.pid for each in self._started}
         options = os.WEXITED | os.WNOHANG
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
-                if ended.si_pid in own:  # ended after the poll; SIGCHLD is pending
+                # It has ended since the poll; the next call handles it.
+                if ended.si_pid in own:
                     break
                 os.waitid(os.P_PID, ended.si_pid, options)
 
     @property
     def running(self) -> list[int]:
-        """Workers that have not ended, as of the last call of `reap`."""
+        """Indices of the workers that had not ended when `reap` was called last."""
         return list(self._running)
 
     @property
@@ -176,23 +179,23 @@ class WorkerGroup:
             process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Sends SIGKILL to the running workers, and to all children."""
+        """Sends SIGKILL to the running workers, and to all remaining children."""
         for group in [p.pid for p in self._running.values()] + list(self._left_behind):
             _signal_group(group, signal.SIGKILL)
 
     def _tell_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
-        # Without a guard, workers are left behind only if this process is killed.
+        # Ignore a guard that has ended: it is needed only if this process is killed.
         with contextlib.suppress(OSError):
             os.write(self._guard.stdin.fileno(), line.encode("ascii"))
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Signals a process group; returns False if the group has no process any more."""
+    """Sends a signal to a process group; returns False if the group has no process."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # a process of another user: running, but not ours to signal
+        pass  # a process of another user: it runs, but cannot be signalled
     return True

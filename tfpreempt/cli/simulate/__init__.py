@@ -1,8 +1,8 @@
 """`tfpreempt simulate`: simulates a preemption of a running job.
 
-command  the ways to give a notice: a signal, a notice file, a metadata server
-server   a simulated metadata server of a cloud on this machine
-workers  finds the running worker of a directory, so that only it is signalled
+command  the command: gives a notice by a signal, a file or a metadata server
+server   simulates the metadata server of a cloud on this machine
+workers  finds the running workers of a checkpoint directory, and signals them
 
 Imported by cli/demo.
 """

@@ -19,7 +19,7 @@ from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.metadata_session import checked_base_url
 from tfpreempt.notice.signals import parse_signal
 
-_FILE_SECONDS = 5.0  # longer than a job's poll interval, shorter than a restart
+_FILE_SECONDS = 5.0  # longer than the poll interval of a job, shorter than a restart
 _LINES = {
     "notice": "worker {worker} received a notice: {source}",
     "commit": "step {step} committed in {path}",
@@ -121,11 +121,11 @@ def simulate(
 def _signal(
     directory: Path, workers: tuple[int, ...], name: str, seconds: float | None
 ) -> None:
-    """Signals the workers if all of them run, and prints their records.
+    """Sends a signal to workers, and prints the records that they write.
 
     Raises:
-        NothingRunsError: a worker does not run on this machine; no worker was
-            signalled.
+        NothingRunsError: a worker does not run on this machine. Then no worker has been
+            sent the signal.
     """
     number = parse_signal(name)
     with held_workers(directory, workers) as held:
@@ -139,7 +139,7 @@ def _signal(
 
 
 def _tell(worker: RunningWorker, began: float, has_ended: bool) -> None:
-    """Prints the records of a worker since the signal.
+    """Prints the records that a worker has written since the signal.
 
     Raises:
         ClickException: no record shows that the worker committed.
@@ -168,7 +168,7 @@ def _tell(worker: RunningWorker, began: float, has_ended: bool) -> None:
 
 
 def _give_file(given: str) -> None:
-    """Creates a notice file, and removes the file also if a signal ends the command.
+    """Creates a notice file, and removes it after a while, or if a signal arrives.
 
     Raises:
         ConfigurationError: the file exists already, or cannot be created.
