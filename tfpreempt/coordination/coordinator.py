@@ -197,7 +197,7 @@ class Coordinator:
             trains = self.state.held is NoticeKind.TRAIN_ON
             ends_training = trains and not notice.grace_seconds
             if self.state.held is not None and not is_new and not ends_training:
-                return  # a duplicate
+                return  # the notice is known already
             deadlines.noticed_at = deadlines.noticed_at or at
             self.extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
             kind = NoticeKind.TRAIN_ON if trains_on else NoticeKind.FINAL

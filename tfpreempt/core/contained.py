@@ -28,9 +28,9 @@ _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _WRITES = os.O_WRONLY | os.O_RDWR
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket, no driver
+_NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket or a device
 _PIECE = 1 << 16
-_MAKING_RETRIES = 10  # attempts while other processes remove empty directories
+_MAKING_RETRIES = 10  # while other processes remove empty directories
 _MOST_COPIED = 1 << 28  # bytes of the largest file to copy; logs are smaller
 
 

@@ -44,7 +44,7 @@ class Notice:
     @property
     def origin(self) -> str:
         """Name of the source, with the text from the source; for people."""
-        detail = str(self.detail)  # a user's source may set another type
+        detail = str(self.detail)  # a source of the user may set any type
         is_new = detail and not self.source.endswith(f":{detail}")
         return f"{self.source} ({detail})" if is_new else self.source
 

@@ -47,7 +47,7 @@ def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
     """
     chosen = os.environ.get(DIRECTORY_VARIABLE)
     if chosen and (is_url(checkpoint_dir) or is_scratch(checkpoint_dir)):
-        return Path(chosen).resolve()  # may be a link
+        return Path(chosen).resolve()  # the directory may be a link
     return Path(local_directory(checkpoint_dir), "journal")
 
 

@@ -433,7 +433,7 @@ def _slots(value: Any) -> dict[str, Any]:
     kind: type = type(value)
     found = {}
     for name, slot in _slots_of(kind):
-        with contextlib.suppress(AttributeError):  # nothing was assigned
+        with contextlib.suppress(AttributeError):  # the slot is empty
             found[name] = slot.__get__(value)
     return found
 

@@ -164,7 +164,7 @@ class SnapshotScheduler:
     is_busy: Callable[[], bool]
     interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
     _due: float = 0.0
-    _quiet: ProgressSample | None = None  # start of the span without a snapshot
+    _quiet: ProgressSample | None = None  # start of a span without a snapshot
     _written: tuple[float, int] | None = None  # time and step at the end of the write
     _last: int = -1  # steps made at the last snapshot or request
 
@@ -365,7 +365,7 @@ class StepTimer:
         """Starts to measure; called after the first step, which was also traced.
 
         Args:
-            started: number of intervals begun so far, as in the gate.
+            started: number of intervals begun so far: `StepFlag.started`.
         """
         self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
 

@@ -160,7 +160,7 @@ class CollectiveSaves:
                     self.begin(run, name, self._final)
             else:
                 self.save(run, because, stages)
-        except Exception as error:  # e.g. from a State or a thread's start
+        except Exception as error:  # from a State, or no thread can be started
             self.runs.fault(f"{because} save", error)
             if breaks_off(error, self.cluster.num_workers):
                 raise
@@ -530,7 +530,7 @@ class RoundSave:
             run.is_unconfirmed = False  # every worker reads the outcome of a round
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
-        except Exception as error:  # reported to the workers, which exit
+        except Exception as error:  # the workers are notified, and exit
             self._failed(error)
             if is_periodic and breaks_off(error, self.coordinator.settings.num_workers):
                 raise
@@ -550,7 +550,7 @@ class RoundSave:
         self._is_async = True
         try:
             self.collective.begin(run, name, set())  # every worker participates
-        except Exception as error:  # reported to the workers, which train on
+        except Exception as error:  # the workers are notified, and train on
             self.runs.fault("periodic save", error)
             if breaks_off(error, self.coordinator.settings.num_workers):
                 raise
@@ -666,7 +666,7 @@ class RoundSave:
         del snapshots.rounds[:-1]
 
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:
-        """Commits the staged save; on the chief.
+        """Commits the save, once every part is written; on the chief.
 
         Args:
             workers: workers whose parts are written.

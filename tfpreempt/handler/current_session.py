@@ -59,7 +59,7 @@ def _after_fork_in_child() -> None:
     if _current is None:
         return
     for run in _current.runs:
-        run.stop_at = -1  # so run() takes the slow path, and raises
+        run.stop_at = -1  # so that run() calls the session, and raises
     _current, _pending = None, []
 
 
@@ -155,7 +155,7 @@ def keep(notice: Notice) -> bool:
     _pending.append(notice)
     if _current is not None:
         _current.deliver_pending_notices()
-    return notice in tuple(_pending)  # another thread may have taken the notice
+    return notice in tuple(_pending)  # a thread may have taken the notice
 
 
 def take_back(notice: Notice) -> bool:
@@ -368,7 +368,7 @@ def handle_early_notices(
     global _protection
     show_log_lines()
     config = resolve_config(termination_config)
-    cluster_from_environment(os.environ)  # raises now, not when a notice arrives
+    cluster_from_environment(os.environ)  # check TF_CONFIG now, not at a notice
     made = EarlyNoticeHandler(config, config._notice_sources(), config._source_finder())
     before, _protection = _protection, made
     if before is not None:

@@ -394,7 +394,7 @@ class ExitController:
             )
             if threading.current_thread() is threading.main_thread():
                 end()
-            else:  # SystemExit would end only this thread, and the program with 0
+            else:  # SystemExit would end only this thread, not the program
                 exit_hard(end)
         except SystemExit as exit:
             deadlines = self.coordinator.deadlines
@@ -555,7 +555,7 @@ class ExitController:
                 self.detached = True
                 if (
                     coordinator.deadlines.shutdown_pending
-                ):  # training continued after a commit
+                ):  # a notice was handled before, and training continued
                     self.leave(Outcome.LOST, coordinator.notes.lost_because)
                 if (why := coordinator.notes.lost_because) != mine:
                     add_note(error, f"no later commit was made: {why}")
@@ -589,7 +589,7 @@ def tell_peers(
             peers.
     """
     mine = f"{type(error).__name__}: {error}"
-    notes = getattr(error, "__notes__", ())  # may name another worker, which was lost
+    notes = getattr(error, "__notes__", ())  # may name a lost worker
     record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
     tell = functools.partial(runtime.insert, key, json.dumps(record))
     first = call_and_wait(tell, 2.0)

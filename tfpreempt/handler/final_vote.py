@@ -71,7 +71,7 @@ class FinalVote:
     runtime: StoreExecutor
     coordinator: Coordinator
     failures: dict[str, Exception] = dataclasses.field(default_factory=dict)
-    _ends: int = 0  # ends of training so far; equal on every worker
+    _ends: int = 0  # number of votes begun so far; equal on every worker
 
     def start(self) -> None:
         """Begins a new vote, with new keys; called after the last step."""

@@ -236,7 +236,7 @@ class PreemptionCheckpointHandler:
         if gate.flag or gate.busy or run.stop_at < 0:
             self._session.ready(run, "check_preemption()")
         if gate.bare == gate.started:
-            gate.bare += 1  # the step outside of run() continues
+            gate.bare += 1  # a step outside of run() is still incomplete
         self._session.boundary()
 
     @contextlib.contextmanager
@@ -257,7 +257,7 @@ class PreemptionCheckpointHandler:
         try:
             yield
         except BaseException as error:
-            self._gate.failed = self._gate.started  # steps inside may not use run()
+            self._gate.failed = self._gate.started  # a step inside may not use run()
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
             # The exit function has returned. The step is incomplete, so close the run.
@@ -452,7 +452,7 @@ class PreemptionCheckpointHandler:
             training_end.close_failed(session, run, "" if is_meant else describe(error))
         return False
 
-    # --- boundaries, the slow path ---------------------------------------------------
+    # --- rare work at boundaries -----------------------------------------------------
 
     def _warn_of_late_random_state(self) -> None:
         """Warns if the program drew random numbers before the generators' restore."""

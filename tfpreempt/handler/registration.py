@@ -101,7 +101,7 @@ def register(
         handling_notices_during_setup(config),
         session.activity.hang_detection_paused(),
     ):
-        # The arguments: the counter of steps, the directory, the mirror.
+        # Read the arguments: the counter of steps, the directory, the mirror.
         for framework in filter(frameworks.is_imported, frameworks.ADAPTERS):
             private_api.name_if_unseen(framework)
         counter = None
@@ -126,8 +126,8 @@ def register(
             )
         takes_snapshots = options.async_save and not (config.save_fn or connected)
 
-        # The agreement on a start.
-        session.saves.wait()  # the directory belongs to this run from here on
+        # Agree with the peers on the directory and the commit.
+        session.saves.wait()  # a save may still write to the directory
         start = RestoreAgreement(
             checkpoint=checkpoint,
             directory=storage.directory,
@@ -150,7 +150,7 @@ def register(
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
 
-        # The notices: of the config, of TensorFlow's own key, and of a lost lease.
+        # Watch for notices: of the config, of TensorFlow's own key, of a lost lease.
         hear = functools.partial(session.on_notice, agreed.token)
         for each in (lease, None if mirror is None else mirror.lease):
             if each is not None:
@@ -178,7 +178,7 @@ def register(
         try:
             yield run
         except BaseException as error:
-            # The program may catch the error and start another run.
+            # Close the run: the program may catch the error and start a new run.
             is_meant = isinstance(error, SystemExit)
             close_failed(session, run, "" if is_meant else describe(error))
             raise

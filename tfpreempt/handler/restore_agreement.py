@@ -167,7 +167,7 @@ def agree(
             if cluster.num_workers > 1:
                 place = f"{prefix}/place"
                 apart = _find_apart(start, keys, place, timeout, lease_timeout)
-            timeout += FETCH_TIMEOUT  # a missing worker is already known by now
+            timeout += FETCH_TIMEOUT  # the agreement above has found missing workers
 
         # The chief opens the directory and proposes a commit, which the peers look up.
         plan, agreed, problems = rendezvous.agree(
@@ -181,11 +181,11 @@ def agree(
         )
         if problems:
             raise _as_error(problems)
-        assert agreed is not None  # this worker has no problem
+        assert agreed is not None  # no worker has a problem
 
         # A snapshot in memory takes precedence if every worker has the snapshot.
         if (attempts := plan["snapshots"]) is not None:
-            agreed.directory.contents.free_read_ahead()  # at most one copy in memory
+            agreed.directory.contents.free_read_ahead()  # keep only one copy in memory
             memory = f"{prefix}/memory"
             agreed = agree_on_snapshot(agreed, attempts, keys, memory, cluster, timeout)
             if agreed.tier != "memory" and agreed.snapshots is not None:
@@ -216,7 +216,7 @@ def _find_apart(
     def look(plan: StartPlan) -> tuple[str | None, None]:
         if _shared_directory(start, plan) is not None:
             return None, None
-        _open(start)  # raises if the worker's own directory cannot work
+        _open(start)  # raises an error if this worker's directory cannot work
         return APART, None
 
     _, _, answers = rendezvous.agree(

@@ -425,11 +425,11 @@ class Run:
             step_seconds=deadlines.step_seconds() or None,
         )
         took = commit.save_seconds
-        if save.is_async:  # slower, because training continues meanwhile
+        if save.is_async:  # slower than a save for which training waits
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)
-        if because != "preemption":  # logged at the exit
+        if because != "preemption":  # otherwise the exit logs the commit
             log.info("checkpoint for step %d committed: %s", commit.step, commit.path)
         return commit
 

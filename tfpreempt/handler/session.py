@@ -173,7 +173,7 @@ class Session:
         self.exit.is_over = False
         if not before:
             self.vote.failures.clear()
-        self.runs.add(run)  # first, because a notice may be pending
+        self.runs.add(run)  # first: a pending notice needs an open run
         try:
             run.watcher.start()
             run.start_mirror()
@@ -336,7 +336,7 @@ class Session:
         if run.steps_made < _TRACED:
             self.activity.traces = self.gate.started
         if run.steps_made == 1:
-            run.directory.try_states()  # every State exists after a step
+            run.directory.try_states()  # after a step, every State exists
             run.record(FirstStep(step=run.step))
             run.record_caches()
             run.directory.contents.prepare()

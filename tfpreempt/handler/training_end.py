@@ -227,7 +227,7 @@ def close_failed(session: Session, run: Run, why: str) -> None:
     try:
         if not exit.left:
             if exit.detached and (session.cluster.num_workers > 1 or not why):
-                # For example the loss of another worker.
+                # A more precise reason, such as the loss of a worker.
                 why = session.coordinator.notes.lost_because or why
             if why and not session.is_forked:
                 run.record_exit(Outcome.FAILED, why)
@@ -254,7 +254,7 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
     keep_streams()
     session.resume_after_exit()
     if session.cluster.num_workers == 1:
-        limit = None  # no peers
+        limit = None  # there is no peer to wait for
     session.saves.finishing()
     with watching_store(session), session.deferring_sigint():
         while True:
@@ -329,7 +329,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
             lost = _lost_in_save(session, error)
             votes = session.cluster.num_workers > 1 and list(session.runs) == [run]
             if lost and deadlines.shutdown_pending and not votes:
-                session.exit.leave(Outcome.LOST, lost)  # expected after a notice
+                session.exit.leave(Outcome.LOST, lost)  # a loss is expected
             because = f"{lost}. " if lost else ""
             add_note(
                 error,
@@ -381,7 +381,7 @@ def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
         lost = _lost_in_save(session, failed)
         if (
             lost and session.coordinator.deadlines.shutdown_pending
-        ):  # expected after a notice
+        ):  # after a notice a loss is expected
             session.vote.abort(lost)
             return TrainingOutcome(lost=lost)
         why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")
