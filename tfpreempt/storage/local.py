@@ -221,7 +221,7 @@ class LocalStore:
         if self._is_swept:
             return
         self._is_swept = True
-        with contextlib.suppress(OSError):  # the put must not fail
+        with contextlib.suppress(OSError):  # a failed cleanup must not fail the put
             for name in os.listdir(self.uri):
                 path = os.path.join(self.uri, name)
                 is_ours = name.startswith(TEMPORARY)

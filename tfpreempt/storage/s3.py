@@ -47,10 +47,10 @@ from tfpreempt.storage.paths import check_no_user_info
 from tfpreempt.storage.request_deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
 
 PIECE = 8 << 20
-_PART = 5 << 20  # minimum of S3
-_MOST_PARTS = 9_000  # maximum of S3: 10,000
+_PART = 5 << 20  # bytes of the smallest part that S3 accepts
+_MOST_PARTS = 9_000  # S3 accepts up to 10,000
 _STREAMS = 8
-_IN_FLIGHT = _STREAMS * _PART  # bytes of one object, held in memory
+_IN_FLIGHT = _STREAMS * _PART  # bytes of an upload that are held in memory
 _READ = 1 << 20
 _ATTEMPTS = 4
 _PAGE = 1000

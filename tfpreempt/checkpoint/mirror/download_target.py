@@ -239,7 +239,13 @@ class DownloadTarget:
                 )
 
     def _check_target(self) -> None:
-        """Refuses planted files, another commit, and a disk without room."""
+        """Checks that the directory can receive the files.
+
+        Raises:
+            CheckpointError: a path is a link, a pipe or a device; or the directory is a
+                commit of a different save.
+            SaveError: the disk has too little room.
+        """
         for folder in self._folders:
             self._check_kind(folder, stat.S_ISDIR, "a directory")
         for name in _CONTROL:

@@ -47,7 +47,7 @@ class JournalMirror:
     def __init__(self, store: ObjectStore, directory: Path) -> None:
         self._store = store
         self._directory = directory
-        self._sizes: dict[Path, int] = {}  # at the last upload
+        self._sizes: dict[Path, int] = {}  # bytes of every file at its last upload
         self._lock = threading.Lock()
         self._has_warned = False
         self._thread = ManagedThread("tfpreempt-journal", self._run)

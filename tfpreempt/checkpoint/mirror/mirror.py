@@ -98,7 +98,7 @@ class Mirror:
         self.status = MirrorStatus(uri=store.uri)
         self._pending: list[Entry] = []  # oldest first
         self._tasks: list[Callable[[], None]] = []  # oldest first
-        self._upload: upload.Upload | None = None  # of a pending commit
+        self._upload: upload.Upload | None = None  # in progress
         self._newest: Entry | None = None
         self._is_hurried = False
         self._is_let_go = False  # between `release` and `resume`
@@ -128,11 +128,11 @@ class Mirror:
             SaveError: the lease cannot be acquired, and the directory is a scratch
                 directory.
         """
-        copies = self._retention.look(timeout)  # fails early if unreachable
+        copies = self._retention.look(timeout)  # fails before the lease is acquired
         if self.lease is not None and self.lease.token is None:
             try:
                 self.lease.acquire(self._lease_backend)
-            except errors.SaveError as error:  # a readable store is enough to start
+            except errors.SaveError as error:  # a start needs only a readable store
                 if self.scratch is not None:
                     raise
                 _log.warning(

@@ -1,4 +1,4 @@
-"""`MirrorStatus`, the progress of a mirror for users; `RetryState`, for its thread."""
+"""`MirrorStatus`: progress of a mirror, for users. `RetryState`: times of retries."""
 
 from __future__ import annotations
 

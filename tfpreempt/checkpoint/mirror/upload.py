@@ -50,7 +50,7 @@ class UploadCancelledError(Exception):
 
 
 class CommitGoneError(Exception):
-    """The commit is not uploaded, for the reason in the message; no failure."""
+    """The commit is not uploaded; the message has the reason, which is no failure."""
 
 
 class CommitDamagedError(errors.CheckpointCorruptedError):

@@ -185,9 +185,9 @@ class Directory:
         try_states(each for each in states if each.per_worker or is_chief)
 
     def delete_parts(self, staging: str) -> None:
-        """Deletes the tensors of a finished save that workers wrote beside its staging.
+        """Deletes the files that workers wrote beside the staging directory of a save.
 
-        With several workers, every worker writes a share of the tensors.
+        These files hold tensors: with several workers, every worker writes a share.
         """
         try:
             retention.delete_staging(self.files, staging + layout.PARTS_SUFFIX)
@@ -247,7 +247,7 @@ class Directory:
         commit = import_commit.find(store, token)
         if commit is None:
             return None
-        keep = self.max_to_keep  # only this worker deletes from its own disk
+        keep = self.max_to_keep  # the chief does not delete commits on this disk
         import_commit.bring(self.files, commit, self.path, max_to_keep=keep)
         return self.find(token)
 

@@ -2,8 +2,8 @@
 
 A foreign checkpoint has no marker, so the time of its index file is compared with the
 times of the commits' markers. Files of a running or incomplete save of tfpreempt are no
-foreign checkpoint. Nor are the files of a corrupt commit, of which TensorFlow might
-read incomplete files. A flat commit (files of a CheckpointManager) that was overwritten
+foreign checkpoint. Nor are the files of a corrupt commit: TensorFlow might read
+incomplete files. A flat commit (files of a CheckpointManager) that was overwritten
 without tfpreempt is a foreign checkpoint.
 """
 
@@ -173,12 +173,11 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a checkpoint has lost its index, but is no interrupted deletion.
+    """Returns whether a checkpoint without an index is corrupt.
 
-    The checkpoint is named in TensorFlow's state file and has data files. A manager
-    deletes the oldest checkpoint first, and the index before the data. So a missing
-    index of the oldest checkpoint left, unless also the newest, may be the result of an
-    interrupted deletion: the result is then False.
+    The checkpoint must be named in TensorFlow's state file and have data files. False
+    if the cause may be an interrupted deletion by the manager: a manager deletes the
+    oldest checkpoint first, never the newest, and the index before the data.
     """
     try:
         listed = checkpoint_state.named(directory)

@@ -115,7 +115,7 @@ def _at_path(path: str, location: str) -> list[Entry]:
     elif name == layout.PAYLOAD and _has_control(above):
         return _at_path(
             above, location
-        )  # TensorFlow's prefix in a directory of our own
+        )  # the path is TensorFlow's prefix inside a commit
     name = name.removesuffix(external_checkpoints.INDEX).removesuffix(
         layout.SIDECAR_SUFFIX
     )

@@ -102,7 +102,7 @@ class _FunctionContents(Contents):
     The save_fn is called on every worker.
     """
 
-    can_be_async = False  # save_fn may do anything
+    can_be_async = False  # training must not run beside an unknown function
 
     def __init__(self, save_fn: Callable[..., Any], cluster: Cluster) -> None:
         self._save_fn = save_fn

@@ -170,7 +170,7 @@ class Save(StagedSave):
             if directory.exchange is not None:
                 workers = directory.exchange.collect(self, workers, because, left)
             if directory.lease is not None:
-                directory.lease.check()  # a new owner has removed the staged files
+                directory.lease.check()  # after a loss, the staged files may be deleted
             directory.identity.check()
             if self.permit is not None:
                 self.permit.check()

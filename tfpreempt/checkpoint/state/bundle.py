@@ -105,7 +105,7 @@ def _fields(message: bytes) -> dict[int, int]:
 _MAGIC_BYTES = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES = 48
 _BLOCK_BYTES = 1 << 18
-_IS_PLAIN = b"\0"  # the byte after a block: no compression
+_IS_PLAIN = b"\0"  # type byte that follows an uncompressed block
 
 
 def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -20,7 +20,7 @@ MAGIC = b"tfpbytes"  # first bytes of a file written by `write_parts`
 UNREADABLE = (
     *(struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
     *(OverflowError, RecursionError, MemoryError),
-    SyntaxError,  # NumPy reads some names of dtypes as Python
+    SyntaxError,  # NumPy parses some dtype names as Python code
 )
 """Errors of Python and NumPy for bytes that differ from the saved bytes."""
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
@@ -151,7 +151,7 @@ def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in _KINDS or dtype.isbuiltin == 2  # bfloat16, by ml_dtypes
+    return dtype.kind in _KINDS or dtype.isbuiltin == 2  # such as ml_dtypes.bfloat16
 
 
 def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:

@@ -235,7 +235,7 @@ def _delete(files: Sequence[str]) -> None:
         try:
             os.unlink(file)
             deleted.append(file)
-        except FileNotFoundError:  # by another worker of this machine
+        except FileNotFoundError:  # deleted by a worker of this machine
             pass
         except OSError as error:
             _log.warning(
