@@ -469,7 +469,7 @@ class Coordinator:
     def _on_deadline(self, is_told: bool) -> bool:
         """Ends waits or the process just before the deadline.
 
-        Returns whether the process is ending; if not, the deadline calls again later.
+        Returns whether the process is ending; if not, the method is called again.
         """
         with self._changed:
             if self.state.main in state_machine.WAITS:

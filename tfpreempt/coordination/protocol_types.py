@@ -263,7 +263,7 @@ class StepFailed(ProtocolEvent):
 
 @value
 class Detached(ProtocolEvent):
-    """Main raises, or closes its handler while training continues."""
+    """Main raises an error, or closes its handler while the peers train."""
 
 
 @value

@@ -55,8 +55,8 @@ class Decision:
 
     Attributes:
         round: number of the round (a notice, the agreement and the save).
-        boundary: count of the boundary (the moment between two steps); None if no
-            common save is possible.
+        boundary: number of the boundary (the moment between two steps), equal on every
+            worker; None if no common save is possible.
         reason: the reason for None, for people.
     """
 

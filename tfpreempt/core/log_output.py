@@ -30,7 +30,7 @@ class FallbackHandler(logging.Handler):
     """A handler for the root logger that changes no output, but keeps absl from it.
 
     absl adds its handler only to a root logger without handlers. A record is handled by
-    Python's `logging.lastResort`, as if the root logger had no handler. Any thread.
+    Python's `logging.lastResort`, as if the root logger had no handler.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -48,7 +48,7 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to `sys.stderr`, unless the root logger has a handler.
 
     The root logger's handlers, perhaps from a later `logging.basicConfig()`, get the
-    records too, so a record would be written twice. Any thread.
+    records too, so a record would be written twice.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

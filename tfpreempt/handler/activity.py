@@ -272,7 +272,9 @@ _STANDS = (*STANDING, MainThreadState.LEAVING)
 
 @dataclasses.dataclass(eq=False)
 class Activity:
-    """State of the main thread: training, saving or waiting; any thread may read.
+    """Reports the activity of the main thread: training, saving or waiting.
+
+    Any thread may call `heartbeat` and `now`.
 
     Args:
         coordinator: the coordinator of this worker.
@@ -362,7 +364,7 @@ class StepTimer:
     _checked: tuple[int, float] | None = None  # newest boundary without a step
 
     def begin(self, started: int) -> None:
-        """Starts to measure; called after the first step, which was also traced.
+        """Starts to measure; called after the first step, which also traces.
 
         Args:
             started: number of intervals begun so far: `StepFlag.started`.

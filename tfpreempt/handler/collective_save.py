@@ -273,11 +273,11 @@ class CollectiveSaves:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an asynchronous save is in progress; any thread."""
+        """Whether an asynchronous save is in progress; may be read on any thread."""
         return not self.wait(0.0)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the asynchronous save in progress; any thread.
+        """Waits for the asynchronous save in progress; any thread may call.
 
         Args:
             seconds: longest wait; None: until the save is over.
@@ -478,7 +478,7 @@ class CollectiveSaves:
 
 @dataclasses.dataclass(eq=False)
 class RoundSave:
-    """The save of a round, in which the coordinator directs every step.
+    """The save of a round, made as the coordinator directs.
 
     The main thread calls the methods.
 

@@ -52,7 +52,9 @@ class TrainingOutcome:
 
 @dataclasses.dataclass(eq=False)
 class FinalVote:
-    """Votes for this worker, and finds the common outcome. Main thread.
+    """Votes for this worker, and finds the common outcome.
+
+    The main thread calls the methods.
 
     Args:
         cluster: the workers.

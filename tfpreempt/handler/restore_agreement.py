@@ -512,7 +512,10 @@ def agree_on_snapshot(
 
 
 def _as_error(problems: dict[int, str]) -> Exception:
-    """Returns one error for the problems of all workers ("ClassOfError: text")."""
+    """Returns one error for the problems of all workers.
+
+    A problem is a text such as "SaveError: ...", by worker.
+    """
     name = problems[min(problems)].split(":")[0]
     kind: type[Exception] = getattr(errors, name, errors.WorkerMismatchError)
     text = "; ".join(

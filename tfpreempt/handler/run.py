@@ -183,7 +183,10 @@ class Run:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the state has changed since the newest save, as on every worker."""
+        """Whether the state has changed since the newest save.
+
+        The value is equal on every worker.
+        """
         return self.steps_made != self.saved_at
 
     # --- the start -------------------------------------------------------------------
@@ -517,11 +520,11 @@ class Runs:
         self._refs = [weakref.ref(each) for each in (*self, run)]
 
     def record(self, event: Event) -> None:
-        """Writes an event to the journal of every run; any thread."""
+        """Writes an event to the journal of every run; any thread may call."""
         for run in self:
             run.record(event)
 
     def fault(self, where: str, error: Exception) -> None:
-        """Logs a survived error, and records the error in the journals."""
+        """Logs an error after which training continues, and records the error."""
         log.warning("%s failed: %s", where, error)
         self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))

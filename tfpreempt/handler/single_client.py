@@ -43,7 +43,7 @@ class Connection:
 
     @property
     def notice_identity(self) -> tuple[str, int]:
-        """Identity of the connection for readers of TensorFlow's notice key."""
+        """Identity of this connection for readers of TensorFlow's notice key."""
         return "tfpreempt-remote-cluster", self.number
 
 
@@ -66,7 +66,7 @@ def connect_to_cluster(
     workers were replaced, call the function again in the same process, and then create
     the strategy, the variables and the handler again.
 
-    Main thread.
+    Call the function on the main thread.
 
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, such as a
