@@ -81,7 +81,7 @@ class PreconditionFailedError(GcsError):
 
 
 class RangeError(GcsError):
-    """The object has none of the requested bytes."""
+    """The requested range begins after the end of the object."""
 
 
 class TooManyRequestsError(GcsError):

@@ -1,6 +1,6 @@
 """Keeps a mirror, which is a copy of a checkpoint directory in an object store.
 
-download          downloads the files of a commit in ranges, with many threads
+download          downloads the files of a commit, with several threads
 download_target   the directory that a download fills, verified by a manifest
 import_commit     imports a commit of the mirror into the directory
 journal_mirror    uploads and downloads journals

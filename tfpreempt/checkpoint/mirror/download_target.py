@@ -275,7 +275,7 @@ class DownloadTarget:
         return self._has(layout.MANIFEST, self._checkpoint.data or None) is True
 
     def _has(self, name: str, data: bytes | None) -> bool | None:
-        """Returns whether a file holds exactly this content; None if missing."""
+        """Returns whether a file has the content `data`; None if there is no file."""
         try:
             with file_reading.open_file(os.path.join(self.path, name)) as file:
                 return data is not None and file.read(len(data) + 1) == data

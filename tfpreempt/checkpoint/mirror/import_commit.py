@@ -2,8 +2,8 @@
 
 The files are downloaded to a staging directory. If the process is killed, the next
 start finds and uses that directory. A rename and the marker then complete the commit,
-like any other commit. A flat commit of the mirror becomes a directory commit: files
-written by a user's CheckpointManager are not touched.
+as in a save. A flat commit (files of a CheckpointManager) becomes a commit with its own
+directory, so that the files of the user's CheckpointManager are not touched.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class JournalMirror:
         self._thread.stop_event.set()
 
     def put_within(self, seconds: float) -> None:
-        """Uploads grown files, for at most `seconds`; called on any thread."""
+        """Uploads the files that have grown, for at most `seconds`; on any thread."""
         try:
             call_within(seconds, self._put_all)
         except CallTimeoutError:
@@ -77,7 +77,7 @@ class JournalMirror:
             self._put_all()
 
     def _put_all(self) -> None:
-        """Uploads grown files. Logs the first error; raises no error."""
+        """Uploads the files that have grown. Logs the first error; raises no error."""
         with self._lock:
             for path in sorted(self._directory.glob("*.jsonl")):
                 try:

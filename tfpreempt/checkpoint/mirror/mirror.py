@@ -627,12 +627,12 @@ class Mirror:
 
 
 def _is_gone(copy: Entry, directory: str, name: str) -> bool:
-    """Returns whether a commit of the store was made as local commit `name`, now gone.
+    """Returns whether a commit of the store is the copy of a deleted local commit.
 
     Args:
         copy: commit in the store.
         directory: the checkpoint directory.
-        name: name of a commit in the directory.
+        name: name of the deleted commit in the directory.
     """
     if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
         return False

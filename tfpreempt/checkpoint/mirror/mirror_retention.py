@@ -97,7 +97,9 @@ class Retention:
         return (commit.sequence or 0) < highest and name not in names
 
     def keeps(self, entry: Entry, newest: Entry | None) -> bool:
-        """Returns whether a commit is kept in the store once the newest is uploaded.
+        """Returns whether retention would keep a commit that is not uploaded yet.
+
+        Retention keeps the newest commits, counted after the upload of every commit.
 
         Args:
             entry: a local commit to be uploaded.

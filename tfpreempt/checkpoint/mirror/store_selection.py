@@ -151,7 +151,7 @@ class Scratch:
         self._expect(newest([commit]))
 
     def note_deletion(self, store: ObjectStore, deleted: Iterable[Entry]) -> None:
-        """Notes in `.tfpreempt-mirror` the newest commit after a deletion.
+        """Notes in `.tfpreempt-mirror` which commit will be newest after a deletion.
 
         Args:
             store: object store of the mirror.

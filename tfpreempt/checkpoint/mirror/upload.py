@@ -50,7 +50,7 @@ class UploadCancelledError(Exception):
 
 
 class CommitGoneError(Exception):
-    """The commit is not uploaded; the message has the reason, which is no failure."""
+    """The commit was deleted, or needs no upload; not a failure of the mirror."""
 
 
 class CommitDamagedError(errors.CheckpointCorruptedError):

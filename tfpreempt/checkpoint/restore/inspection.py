@@ -162,7 +162,7 @@ def _told(entry: Entry) -> Entry:
 def _unless_deleted(entry: Entry) -> Entry:
     """Returns the entry, as not committed if the user's manager deleted its files.
 
-    Only a flat commit can change: its files belong to a CheckpointManager.
+    Only an entry of a flat commit changes: its files belong to a CheckpointManager.
     """
     there = (entry.path, entry.path + external_checkpoints.INDEX)
     is_flat = entry.kind is Kind.FLAT and entry.is_committed

@@ -139,10 +139,10 @@ class Contents:
         """Writes the tensors kept by `capture`; called on any thread."""
 
     def complete(self, save: StagedSave, workers: Collection[int]) -> None:
-        """Adds the tensors written by the workers to a save that `is_dealt`.
+        """Writes the index for a save whose tensors were divided among the workers.
 
-        Called on the chief, which writes missing tensors itself. So the tensors must
-        not have changed since `capture`.
+        Called on the chief if the save `is_dealt`. The chief itself writes tensors that
+        a worker has not written, so no tensor may have changed since `capture`.
 
         Args:
             save: save after a call of `write`.
