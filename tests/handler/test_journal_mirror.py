@@ -106,7 +106,7 @@ def test_a_machine_that_was_lost_without_a_word(
 def test_a_place_without_journals_says_so(mirror: str) -> None:
     done = report(mirror)
     assert done.exit_code == 2
-    assert "has no journal: no *.jsonl" in " ".join(done.stderr.split())
+    assert "The URL has no copy of a journal either" in " ".join(done.stderr.split())
 
 
 class Full(FaultyObjectStore):
