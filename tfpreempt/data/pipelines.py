@@ -78,7 +78,7 @@ def from_arrays(
         ConfigurationError: an argument is invalid.
     """
     _check_no_list(arrays)
-    # Keep the arrays in host memory, where batches are gathered; TensorFlow would place
+    # Keep the arrays in host memory, where batches are gathered; TensorFlow would put
     # them on a GPU.
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(_tensor, arrays)
