@@ -1,4 +1,4 @@
-"""Formats sizes and durations for people, and parses both in command-line options."""
+"""Formats sizes and durations, and parses them in command-line options."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def seconds_text(seconds: float) -> str:
 
 
 class Size(click.ParamType[int]):
-    """An option type for a number of bytes, such as 1GiB.
+    """Type of an option for a number of bytes, such as 1GiB.
 
-    A unit of one letter means the same as in `du -h`: G is GiB.
+    A unit of one letter is a power of 1024, as in `du -h`: G is GiB.
     """
 
     name = "size"
@@ -60,7 +60,7 @@ class Size(click.ParamType[int]):
 
 
 class Seconds(click.FloatRange):
-    """An option type for a finite number of seconds; a plain range would accept NaN.
+    """Type of an option for a finite number of seconds (click's range accepts NaN).
 
     Args:
         least: smallest accepted number of seconds.

@@ -12,7 +12,7 @@ from tfpreempt.cli.terminal import plain_lines
 
 
 class Console(rich.console.Console):
-    """Prints to stdout with unprintable characters escaped, except line breaks.
+    """A rich console on stdout that escapes unprintable characters, except line breaks.
 
     Args:
         width: number of columns; None: the width of the terminal.

@@ -1,8 +1,8 @@
-"""Printing with terminal control characters escaped.
+"""Prints text, with terminal control characters escaped.
 
-Directory names, journals and error messages may contain any bytes, written by other
-programs. The text is escaped here, where output is written; no command prints in any
-other way. Tables are printed by `tables.Console`, which escapes too.
+Directory names, journals and error messages come from other programs, and may contain
+any bytes. So every command prints by the functions of this module, which escape the
+text, or by `tables.Console`, which escapes, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 def plain(text: str) -> str:
     """Returns the text as one line with unprintable characters escaped as in repr().
 
-    A tab stays, because log lines have tabs and a tab cannot control the terminal.
+    Tabs are not escaped: log lines contain tabs, and a tab cannot control the terminal.
     """
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
@@ -36,7 +36,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Prints the log records of the package to stderr. Any thread."""
+    """Log handler that prints to stderr, with control characters escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

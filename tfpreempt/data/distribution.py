@@ -35,7 +35,7 @@ def distribute(
             handler.run(step, batches)
 
     The saved position is the position of training; batches that were only read ahead do
-    not count. If every worker takes a part of each batch (`tfpreempt.data` pipelines,
+    not count. If every worker takes a part of every batch (`tfpreempt.data` pipelines,
     and datasets with `AutoShardPolicy.DATA`), the position counts global batches, so
     training can resume with another number of workers. If the workers divide the files,
     it cannot.
@@ -43,7 +43,7 @@ def distribute(
     By default a step first copies its batch to the devices. For `tfpreempt.data`
     pipelines, `options=tf.distribute.InputOptions()` copies batches before the step, as
     TensorFlow's iterator does; use this option if the copy takes long. TensorFlow then
-    logs "Saving symbolic checkpoint" for each batch, unless TF_CPP_MIN_LOG_LEVEL is 1
+    logs "Saving symbolic checkpoint" for every batch, unless TF_CPP_MIN_LOG_LEVEL is 1
     or more.
 
     Args:

@@ -34,7 +34,7 @@ _Trackable: Any = _base.Trackable
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PerReplica:
-    """A worker's source of batches, if each replica gets its own element."""
+    """A worker's source of batches, if every replica gets its own element."""
 
     iterator: Any
     draws: int  # elements needed for a step: one per replica
@@ -49,7 +49,7 @@ class _PerReplica:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _GlobalBatch:
-    """A worker's source of batches, if each replica gets a slice of a global batch."""
+    """A worker's source of batches, if every replica gets a slice of a global batch."""
 
     iterator: Any
     device: str  # device of the host
@@ -152,7 +152,7 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
 
 
 class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """The type spec of an iterator in which each replica gets its own element.
+    """The type spec of an iterator in which every replica gets its own element.
 
     The components are the host iterators, one per worker.
     """

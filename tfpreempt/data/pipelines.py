@@ -10,15 +10,15 @@ and data of any size are shuffled as a whole.
     data = tfpreempt.data.from_arrays((x, y), batch_size=32, seed=7)
     model.fit(data, epochs=5, callbacks=[...])
 
-Each `iter()` of the dataset, and each repetition by `repeat()`, is an epoch with a new
-key. The keys depend only on `seed`, not on `tf.random.set_seed`. So a restarted program
-has the same permutations, and so have the workers of a MultiWorkerMirroredStrategy. The
-state of the iterator includes the number of drawn keys, so later epochs have the right
-keys, too.
+Every `iter()` of the dataset, and every repetition by `repeat()`, is an epoch with a
+new key. The keys depend only on `seed`, not on `tf.random.set_seed`. So a restarted
+program has the same permutations, and so have the workers of a
+MultiWorkerMirroredStrategy. The state of the iterator includes the number of drawn
+keys, so later epochs have the right keys, too.
 
 `map`, `prefetch` and `repeat` may follow, and resume exactly, too. Do not add a
 `shuffle`: it has no benefit, and is slow, because with the symbolic checkpoints of
-these pipelines each element takes time in proportion to the buffer.
+these pipelines every element takes time in proportion to the buffer.
 """
 
 from __future__ import annotations
@@ -114,13 +114,14 @@ def from_index(
     drop_remainder: bool = False,
     num_parallel_calls: int = tf.data.AUTOTUNE,
 ) -> tf.data.Dataset:
-    """Returns a dataset of batches of samples, each loaded by its index.
+    """Returns a dataset of batches of samples, loaded by index.
 
     Args:
-        load: function that gets an index (an int64 scalar tensor) and returns a sample.
-            It is traced like the function of `Dataset.map`: use TensorFlow ops, or
-            Python in a `tf.numpy_function`. The result must depend on the index alone,
-            because samples that were loaded ahead are loaded again after a restart.
+        load: function that gets an index (an int64 scalar tensor), and returns a
+            sample. It is traced like the function of `Dataset.map`: use TensorFlow ops,
+            or Python in a `tf.numpy_function`. The result must depend on the index
+            alone, because samples that were loaded ahead are loaded again after a
+            restart.
         size: number of samples, up to 2**48.
         batch_size: number of samples in a batch; under a distribution strategy, in a
             global batch.
@@ -177,7 +178,7 @@ def _finished(
     saved, but made again after a restore.
 
     Args:
-        batches: function that returns the batches of an epoch from the epoch's key.
+        batches: function returning the batches of an epoch from the epoch's key.
         seed: seed of the keys; None calls `batches` without a key.
         count: number of batches in an epoch.
         size: number of samples.

@@ -3,7 +3,7 @@
 `strategy.experimental_distribute_dataset` appends a dataset that cuts global batches,
 so its position counts slices. That position depends on the number of replicas, and
 TensorFlow 2.21 cannot save it with symbolic checkpoints. This module reads global
-batches instead, and cuts each batch into the same slices when a step takes it. So the
+batches instead, and cuts every batch into the same slices when a step takes it. So the
 position counts global batches: it is equal on every worker, and valid for any number of
 workers.
 """
@@ -97,7 +97,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | Non
     Returns:
         A dataset that reads ahead, and how its batches are cut. None if TensorFlow
         would not cut global batches into the same slices. This is so if the workers
-        divide the files, if each worker reads all data, or if TensorFlow fills an
+        divide the files, if every worker reads all data, or if TensorFlow fills an
         incomplete batch from the next batch.
     """
     whole = getattr(distributed, "_original_dataset", None)

@@ -72,8 +72,8 @@ class PreemptionCallback:
     Args:
         checkpoint_dir: directory used by this run only, on storage shared by the
             workers; or a URL, "gs://bucket/run" or "s3://bucket/run", the mirror of a
-            scratch directory on each machine.
-        save_freq: when to commit without a notice: "epoch" (after each epoch), an int
+            scratch directory on every machine.
+        save_freq: when to commit without a notice: "epoch" (after every epoch), an int
             (a number of batches), a `datetime.timedelta`, or None (on notices only).
             The state at the end of `fit` is always committed.
         termination_config: sources of notices, grace period and exit code. None detects
@@ -157,9 +157,7 @@ class PreemptionCallback:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the real class: pickle refuses an object with another `__class__`."""
-        get_state = getattr(self, "__getstate__", None)  # Python 3.10: of subclasses
-        state = vars(self) if get_state is None else get_state()
-        return object.__new__, (type(self),), state
+        return object.__new__, (type(self),), vars(self)
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -253,7 +251,7 @@ class PreemptionCallback:
         self._files = capture_files(loggers) if loggers else None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Agrees with the other workers on a checkpoint, and plans the fit.
+        """Agrees with other workers on a checkpoint, and plans the fit.
 
         Raises:
             UsageError: another PreemptionCallback is in this fit or in an outer fit.
@@ -297,7 +295,7 @@ class PreemptionCallback:
             self._training.validation_ends()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Commits the final state of a fit, together with the other workers.
+        """Commits the final state of a fit, together with other workers.
 
         Raises:
             SaveError: the final state could not be committed.
@@ -339,24 +337,9 @@ def _imported_callback_classes() -> tuple[type, ...]:
     return tuple(each for each in found if each is not None)
 
 
-class _NoHook:
-    """Hides the `__init_subclass__` of the next base: the program makes no class."""
-
-    def __init_subclass__(cls, **arguments: object) -> None:
-        """Does nothing."""
-
-
 @functools.cache
 def _with_keras_bases(cls: type, bases: tuple[type, ...]) -> type:
-    """Returns a subclass of `cls` and `bases`; `cls` itself if it has the bases.
-
-    A call of the subclass returns an object of `cls`, as `self.__class__(...)` in a
-    method of a program expects.
-    """
+    """Returns a subclass of `cls` and `bases`; `cls` itself if it has the bases."""
     more = tuple(base for base in bases if not issubclass(cls, base))
-    names = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__new__": lambda _, *args, **kwargs: cls(*args, **kwargs),
-    }
-    return type(cls.__name__, (_NoHook, cls, *more), names) if more else cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls, *more), names) if more else cls

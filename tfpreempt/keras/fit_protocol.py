@@ -24,10 +24,10 @@ class Loader:
     """A third-party data loader with a position, as the training data of a fit.
 
     Attributes:
-        open: function that returns an iterator over the batches; called once for each
+        open: function returning an iterator over the batches; called once for each
             iterator of the fit. `states.loaders.accessor_of` can read and set the
             iterator's position.
-        taken: function that returns the batches that Keras read from the loader before
+        taken: function returning the batches that Keras read from the loader before
             training.
         standardize: function that converts a batch in the same way as Keras.
     """
@@ -43,7 +43,7 @@ class SequenceData:
 
     Attributes:
         data: the PyDataset or Sequence.
-        shuffles: whether Keras shuffles the batches in each epoch.
+        shuffles: whether Keras shuffles the batches in every epoch.
         workers: number of threads that read the data.
     """
 
@@ -53,7 +53,7 @@ class SequenceData:
 
 
 class Fit(Protocol):
-    """A running `model.fit`. Use it on the main thread only.
+    """A running `model.fit`. Use on the main thread only.
 
     A "Keras line" is Keras 3 or tf_keras. Methods that have a body here are optional
     for the implementations.
@@ -149,7 +149,7 @@ class Fit(Protocol):
         return random.getstate()
 
     def note_order(self, note: Callable[[int], None]) -> None:
-        """Calls a function with each index into the sequence requested by Keras.
+        """Calls a function with every index into the sequence requested by Keras.
 
         Args:
             note: called in the order of the batches, in a thread that reads ahead.
@@ -157,7 +157,7 @@ class Fit(Protocol):
         return
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
-        """Calls a function with each batch of a Python generator.
+        """Calls a function with every batch of a Python generator.
 
         Args:
             note: called in the order of the batches, in a thread that reads ahead.
@@ -170,7 +170,7 @@ class Fit(Protocol):
         """Returns a dataset of given batches, distributed in the same way as by `fit`.
 
         Args:
-            batches: function that returns an iterator over the batches.
+            batches: function returning an iterator over the batches.
             ahead: number of batches to prefetch.
         """
 
@@ -305,12 +305,12 @@ def instead_once(
 
 
 def after_each(owner: Any, name: str, then: Callable[..., Any]) -> None:
-    """Wraps a method, so that a function is called after each call, until `uncover`.
+    """Wraps a method, so that a function is called after every call, until `uncover`.
 
     Args:
         owner: object with the method.
         name: name of the method.
-        then: function that gets the name, the method's result and its arguments, and
+        then: function that gets the name, the method's result and the arguments, and
             returns the result for the caller.
     """
     method = getattr(owner, name)

@@ -54,7 +54,7 @@ class EncodedValue:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Digest of the value: equal for two values that are equal bit for bit."""
+        """Digest of the value: equal for two values equal bit for bit."""
         text = repr(self.header).encode()
         if not self.arrays:
             return text
@@ -78,9 +78,9 @@ class FitRecord(State):
 
     Args:
         name: name of the State.
-        take: function that returns the values by name; called on the main thread when a
+        take: function returning the values by name; called on the main thread when a
             save writes its files.
-        per_worker: whether each worker saves its own values; see `State`.
+        per_worker: whether every worker saves its own values; see `State`.
 
     Attributes:
         loaded: values of the restored checkpoint; None if no checkpoint was restored.

@@ -111,7 +111,7 @@ def enable_multi_worker() -> MultiWorkerPatch:
     Call `enable_multi_worker()` on every worker before `fit`, `evaluate`, `predict`, or
     methods such as `train_on_batch`. A second call changes nothing. tf_keras
     (`TF_USE_LEGACY_KERAS=1`) needs no patch and is not changed. Set the same seed on
-    every worker if `fit` shuffles arrays: each worker draws a permutation of all
+    every worker if `fit` shuffles arrays: every worker draws a permutation of all
     samples, and trains on its part of them.
 
     The model, its metrics, loss and optimizer are built before the first step. Shapes
@@ -120,7 +120,7 @@ def enable_multi_worker() -> MultiWorkerPatch:
 
     `predict` returns the outputs for the data of every worker, on every worker. Data
     sharded by batches (arrays, and datasets with `AutoShardPolicy.DATA`) keep their
-    order. For data sharded by files, the outputs of each step are in the order of the
+    order. For data sharded by files, the outputs of every step are in the order of the
     workers. Without sharding (`OFF`), every worker reads all data, so the result has
     every row once per worker.
 
@@ -171,7 +171,7 @@ def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> N
     Args:
         owner: class or module with the function.
         name: name of the function.
-        make: function that returns a wrapper for the original function.
+        make: function returning a wrapper for the original function.
     """
     previous = getattr(owner, name)
     ours = functools.wraps(previous)(make(previous))

@@ -1,25 +1,26 @@
 """Sources of preemption notices, and the watcher that starts and stops the sources.
 
-`gce_source()`, `aws_source()` and `azure_source()` make sources for a config's
-`sources`. The names are loaded on first use.
+`gce_source()`, `aws_source()` and `azure_source()` return sources for
+`TerminationConfig(sources=[...])`. The names are loaded on first use.
 
-_signal_registry   the process's watched signals: one handler for each signal
-_wakeup            the wake-up fd: signals as bytes in a socket, read by a thread
+_signal_registry   registry of the watched signals, with one handler per signal
+_wakeup            reads signals from Python's wake-up fd, in a thread
 aws                notices from the instance metadata service of Amazon EC2
 azure              notices from Azure's Scheduled Events
-callable           notices from a function of the user, called again and again
+callable           notices from a function of the user, called repeatedly
 cloud_sources      gce_source(), aws_source(), azure_source(): sources for users
-file               notices from a file that appears
-forked_children    keeps multiprocessing's children alive after a signal to the group
+file               a notice is given when a file appears
+forked_children    keeps children of multiprocessing alive if a signal is sent to the
+                   whole process group
 gce                notices from Google Compute Engine's metadata server
-killed_children    children of the process that were killed by a signal
-metadata_session   requests to a metadata server, bounded in time and size
-metadata_watch     many sources over one thread that polls one service
-polling            polling in a thread: reports changes, logs each failure once
+killed_children    finds children of this process that a signal has killed
+metadata_session   requests to a metadata server, with limits for time and size
+metadata_watch     several sources that share one thread, which polls a service
+polling            polls in a thread; reports changes, and logs each failure once
 signals            notices from signals
-source             contract of every source, and the base class of tfpreempt's sources
+source             the interface of a source, and a base class for sources
 tensorflow_notice  notices from TensorFlow's preemption key, set by its SIGTERM handler
-watcher            one watcher for many sources, each with a grace period of its own
+watcher            starts and stops the sources, each with its own grace period
 
 Imported by cli, handler, platforms, testing.
 """

@@ -1,9 +1,9 @@
-"""Registry of the process's watched signals: one handler for each signal.
+"""Registry of the signals that this process watches, with one handler per signal.
 
-Any number of listeners share a handler. A signal is reported by the byte that Python's
-C code writes to the wake-up fd (see `_wakeup.py`). The handler calls the handler that
-was installed before. The handler reports a signal itself only if the wake-up fd of
-tfpreempt was not installed.
+Several listeners may watch the same signal. Python's C code writes a byte to the
+wake-up fd for every signal (see `_wakeup.py`), and a thread that reads the byte calls
+the listeners. So the Python handler only has to call the handler that was installed
+before. It reports a signal itself only if other code has replaced the wake-up fd.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 
 @dataclasses.dataclass(eq=False)
 class _WatchedSignal:
-    """A watched signal: its listeners, and the handlers hidden by our handler.
+    """A watched signal, with its listeners and the handlers that were replaced.
 
-    The handlers are a stack: a handler installed over ours may call ours, and `rearm()`
-    then puts ours over that handler. Whenever our handler is entered from within
-    itself, the next handler down the stack is called, so no handler is called twice.
+    "Our handler" is `handle`. If other code has replaced our handler, `rearm()`
+    installs it again, and the other handler is added to `hidden`. That handler may
+    itself call ours. So if our handler is called while it runs, it calls the next
+    handler in `hidden`, and no handler runs twice.
 
     Args:
         signum: the signal.
-        registry: the registry, which puts the hidden handler back.
+        registry: the registry of this signal.
 
     Attributes:
-        listeners: functions called for each arrival of the signal, in the reading
-            thread.
-        hidden: the hidden handlers; the last entry is the handler replaced by ours.
-        receiver: the thread that receives a signal blocked by the main thread; else
+        listeners: functions called each time that the signal arrives, on the thread
+            that reads the wake-up fd.
+        hidden: the replaced handlers; the last one was replaced most recently.
+        receiver: thread that receives the signal, if the main thread blocks it; else
             None.
     """
 
@@ -57,12 +58,11 @@ class _WatchedSignal:
     _depth: int = 0
 
     def start_receiver(self) -> None:
-        """Starts a thread that receives the signal, which the main thread blocks.
+        """Starts a thread that receives the signal, because the main thread blocks it.
 
-        The main thread's signal mask is inherited from the process that started this
-        process, and is passed on to threads and children. So the mask is not changed:
-        the kernel delivers a signal of the process to any thread that does not block
-        the signal. Main thread only.
+        Called on the main thread. The kernel delivers a signal to any thread that does
+        not block it. The mask of the main thread was inherited from the parent process,
+        and is not changed, because child processes inherit it, too.
         """
         name = signal.Signals(self.signum).name
 
@@ -80,26 +80,28 @@ class _WatchedSignal:
         )
 
     def disarm(self) -> None:
-        """Puts back the handler replaced by ours, if ours is still installed."""
+        """Installs the handler from before ours again, if ours is still installed."""
         receiver, self.receiver = self.receiver, None
-        if receiver is not None:  # first: the earlier handler may end the process
+        # Stop it first: the earlier handler may end the process.
+        if receiver is not None:
             receiver.stop_event.set()
             receiver.join(_JOIN_LIMIT_SECONDS)
         if signal.getsignal(self.signum) == self.handle:
             self.registry.put_back(self.signum, self.hidden[-1])
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Handles the signal. Python calls the handler on the main thread."""
+        """The signal handler; Python calls it on the main thread."""
         depth = self._depth
         if depth == 0:
             is_ours = signal.getsignal(signum) == self.handle
-            if is_ours and not self.listeners:  # left by a close() off the main thread
+            # Not removed, because close() ran on another thread.
+            if is_ours and not self.listeners:
                 self.disarm()
                 signal.raise_signal(signum)
                 return
             wakeup = self.registry.wakeup
             if wakeup is not None and wakeup.probe() != wakeup.fd:
-                wakeup.put(signum)  # the byte went to another fd, or to no fd
+                wakeup.put(signum)  # our thread did not get the byte of this signal
         if depth >= len(self.hidden):
             return
         hidden = self.hidden[-1 - depth]
@@ -112,7 +114,7 @@ class _WatchedSignal:
 
 
 class SignalRegistry:
-    """Registry of the watched signals. This module makes the only instance.
+    """Registry of the watched signals. `REGISTRY` is the only instance.
 
     Attributes:
         watches: the watched signals, by number.
@@ -120,8 +122,9 @@ class SignalRegistry:
     """
 
     def __init__(self) -> None:
-        # Re-entrant: a chained handler may close a source while the lock is held. The
-        # signal handler and the reading thread never take the lock.
+        # Re-entrant, because an earlier handler may close a source while the lock is
+        # held. Our handler and the thread that reads the wake-up fd never take the
+        # lock.
         self._lock = threading.RLock()
         self.watches: dict[int, _WatchedSignal] = {}
         self.wakeup: WakeupFd | None = None
@@ -135,7 +138,7 @@ class SignalRegistry:
         )
 
     def subscribe(self, signum: int, listener: Listener) -> None:
-        """Adds a listener, called in a thread for each arrival. Main thread only."""
+        """Adds a listener for a signal; it is called on a thread. Main thread only."""
         with self._lock:
             if self.wakeup is None:
                 self.wakeup = WakeupFd(self._dispatch)
@@ -148,16 +151,16 @@ class SignalRegistry:
     def rearm(self, signum: int) -> None:
         """Installs the handler and the wake-up fd again. Main thread only.
 
-        Other code may have replaced the handler or the fd in the meantime.
+        Needed because other code may have replaced the handler or the fd.
         """
         with self._lock:
             watch = self.watches.get(signum)
             if self.wakeup is None or watch is None:
                 return
             if self.wakeup.probe() not in (self.wakeup.fd, -1):
-                # The fd of other code is installed, and that code may forward bytes to
-                # ours. So a new socket pair replaces that fd, and the old pair is not
-                # read any longer: no byte circulates for ever.
+                # Another fd is installed, whose owner may forward bytes to our fd; we
+                # would forward them back, without end. So install a new socket pair,
+                # and do not read the old pair any longer.
                 retired, self.wakeup = self.wakeup, WakeupFd(self._dispatch)
                 retired.stop()
             current = signal.getsignal(signum)
@@ -165,26 +168,27 @@ class SignalRegistry:
                 if current in watch.hidden:
                     watch.hidden.remove(current)
                 watch.hidden.append(current)
-            # Also if the handler seems installed: C++ code replaces a handler without
-            # notifying Python.
+            # Install it even if Python says that it is installed: C++ code may have
+            # replaced it without Python's knowledge.
             signal.signal(signum, watch.handle)
-            # Last, because a pending signal becomes a notice at once.
+            # Do this last: a pending signal is delivered at once.
             is_blocked = signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())
             if is_blocked and watch.receiver is None:
                 watch.start_receiver()
 
     def unsubscribe(self, signum: int, listener: Listener) -> None:
-        """Removes a listener. The last one restores handler and fd. Main thread only.
+        """Removes a listener; after the last one, restores the handler and the fd.
 
-        Off the main thread Python cannot restore a handler. Our handler then stays
-        installed; at the next arrival of the signal it restores the earlier handler and
-        raises the signal again.
+        Call on the main thread: Python cannot restore a handler on another thread.
+        Otherwise our handler stays installed. When the next signal arrives, our handler
+        restores the earlier handler, and raises the signal again.
         """
         done: WakeupFd | None = None
         with self._lock:
             watch = self.watches.get(signum)
             if watch is None or listener not in watch.listeners:
-                return  # a forked child inherits the source, but not the watch
+                # This is a forked child, which has the source but no watched signals.
+                return
             remaining = [each for each in watch.listeners if each != listener]
             watch.listeners = tuple(remaining)
             if watch.listeners:
@@ -203,17 +207,16 @@ class SignalRegistry:
                 self.wakeup.put_back()
                 done, self.wakeup = self.wakeup, None
         if done is not None:
-            # outside the lock: stop() waits for listeners, and a listener may want the
-            # lock
+            # Not under the lock: stop() waits for listeners, which may need the lock.
             done.stop()
 
     def put_back(self, signum: int, handler: _Handler) -> None:
-        """Installs the handler that was installed before ours. Main thread only.
+        """Installs the handler from before ours again. Main thread only.
 
-        While the process exits, a handler that would end the process is replaced by
-        SIG_IGN.
+        While the process exits, SIG_IGN is installed instead of a handler that would
+        end the process, so that the exit code does not change.
         """
-        # None: a handler installed from C before Python started cannot be put back.
+        # None: the handler was installed by C code, and Python cannot install it again.
         handler = signal.SIG_DFL if handler is None else handler
         ends = handler is signal.SIG_DFL or handler is signal.default_int_handler
         if ends and self._is_leaving:
@@ -222,27 +225,28 @@ class SignalRegistry:
         signal.signal(signum, handler)
 
     def leave(self) -> None:
-        """Marks the process as exiting. Any thread.
+        """Marks the process as exiting. Any thread may call it.
 
-        From now on a signal without listeners is ignored, because another SIGTERM must
-        not change the exit code.
+        From now on watched signals are ignored after their last listener is removed,
+        because another SIGTERM must not change the exit code.
         """
         self._is_leaving = True
         release_children(True)
 
     def stay(self) -> None:
-        """Cancels `leave()`: ignored signals get the default handler again."""
+        """Cancels `leave()`: signals that are ignored get the default handler again."""
         release_children(False)
         self._stay()
 
     def end(self) -> None:
         """Ignores the watched signals while the interpreter shuts down.
 
-        Python would restore the default handlers. A signal during the shutdown, which
-        takes a second with TensorFlow, would then change the exit code.
-        `release_children()` makes guarded children end by a signal that they ignored
-        before: Python may wait for the children after `end()`, and the kernel may have
-        merged a pool's terminating signal with the ignored signal.
+        At the shutdown Python restores the default handlers. The shutdown takes a
+        second with TensorFlow, and a signal in this time would change the exit code.
+        `release_children()` lets guarded children end by a signal that they have
+        ignored before. Otherwise Python could wait for them forever: if a pool
+        terminates a child by the same signal, the kernel may have merged the two
+        signals.
         """
         release_children(True)
         for signum, watch in self.watches.items():
@@ -261,16 +265,16 @@ class SignalRegistry:
                 signal.signal(signum, default)
 
     def _dispatch(self, signum: int) -> None:
-        """Calls the listeners of a signal, in the reading thread."""
+        """Calls the listeners of a signal, on the thread of the wake-up fd."""
         watch = self.watches.get(signum)
         for listener in () if watch is None else watch.listeners:
             listener()
 
     def _before_fork(self) -> None:
-        """Blocks the watched signals in the forking thread.
+        """Blocks the watched signals in the thread that forks.
 
-        A child signalled before the child has closed our socket would write its signal
-        into the socket, and the parent would treat the signal as its own.
+        Until the child has closed the inherited socket, a signal to the child would be
+        written to the socket, and the parent would regard it as a signal to itself.
         """
         watched = tuple(self.watches)
         self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -280,9 +284,9 @@ class SignalRegistry:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
     def _after_fork_in_child(self) -> None:
-        """Removes every watch in the child, so that SIGTERM ends the child as usual."""
+        """Stops watching signals in the child, so that SIGTERM ends it as usual."""
         self._lock = threading.RLock()
-        self._stay()  # not stay(): the other children of the parent are not affected
+        self._stay()  # not stay(), which would affect the parent's other children
         for watch in self.watches.values():
             watch.listeners = ()
             watch.receiver = None  # the child does not have the thread
@@ -295,5 +299,5 @@ class SignalRegistry:
 
 
 REGISTRY = SignalRegistry()
-# registered early: hooks registered later run before end()
+# Register it early: hooks that are registered later run before end().
 atexit.register(REGISTRY.end)

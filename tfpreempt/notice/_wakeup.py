@@ -1,11 +1,11 @@
-"""The process's wake-up fd: signals become bytes in a socket, read by a thread.
+"""Reads signals from Python's wake-up fd, in a thread.
 
-Python runs signal handlers only on the main thread, between two bytecodes, so a handler
-waits while the main thread is inside a long C++ op. The C part of signal handling,
-however, writes the signal's number to the wake-up fd at once, from the thread that the
-kernel chose. A thread at the other end of the socket reads the number within a
-millisecond. (Rejected: signalfd needs the signal blocked in every thread, and
-TensorFlow starts threads before tfpreempt.)
+Python runs signal handlers only on the main thread, between two bytecodes. So a handler
+cannot run while the main thread is inside a long C++ op. But when a signal arrives,
+Python's C code immediately writes the number of the signal to the wake-up fd
+(signal.set_wakeup_fd). Here the fd is a socket, and a thread at the other end reads the
+number within a millisecond. (signalfd was rejected: the signal would have to be blocked
+in every thread, but TensorFlow starts threads before tfpreempt.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfpreempt.core.threads import ManagedThread
 
 _logger = logging.getLogger(__name__)
 
-_OURS = 0x80  # marks bytes written by our handler; signal numbers are smaller
+_OURS = 0x80  # added to a byte that our handler writes; signal numbers are smaller
 _STOP = b"\0"  # no signal has the number 0
 _JOIN_LIMIT_SECONDS = 2.0
 
@@ -29,17 +29,17 @@ _left_open: list[tuple[socket.socket, socket.socket]] = []
 
 
 class WakeupFd:
-    """A socket pair installed as the wake-up fd, and the thread that reads the pair.
+    """A socket pair that is installed as the wake-up fd, and a thread that reads it.
 
-    The constructor installs the pair even if another wake-up fd is installed, and
-    forwards bytes to the earlier fd. Except for `put()`, the methods are called on the
-    main thread, as `signal.set_wakeup_fd` demands.
+    If another wake-up fd is installed, the constructor replaces it, and the thread
+    forwards bytes to it. Call the methods on the main thread, as `signal.set_wakeup_fd`
+    requires; only `put()` may be called on any thread.
 
     Args:
-        on_signal: function called in the reading thread with each signal number.
+        on_signal: function called on the thread with the number of every signal.
 
     Attributes:
-        fd: file descriptor of our end of the pair.
+        fd: the installed file descriptor: the end of the pair to which Python writes.
     """
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:
@@ -48,7 +48,8 @@ class WakeupFd:
         self._write_end.setblocking(False)
         self.fd = self._write_end.fileno()
         self._forward_to = -1
-        self._is_shared = False  # other code may have kept the number of our fd
+        # Whether other code may have stored the number of our fd.
+        self._is_shared = False
         self._thread = ManagedThread("tfpreempt-signals", self._read)
         self._thread.start()
         self._forward_to = _set_wakeup_fd(self.fd)
@@ -64,14 +65,14 @@ class WakeupFd:
         return current
 
     def put(self, signum: int) -> None:
-        """Reports a signal whose byte went to the fd of other code. Never blocks."""
-        # Full: the thread already has enough signals to read. Closed: no thread reads
-        # any more.
+        """Reports a signal whose byte was written to another fd. Never blocks."""
+        # Ignore errors. A full socket has enough signals for the thread; a closed
+        # socket has no reader any more.
         with contextlib.suppress(OSError):
             self._write_end.send(bytes([_OURS | signum]))
 
     def put_back(self) -> None:
-        """Installs the earlier wake-up fd, if ours is still installed."""
+        """Installs the earlier wake-up fd again, if ours is still installed."""
         current = signal.set_wakeup_fd(-1)
         if current == self.fd:
             _set_wakeup_fd(self._forward_to)
@@ -80,9 +81,9 @@ class WakeupFd:
             _set_wakeup_fd(current)
 
     def stop(self) -> None:
-        """Ends the thread after the bytes already received, and closes the pair."""
+        """Ends the thread after it has read all bytes, and closes the pair."""
         self._thread.stop_event.set()
-        # full: the thread also checks the stop event
+        # Ignore a full socket: the thread also checks the stop event.
         with contextlib.suppress(OSError):
             self._write_end.send(_STOP)
         if not self._thread.join(_JOIN_LIMIT_SECONDS):
@@ -92,8 +93,9 @@ class WakeupFd:
                 _JOIN_LIMIT_SECONDS,
             )
         elif self._is_shared:
-            # Code that saved our fd as the previous wake-up fd may write to the number
-            # later. So a shared pair stays open, unread, until the process ends.
+            # Do not close the pair: other code may have stored our fd as the earlier
+            # wake-up fd, and may write to this number later, when it could belong to
+            # another file.
             _left_open.append((self._read_end, self._write_end))
         else:
             self.abandon()
@@ -110,7 +112,8 @@ class WakeupFd:
             data = self._read_end.recv(4096)
             foreign = bytes(byte for byte in data if 0 < byte < _OURS)
             if foreign and self._forward_to != -1:
-                # Full or closed, as could happen without tfpreempt: not reported here.
+                # Ignore errors: without tfpreempt, Python's write to that fd could
+                # fail, too.
                 with contextlib.suppress(OSError):
                     os.write(self._forward_to, foreign)
             for byte in data:

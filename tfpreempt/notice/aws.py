@@ -1,8 +1,8 @@
 """Notices from the instance metadata service of Amazon EC2, version 2.
 
-Every request carries a token, which is requested with a lifetime. The service offers no
-way to wait for a change, so one thread requests the topics every five seconds, as
-Amazon recommends.
+A topic is an entry of the service that can be a notice. Every request needs a token,
+which the service issues for a limited time. The service cannot report changes, so one
+thread polls all topics every five seconds, as Amazon recommends.
 
 Protocol:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
@@ -48,14 +48,14 @@ ROOT = "/latest/meta-data/"
 INTERVAL_SECONDS = 5.0
 REQUEST_SECONDS = 3.0
 
-# In a warm pool, stopping or hibernating takes the instance away as well.
+# Lifecycle states that take the instance away; in a warm pool also a stop.
 AWAY = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
 
 Read = Callable[[Answer], ActiveNotice | None]
 
 
 def read_interruption(answer: Answer) -> ActiveNotice | None:
-    """Reads spot/instance-action: a JSON object with the action and its time."""
+    """Parses spot/instance-action: a JSON object with the action and its time."""
     expected = "an action such as 'terminate' and its time"
     fields = answer.fields(expected)
     action = fields.get("action")
@@ -68,9 +68,9 @@ def read_interruption(answer: Answer) -> ActiveNotice | None:
 
 
 def read_rebalance(answer: Answer) -> ActiveNotice | None:
-    """Reads events/recommendations/rebalance: the time of an early warning.
+    """Parses events/recommendations/rebalance: the time of an early warning.
 
-    The entry stays until the instance ends.
+    The entry exists until the instance ends.
     """
     expected = "an object with noticeTime"
     when = answer.fields(expected).get("noticeTime")
@@ -83,7 +83,7 @@ def read_rebalance(answer: Answer) -> ActiveNotice | None:
 
 
 def read_lifecycle(answer: Answer) -> ActiveNotice | None:
-    """Reads autoscaling/target-lifecycle-state: the state that the group plans."""
+    """Parses autoscaling/target-lifecycle-state: the state planned by the group."""
     state = answer.text()
     if state in AWAY:
         return ActiveNotice(f"target-lifecycle-state is {state}")
@@ -101,10 +101,10 @@ TOPICS: Mapping[str, tuple[str, Read]] = {
 
 
 def is_excluded(environment: Mapping[str, str]) -> bool:
-    """Whether AWS_EC2_METADATA_DISABLED forbids requests, as in Amazon's clients.
+    """Whether AWS_EC2_METADATA_DISABLED forbids requests.
 
-    Only platform detection reads the variable; an explicit `AwsWatch` ignores the
-    variable.
+    Only the detection of the platform respects the variable, as Amazon's clients do; an
+    `AwsWatch` made by the program ignores it.
     """
     return environment.get(DISABLED_VARIABLE, "").strip().lower() == "true"
 
@@ -130,7 +130,7 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 
 
 class AwsWatch(MetadataWatch):
-    """Watches the entries of the metadata service about the end of this instance.
+    """Watches the entries of the metadata service that announce an end of the instance.
 
     | topic | is a notice | source |
     |---|---|---|
@@ -166,23 +166,22 @@ class AwsWatch(MetadataWatch):
 
 
 class AwsPoller(Poller):
-    """Polls each topic, with a token renewed in time.
+    """Polls every topic, and renews the token before it expires.
 
-    A recommendation from before the poller was made is no notice: the process before
-    this process has exited because of the recommendation, and every restart would exit
-    again.
+    A rebalance recommendation that is older than the poller is no notice. The process
+    before has exited because of it, and otherwise every restart would exit again.
     """
 
     def __init__(self, watch: MetadataWatch) -> None:
         super().__init__(watch)
-        # the service's times are whole seconds
+        # Round down, because the service's times are whole seconds.
         self._began = math.floor(self._clock.wall())
         self._has_passed_over = False
         self._token = ""
         self._renew_at = 0.0
 
     def poll(self, report: Report) -> float:
-        """Requests every topic once. Raises the error if every topic failed."""
+        """Requests every topic once. Raises the first error if all topics failed."""
         failures: dict[str, errors.NoticeError] = {}
         for name, log in self._failures.items():
             path, read = TOPICS[name]
@@ -248,11 +247,10 @@ class AwsPoller(Poller):
                 f"EC2 instance, remove the source or set {ENDPOINT_VARIABLE}"
             )
         granted = answer.headers.get(TTL_HEADER.lower(), "")
-        # A number with more digits is no lifetime: the service grants no longer
-        # lifetime.
+        # Ignore a number with more digits: no lifetime is as long.
         is_lifetime = granted.isdecimal() and len(granted) < 10
         seconds = int(granted) if is_lifetime else TTL_SECONDS
         self._token = token
-        # Early enough, but never at once: a lifetime of 0 would cause requests without
-        # end.
+        # Renew the token early, but wait at least a second: with a lifetime of 0 there
+        # would be requests without end.
         self._renew_at = self._clock.monotonic() + max(0.9 * seconds, 1.0)

@@ -1,8 +1,8 @@
 """Notices from Azure's Scheduled Events.
 
-Azure sends events to every machine of a group, so only events naming this machine
-count. The first request turns the service on, which may take two minutes; only the
-thread of the sources waits for that request.
+Azure sends an event to every machine of a group, but it concerns only the machines
+named in the event. The first request turns the service on, which may take two minutes;
+only the thread that polls waits for it.
 
 Protocol: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 """
@@ -39,25 +39,25 @@ HEADERS = {"Metadata": "true"}
 
 KINDS = ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
 DEFAULT_KINDS = KINDS[:-1]
-# A Spot machine has 30 s from its event on: Microsoft recommends a poll each second.
+# Microsoft recommends a poll each second, because a Spot machine has only 30 s.
 INTERVAL_SECONDS = 1.0
 FIRST_REQUEST_SECONDS = 150.0
 REQUEST_SECONDS = 10.0
-# Timeout of each of three requests, within a grace period of 30 s.
+# Timeout of a request; an acknowledgement needs three requests in 30 s.
 ACKNOWLEDGE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
-    """An event that is scheduled, or has started.
+    """A scheduled event, such as a preemption, or an event that has started.
 
     Attributes:
-        id: the id for acknowledging the event.
+        id: id of the event, needed to acknowledge it.
         kind: the kind of event, such as "Preempt".
         is_started: whether the event has started.
-        machines: the machines affected by the event, case-folded: Azure's names ignore
+        machines: names of the affected machines, case-folded, because Azure ignores
             case.
-        detail: one line for people.
+        detail: description in one line, for messages.
         starts_at: earliest start of the event, in seconds since the Unix epoch; None if
             unknown.
     """
@@ -73,10 +73,10 @@ class ScheduledEvent:
 def read_events(
     answer: Answer,
 ) -> tuple[list[ScheduledEvent], errors.NoticeError | None]:
-    """Returns the scheduled and the started events of an answer.
+    """Parses the events in an answer; skips events that have ended.
 
     Returns:
-        The events, and an error about the first event that could not be read, or None.
+        The events, and an error about the first malformed event, or None.
 
     Raises:
         NoticeError: the answer is no list of events.
@@ -129,16 +129,16 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 
 
 class AzureWatch(MetadataWatch):
-    """Watches the events scheduled for this machine. Each kind of event is a source.
+    """Watches the events that are scheduled for this machine.
 
-    Each event is a notice of its own, even during another event: a preemption in 30 s
-    may follow a reboot in 15 min. The sources are called "azure:Preempt" and so on.
+    Every kind of event is a source, such as "azure:Preempt". Every event is a notice,
+    even during another event: a preemption in 30 s may follow a reboot in 15 min.
 
     Args:
-        kinds: the kinds of events that are notices, from Preempt, Terminate, Reboot,
-            Redeploy and Freeze. A freeze is a pause of seconds that keeps the memory,
-            so Freeze is not a default.
-        vm_name: name of this machine in the events; by default the name from the
+        kinds: kinds of events that are notices: any of Preempt, Terminate, Reboot,
+            Redeploy and Freeze. Freeze is not in the default: the machine pauses for
+            some seconds, and keeps its memory.
+        vm_name: name of this machine in the events; by default requested from the
             service.
         interval: seconds between two polls.
         **options: url, clock and wait, see `WatchOptions`.
@@ -168,38 +168,38 @@ class AzureWatch(MetadataWatch):
         return AzurePoller(self, self._vm_name)
 
     def acknowledge(self) -> tuple[str, ...]:
-        """Acknowledges the scheduled events, so that Azure starts the events at once.
+        """Acknowledges the scheduled events, so that Azure starts them immediately.
 
-        The call requests the list of events again, so no source has to be open. An
-        acknowledgement counts for every machine named by the event, so only the first
-        named machine sends the acknowledgement. Each worker may call this method after
-        the commit agreed by the workers, and only if the user wants it. Any thread;
-        takes at most 10 s.
+        Call it after the commit, if the user has requested acknowledgements. Every
+        worker may call it, on any thread; no source need be open, because the events
+        are requested again. An acknowledgement is valid for all machines of the event,
+        so only the machine that the event names first sends it. Takes at most 10 s.
 
         Returns:
-            The ids of the acknowledged events: events of the watched kinds that name
-            this machine first and have not started.
+            The ids of the acknowledged events: of the watched kinds, not started yet,
+            with this machine as the first machine.
 
         Raises:
-            NoticeError: the service did not accept the acknowledgement; the events
+            NoticeError: the service did not accept the acknowledgement. The events then
                 start at the scheduled time.
         """
         return self.poller().acknowledge()
 
 
 class AzurePoller(Poller):
-    """Polls the events of one machine. The topics are the kinds of events.
+    """Polls the events of this machine. The topics are the kinds of events.
 
     Args:
         watch: the watch with the address and the kinds.
-        vm_name: name of this machine, or None to request the name from the service.
+        vm_name: name of this machine; None: requested from the service.
     """
 
     def __init__(self, watch: MetadataWatch, vm_name: str | None) -> None:
         super().__init__(watch)
         self._kinds = watch.topics
         self._vm_name = vm_name
-        # An unreadable event must neither hide other events nor slow down the polls.
+        # Log malformed events separately: they must not hide other events, or delay
+        # polls.
         self._oddities = FailureLog("azure:events")
         self._seconds = FIRST_REQUEST_SECONDS
         self._known: set[str] = set()
@@ -212,8 +212,8 @@ class AzurePoller(Poller):
         for kind in self._kinds:
             events = [event for event in listed if event.kind == kind]
             if not events or any(event.id not in self._known for event in events):
-                # A new event during an older event is another change from quiet to
-                # notice.
+                # Report "no notice" first, so that an event that is added to an older
+                # event is reported as a new notice.
                 report(kind, None)
             if events:
                 detail = "; ".join(event.detail for event in events[:5])
@@ -263,7 +263,7 @@ class AzurePoller(Poller):
         return self._vm_name.casefold()
 
     def _request(self, target: str, seconds: float, body: bytes = b"") -> Answer:
-        """Sends a POST with the body if a body is given, else a GET."""
+        """Sends a POST if there is a body, else a GET."""
         answer = self._session.request(
             target,
             method="POST" if body else "GET",
@@ -277,7 +277,7 @@ class AzurePoller(Poller):
 
 
 def is_vm_name(text: str) -> bool:
-    """Whether the text can be the service's answer to `NAME_TARGET`."""
+    """Whether a text has the form of a machine name, as returned by `NAME_TARGET`."""
     return re.fullmatch(r"[\w.()-]{1,128}", text) is not None
 
 

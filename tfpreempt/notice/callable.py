@@ -1,4 +1,4 @@
-"""Notices from a function of the user that is called again and again."""
+"""Notices from a function of the user, called repeatedly."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tfpreempt.notice.polling import PollingSource, Wait
 
 
 class CallableSource(PollingSource):
-    """Polls a `termination_watcher_fn` in a thread of its own.
+    """Calls a `termination_watcher_fn` repeatedly, in its own thread.
 
-    A change of the returned value from false to true is the notice. An exception is
-    logged once per failure, and the call is retried with back-off, from 1 s up to 30 s.
-    A hanging call blocks only this source.
+    A notice is given when the returned value changes from false to true. If the
+    function raises an error, the error is logged once, and the call is retried with
+    back-off, from 1 s up to 30 s. If the function hangs, only this source is blocked.
 
     Args:
-        fn: function without arguments. Called in the source's thread.
+        fn: function without arguments, called on the source's thread.
         interval: seconds between two calls.
-        wait: function that waits between calls; tests pass the wait of a fake clock.
+        wait: function waiting between calls; tests pass the wait of a fake clock.
 
     Raises:
         ConfigurationError: `fn` is not callable or the interval is not positive.

@@ -1,4 +1,4 @@
-"""Notice sources of the clouds, for `TerminationConfig(sources=[...])`."""
+"""Functions that return notice sources of the clouds, for a TerminationConfig."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def gce_source(
     | `upcoming-maintenance` | `grace_period` before the window of an announced maintenance; without a grace period, at the announcement, up to seven days before |
     | `stop-state` | when a graceful shutdown of the VM is pending |
 
-    The address comes from GCE_METADATA_HOST, else is the server's usual address.
+    The address of the server is the value of GCE_METADATA_HOST, or else the usual
+    address.
 
     Args:
         topic: the entry of the metadata server.
@@ -47,9 +48,7 @@ def gce_source(
     """  # noqa: E501 - a table's row is one line
     grace = check_grace(grace_period)
     lead = grace if topic == "upcoming-maintenance" else None
-    return _maker(
-        topic, lambda: GceWatch([topic], maintenance_lead_seconds=lead), grace
-    )
+    return _maker(GceWatch([topic], maintenance_lead_seconds=lead), grace)
 
 
 def aws_source(
@@ -63,14 +62,14 @@ def aws_source(
     | `rebalance` | when the risk of an interruption is high: early, and sometimes without a later interruption |
     | `lifecycle` | when the Auto Scaling group terminates the instance |
 
-    The address comes from AWS_EC2_METADATA_SERVICE_ENDPOINT, else is the service's
-    usual address.
+    The address of the service is the value of AWS_EC2_METADATA_SERVICE_ENDPOINT, or
+    else the usual address.
 
     Args:
         topic: the entry of the metadata service.
         grace_period: seconds, or a timedelta, from the notice until the instance is
-            terminated. The service is polled every 5 s, which are subtracted. None:
-            unknown; the step is committed at once.
+            terminated. 5 s are subtracted, because the service is polled every 5 s.
+            None: unknown; the step is committed at once.
 
     Returns:
         An element of `TerminationConfig(sources=[...])`.
@@ -81,7 +80,7 @@ def aws_source(
     grace = check_grace(grace_period)
     if grace is not None:
         grace = remaining_after_delay(grace, INTERVAL_SECONDS)
-    return _maker(topic, lambda: AwsWatch([topic]), grace)
+    return _maker(AwsWatch([topic]), grace)
 
 
 def azure_source(
@@ -89,12 +88,12 @@ def azure_source(
 ) -> Callable[[], NoticeSourceConfig]:
     """Returns a source of notices from Azure's Scheduled Events.
 
-    The address comes from TFPREEMPT_AZURE_METADATA, else is the service's usual
-    address.
+    The address of the service is the value of TFPREEMPT_AZURE_METADATA, or else the
+    usual address.
 
     Args:
-        kind: the kind of events that are notices: Preempt, Terminate, Reboot, Redeploy
-            or Freeze. A Freeze is a pause of seconds that keeps the memory.
+        kind: kind of events that are notices: Preempt, Terminate, Reboot, Redeploy or
+            Freeze. In a Freeze the VM pauses for some seconds, and keeps its memory.
         grace_period: seconds, or a timedelta, from the notice until the VM is
             terminated. None: unknown; the step is committed at once.
 
@@ -104,25 +103,11 @@ def azure_source(
     Raises:
         ConfigurationError: an argument or the address is invalid.
     """
-    return _maker(kind, lambda: AzureWatch([kind]), check_grace(grace_period))
+    return _maker(AzureWatch([kind]), check_grace(grace_period))
 
 
 def _maker(
-    topic: str, make_watch: Callable[[], MetadataWatch], grace_seconds: float | None
+    watch: MetadataWatch, grace_seconds: float | None
 ) -> Callable[[], NoticeSourceConfig]:
-    """Returns a function that returns a new source of a topic.
-
-    Every source has its own watch: a forked process inherits the watches of its parent
-    without their threads.
-
-    Args:
-        topic: topic of the source.
-        make_watch: function that returns a new watch; called once at once, to check the
-            arguments and the address.
-        grace_seconds: grace period of the source; None if unknown.
-
-    Raises:
-        ConfigurationError: an argument or the address is invalid.
-    """
-    make_watch()
-    return lambda: NoticeSourceConfig(make_watch().source(topic), grace_seconds)
+    (topic,) = watch.topics
+    return lambda: NoticeSourceConfig(watch.source(topic), grace_seconds)

@@ -1,4 +1,4 @@
-"""Notices from a file that appears."""
+"""A notice is given when a file appears."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DETAIL_LIMIT_BYTES = 1024
 
 
 class FileSource(PollingSource):
-    """Reports when a path exists, created by a scheduler's hook or by a person.
+    """Reports a notice when a file exists, created by a scheduler's hook or by a user.
 
-    A file that exists at the start is a notice: this machine is about to be terminated.
-    Deleting the file withdraws the notice; a file created again is a new notice. The
-    first line of a regular file is the notice's detail.
+    A file that exists at the start is a notice, too. Deleting the file withdraws the
+    notice; creating it again is a new notice. The first line of a regular file is the
+    detail of the notice.
 
     Args:
-        path: path to look for; its directory need not exist yet.
+        path: path of the file; its directory need not exist yet.
         interval: seconds between two polls.
-        wait: function that waits between polls; tests pass the wait of a fake clock.
+        wait: function waiting between polls; tests pass the wait of a fake clock.
 
     Raises:
         ConfigurationError: the path is empty or the interval is not positive.
@@ -64,16 +64,15 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 
 
 def first_line(path: str) -> str:
-    """Returns at most 1 KiB of a file's first line, printable; "" if unreadable."""
+    """Returns up to 1 KiB of a file's first line, made printable; "" after an error."""
     try:
-        # O_NONBLOCK: opening must not wait if a pipe has replaced the file since the
-        # stat.
+        # O_NONBLOCK: do not wait if the file has become a pipe since the stat.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             content = os.read(descriptor, DETAIL_LIMIT_BYTES)
         finally:
             os.close(descriptor)
     except OSError:
-        return ""  # the file exists, which is the notice; the detail is for people only
+        return ""  # the notice is that the file exists; the detail is only for messages
     text = content.partition(b"\n")[0].decode("utf-8", errors="replace").strip()
     return printable(text, DETAIL_LIMIT_BYTES)

@@ -1,24 +1,26 @@
-"""Keeps children forked by multiprocessing alive after a signal to the whole group.
+"""Keeps children of multiprocessing alive if a signal is sent to the process group.
 
-systemd, Slurm and a shell with job control send SIGTERM to every process. If the signal
-kills a data reader, a batch needed by the last step is lost. So a guarded child checks
-the sender of a signal. A signal from the parent (`Process.terminate()`,
-`Pool.terminate()`) or from the child itself takes its usual effect. A signal from any
-other process is ignored, because the parent received the signal too.
+systemd, Slurm and a shell with job control send SIGTERM to every process of a job. If
+the signal killed a data reader, a batch that the last step needs would be lost. So
+children forked by multiprocessing are guarded: a child checks who has sent a signal. A
+signal from the parent (`Process.terminate()`, `Pool.terminate()`) or from the child
+itself has the usual effect. A signal from another process is ignored, because the
+parent has received it, too.
 
-An ignored signal ends the child later, when the parent has been exiting for a moment
-and may wait for the child. Not at once: a pool's child would end with its queue's lock
-held, and the pool's own termination, at the same moment, waits for the lock. A child
-always ends when the parent has ended.
+After a signal was ignored, the child ends when the parent has been exiting for
+`ENDS_AFTER` seconds, because the parent may be waiting for the child. It does not end
+at once: a child of a pool might hold the lock of its queue, for which the pool's own
+termination waits. A child always ends when the parent has ended.
 
-Only a thread that waits for a blocked signal learns the sender. Rejected: SIG_IGN, with
-which `terminate()` and `join()` hang; a process group for the children, which systemd
-and Slurm ignore; PR_SET_PDEATHSIG, which depends on the forking thread; a guard that
-continues after the child has started a program, because multiprocessing's resource
-tracker is such a program and unblocks SIGTERM in the process that starts it. An audit
-hook detects the start of a program, because subprocess calls no hook of
-`os.register_at_fork`, and a program that inherits the blocked signal cannot be
-terminated.
+The guard is a thread that waits for the blocked signal, because only `sigwaitinfo` and
+its relatives tell the sender. The guard ends when the child starts a program: the
+program would inherit the blocked signal, and could not be terminated. An audit hook
+detects the start, because subprocess does not call the hooks of `os.register_at_fork`.
+
+Rejected: SIG_IGN, because `terminate()` and `join()` would hang; a process group for
+the children, because systemd and Slurm ignore groups; PR_SET_PDEATHSIG, because it
+depends on the thread that forks; keeping the guard after a program was started, because
+multiprocessing's resource tracker is such a program, and its start unblocks SIGTERM.
 """
 
 from __future__ import annotations
@@ -34,24 +36,27 @@ from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
-# seconds until a child notices that its parent has ended or is exiting
+# seconds between two checks whether the parent has ended or is exiting
 LOOKS_EVERY = 0.5
 
 ENDS_AFTER = 2.0
 """Seconds within which an exiting parent ends the children itself."""
 
-_WAKE = signal.SIGURG  # only to interrupt the main thread; else ignored
+# Sent only to interrupt the main thread; otherwise without effect.
+_WAKE = signal.SIGURG
 _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec")
-_BY_TERMINAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # sent to the whole group
+# Signals that a terminal sends to the whole group.
+_BY_TERMINAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _guarded: set[signal.Signals] = set()
-_leaving = mmap.mmap(-1, 1)  # a byte shared with the children
-_parents = _leaving  # the byte of the parent process
+# A byte of memory shared with the children: 1 while this process exits.
+_leaving = mmap.mmap(-1, 1)
+_parents = _leaving  # the same byte of the parent process
 
 
 def _look_at_the_parent() -> None:
-    """Keeps the parent's byte for reading, and allocates a byte for own children.
+    """In a forked child: keeps the parent's byte, and makes one for its own children.
 
-    A forked child may train and fork children itself.
+    Needed because the child may itself train, and fork children.
     """
     global _leaving, _parents
     _parents, _leaving = _leaving, mmap.mmap(-1, 1)
@@ -68,21 +73,22 @@ def guard_children(signum: signal.Signals) -> None:
 
 
 def release_children(is_leaving: bool) -> None:
-    """Publishes to the guarded children whether this process is exiting. Any thread."""
+    """Tells the guarded children whether this process is exiting. Any thread."""
     _leaving[0] = is_leaving
 
 
 def _begin(_: object) -> None:
-    """Starts the guard on the child's main thread, before the child's own work."""
+    """Starts the guard; called on the child's main thread, before the child's work."""
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
     signal.signal(_WAKE, _end)
-    # A program or child of the child would inherit the mask, but not the thread.
+    # End the guard in a child of this child, which inherits the mask, but no thread.
     os.register_at_fork(after_in_child=_end)
     sys.addaudithook(lambda event, args: _end() if event in _STARTS_PROGRAMS else None)
-    util.spawnv_passfds = _ending_before(util.spawnv_passfds)  # has no audit event
-    # Before the mask: if no thread can be started, the child has no guard.
+    # This function has no audit event.
+    util.spawnv_passfds = _ending_before(util.spawnv_passfds)
+    # Start the thread before signals are blocked: if this fails, there is no guard.
     threading.Thread(
         target=_guard, args=(parent.pid,), name="tfpreempt-guard", daemon=True
     ).start()
@@ -106,16 +112,18 @@ def _guard(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _guarded)
     signum = _wait_for_the_end(parent)
     if signal.getsignal(signum) is signal.SIG_DFL:
-        _end()  # in this thread, as the main thread may be inside a long operation
+        # Unblock it here, because the main thread may be inside a long operation.
+        _end()
     os.kill(os.getpid(), signum)
-    # a signal may arrive just before the main thread begins to wait
+    # Repeat: a signal that arrives just before the main thread begins to wait has no
+    # effect.
     while signum in signal.sigpending():
         signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
         time.sleep(0.01)
 
 
 def _wait_for_the_end(parent: int) -> int:
-    """Returns the signal by which to end the child."""
+    """Waits until the child must end; returns the signal by which to end it."""
     ignored = 0
     stays_until = time.monotonic() + ENDS_AFTER
     while True:

@@ -1,9 +1,9 @@
 """Notices from Google Compute Engine's metadata server.
 
-One thread serves every topic. The thread waits in one hanging GET of the smallest
-directory of the server that contains the topics, and the server answers when any entry
-there changes. Between two hanging GETs, topics missing in the answer are requested
-singly. docs/decisions/0009 has the reasons.
+A topic is an entry of the server that can be a notice. One thread watches all topics.
+It sends a hanging GET for the directory `instance/`, which the server answers when any
+entry in it changes. Entries that are missing in the answer are requested singly between
+two hanging GETs. docs/decisions/0009 has the reasons.
 
 Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
 """
@@ -44,15 +44,14 @@ DIRECTORY = "instance/"
 
 HANG_SECONDS = 60
 HANG_BETWEEN_SINGLES_SECONDS = 5
-# The server ends a hanging GET itself; the extra seconds are for a server that does
-# not.
+# Added to the timeout, in case that the server does not end a hanging GET itself.
 HANG_EXTRA_SECONDS = 10
 PLAIN_SECONDS = 3
-# The directory includes the instance's attributes, up to 512 KB by the API's limits.
+# Limit for the answer: it has the instance's attributes, which may be 512 KB.
 DIRECTORY_BYTES = 2 * 1024 * 1024
 PAUSE_SECONDS = 0.1
 HIDDEN = frozenset({403, 404})  # statuses of a proxy that hides an entry
-# Pause if the server answers a hanging GET at once, or if there is no ETag to wait on.
+# Pause if the server answers a hanging GET at once, or gives no ETag.
 POLL_SECONDS = 1.0
 
 
@@ -65,13 +64,14 @@ Read = Callable[[object, float], ActiveNotice | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """An entry of the metadata server.
+    """An entry of the metadata server that can be a notice.
 
     Attributes:
-        path: path below the root, with a "/" at its end if the entry is a directory.
-        read: function that finds the notice in the entry's value.
-        quiet: HTTP statuses without a meaning; an entry without such statuses exists on
-            every machine.
+        path: path below the root; it ends with "/" if the entry is a directory.
+        read: function that gets the value of the entry and the wall time, and returns
+            the notice or None.
+        quiet: HTTP statuses that are no errors for this entry. Empty if the entry
+            exists on every machine.
     """
 
     path: str
@@ -82,7 +82,7 @@ class Topic:
 def read_word(
     topic: str, up: set[str], quiet: set[str], value: object, now: float
 ) -> ActiveNotice | None:
-    """Returns a notice if the entry's word is in `up`. NONE is never a notice.
+    """Parses an entry whose value is a word; returns a notice if the word is in `up`.
 
     Raises:
         NoticeError: the word is unknown.
@@ -100,11 +100,11 @@ def read_word(
 
 
 def read_upcoming_maintenance(value: object, now: float) -> ActiveNotice | None:
-    """Reads instance/upcoming-maintenance/: an object, in one of two spellings.
+    """Parses instance/upcoming-maintenance/: an object, in one of two spellings.
 
-    The value is no notice if it is {}, "NONE", an object with an error, or has empty
-    fields. A maintenance is over by its status or by the end of its window, and is then
-    no notice. Without a status, or with the status UNKNOWN, the window alone decides.
+    Returns None for {}, for "NONE", for an object with an error or with empty fields,
+    and for a maintenance that is over, by its status or by the end of its window. If
+    the status is missing or UNKNOWN, only the window decides.
 
     Raises:
         NoticeError: the status is unknown.
@@ -165,7 +165,7 @@ TOPICS: Mapping[str, Topic] = {
 
 
 def pick(tree: object, path: str) -> object:
-    """Returns an entry of a recursive answer, whose names may be in camelCase.
+    """Finds an entry in a recursive answer, whose names may be in camelCase.
 
     Args:
         tree: the answer.
@@ -183,15 +183,15 @@ def pick(tree: object, path: str) -> object:
 
 
 def _squash(name: str) -> str:
-    """Returns the same form for camelCase, snake_case and dashed names."""
+    """Normalizes a name, so that camelCase, snake_case and dashes become equal."""
     return name.replace("-", "").replace("_", "").lower()
 
 
 def is_excluded(environment: Mapping[str, str]) -> bool:
-    """Whether NO_GCE_CHECK says that this machine is not Google's.
+    """Whether NO_GCE_CHECK forbids requests.
 
-    Only platform detection reads the variable; an explicit `GceWatch` ignores the
-    variable.
+    Only the detection of the platform respects the variable; a `GceWatch` made by the
+    program ignores it.
     """
     said = environment.get(NO_CHECK_VARIABLE, "").strip().lower()
     return said in {"true", "1", "yes"}
@@ -209,7 +209,7 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 
 
 class GceWatch(MetadataWatch):
-    """Watches this machine's entries on the metadata server.
+    """Watches the entries of the metadata server that announce an end of this machine.
 
     | topic | is a notice | source |
     |---|---|---|
@@ -220,9 +220,9 @@ class GceWatch(MetadataWatch):
 
     Args:
         topics: the topics to watch.
-        maintenance_lead_seconds: an upcoming maintenance becomes a notice at most this
-            number of seconds before its window. The server announces a maintenance up
-            to seven days ahead. None: the announcement is the notice.
+        maintenance_lead_seconds: the notice of an upcoming maintenance is given so many
+            seconds before its window. None: when the maintenance is announced, which
+            may be seven days before.
         **options: url, clock and wait, see `WatchOptions`.
 
     Raises:
@@ -248,7 +248,7 @@ class GceWatch(MetadataWatch):
 
 
 class GcePoller(Poller):
-    """Sends one hanging GET after the other.
+    """Polls by hanging GETs, one after the other.
 
     Args:
         watch: the watch with the address and the topics.
@@ -263,16 +263,17 @@ class GcePoller(Poller):
         self._hangs_on_all = len(watch.topics) > 1
         self._etag: str | None = None
         self._hang_seconds = HANG_SECONDS
-        # when an announced maintenance becomes a notice
+        # Times at which announced maintenances become notices.
         self._due: dict[str, float] = {}
 
     def poll(self, report: Report) -> float:
-        """Waits for a change, at most `HANG_SECONDS`, and reports the topics."""
+        """Waits for a change, up to `HANG_SECONDS`, and reports all topics."""
         try:
             return self._poll(report)
         except errors.NoticeError:
-            # A wait for the next change would miss changes made in the meantime. Also,
-            # a server that refused requests during its start may accept them now.
+            # Begin without an ETag: waiting for the next change could miss changes made
+            # meanwhile. Try the directory again, too: a server that starts may refuse
+            # it first.
             self._etag, self._hangs_on_all = None, len(self._topics) > 1
             raise
 
@@ -282,7 +283,8 @@ class GcePoller(Poller):
         target = DIRECTORY if self._hangs_on_all else first
         answer = self._get(target, hangs=True)
         if target == DIRECTORY and answer.status in {400, *HIDDEN}:
-            # A proxy hides the directory (GKE): wait on the first topic alone.
+            # A proxy hides the directory (GKE). Wait for a change of the first topic
+            # only.
             self._hangs_on_all, before = False, None
             answer = self._get(first)
         if self._hangs_on_all:
@@ -303,7 +305,7 @@ class GcePoller(Poller):
         return PAUSE_SECONDS
 
     def _carried(self, answer: Answer) -> dict[str, object]:
-        """Returns the value of each topic found in the directory's answer."""
+        """Returns the values of the topics that the directory's answer contains."""
         if answer.status != 200:
             raise answer.refused("200")
         tree = answer.fields("a JSON object with the instance's entries")
@@ -314,9 +316,9 @@ class GcePoller(Poller):
         return {name: value for name, value in found.items() if value is not ABSENT}
 
     def _tell(self, name: str, report: Report, value: object = ABSENT) -> None:
-        """Reports one entry; requests the entry first if no value is given.
+        """Reports one topic; requests its entry first, if no value is given.
 
-        A failure concerns only this entry: other topics are still reported.
+        An error is logged, and other topics are still reported.
         """
         topic, now = self._topics[name], self._clock.wall()
         try:
@@ -333,7 +335,7 @@ class GcePoller(Poller):
                 report(name, self._within_lead(name, notice, now))
 
     def _single_value(self, name: str, answer: Answer) -> object:
-        """Returns an entry's value; None if there is no entry, `ABSENT` if unknown."""
+        """Returns the value in an answer; None: no such entry; `ABSENT`: unknown."""
         topic = self._topics[name]
         if answer.status in topic.quiet:
             return None if answer.status == 404 else ABSENT
@@ -343,7 +345,7 @@ class GcePoller(Poller):
                 "the entry. Allow the entry in the proxy, or set "
                 f"{HOST_VARIABLES[0]} to a server with the entry"
             )
-            # Not raised: the other topics are requested nevertheless.
+            # Log the error instead of raising it, so that other topics are requested.
             self._failures[name].note_failure(hidden, self._interval)
             return ABSENT
         if answer.status != 200:
@@ -351,14 +353,13 @@ class GcePoller(Poller):
         try:
             return answer.json()
         except errors.NoticeError:
-            # A server without alt=json sends a bare word; the topic decides on its
-            # meaning.
+            # A server that does not know alt=json sends a plain word.
             return answer.text()
 
     def _within_lead(
         self, name: str, notice: ActiveNotice | None, now: float
     ) -> ActiveNotice | None:
-        """Returns the notice if due. Else stores the due time and returns None."""
+        """Returns the notice if due. Else stores the due time, and returns None."""
         self._due.pop(name, None)
         lead = self._lead_seconds
         if notice is None or notice.shutdown_at is None or lead is None:
@@ -373,7 +374,7 @@ class GcePoller(Poller):
         notice.
         """
         if any(not self._topics[name].quiet for name in missing):
-            # behind a proxy: polled, as a preemption leaves little time
+            # behind a proxy: poll often, because a preemption leaves little time
             longest = POLL_SECONDS
         else:
             longest = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
@@ -381,7 +382,7 @@ class GcePoller(Poller):
         return max(1, math.ceil(min(longest, until_due)))
 
     def _get(self, path: str, *, hangs: bool = False) -> Answer:
-        """Returns the answer to a GET; a hanging GET waits until the ETag changes."""
+        """Sends a GET. A hanging GET is answered when the ETag changes."""
         query, seconds = "alt=json", PLAIN_SECONDS
         if path.endswith("/"):
             query += "&recursive=true"

@@ -1,8 +1,8 @@
-"""Finds children of this process killed by a signal; a hanging step may wait for one.
+"""Finds children of this process that a signal has killed.
 
-systemd and Slurm send SIGTERM to a whole group of processes, including processes that
-read data. Only children not yet waited for can be found; the program that started a
-child usually waits for the child soon.
+systemd and Slurm send SIGTERM to all processes of a job, also to processes that read
+data, and then a step may hang because it waits for such a process. A child is found
+only until the code that started it has called wait().
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMES = {each.value: each.name for each in signal.Signals}
 
 
 def killed_children() -> list[str]:
-    """Returns each killed child as "4711 (python, SIGTERM)". Reaps none. Any thread."""
+    """Returns killed children as "4711 (python, SIGTERM)", without reaping them."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

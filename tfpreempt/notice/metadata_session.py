@@ -1,9 +1,10 @@
-"""Requests to a metadata server: bounded in time and size, sent to one host only.
+"""Requests to a metadata server, with limits for time and size.
 
-No proxy, no redirect, no credentials of the user, plain http. The timeout of a socket
-applies to one read, so a server that sends a byte now and then never exceeds the
-timeout. Therefore the limits are checked where every byte passes: head, body, chunk
-sizes and trailers count alike.
+A request uses plain http, goes only to the given host, and sends no credentials of the
+user; proxies and redirects are not followed. The timeout of a socket applies to a
+single read, so a server that sends a byte now and then would never exceed it. Therefore
+`_Reader` checks the limits for all received bytes: head, body, chunk sizes and
+trailers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from urllib.parse import urlsplit
 from tfpreempt import errors
 from tfpreempt.storage import paths
 
-# The address of every cloud's metadata server, also of Google's host name. An address,
-# because a name lookup has no time limit and fails in a container with its own
-# resolver.
+# The address is the same in every cloud. Google's host name is not used, because a name
+# lookup has no time limit, and fails in a container with its own resolver.
 DEFAULT_URL = "http://169.254.169.254"
 
 REQUEST_SECONDS = 5.0
@@ -47,18 +47,18 @@ _DIGITS = {
 
 
 class SessionClosedError(errors.NoticeError):
-    """A request was cut off, or not sent, because its session was closed."""
+    """A request was interrupted, or not sent, because the session was closed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Answer of a server, with any status.
+    """The answer of a server; it may have any status.
 
     Attributes:
         url: requested URL, without the query.
         status: the HTTP status.
         headers: the headers, by lower-case names.
-        body: the body as sent, not decoded.
+        body: the bytes of the body.
     """
 
     url: str
@@ -100,9 +100,10 @@ class Answer:
         return value
 
     def refused(self, expected: str) -> errors.NoticeError:
-        """Returns an error that names the expected answer without quoting the answer.
+        """Returns an error that names the expected answer, without the actual answer.
 
-        Metadata can hold passwords, for instance in startup scripts.
+        The actual answer is not quoted, because metadata can contain passwords, for
+        instance in startup scripts.
         """
         return errors.NoticeError(
             f"{self.url} answered with status {self.status}, expected {expected}. The "
@@ -111,9 +112,9 @@ class Answer:
 
 
 class MetadataSession:
-    """Sends requests to one server, each over a new connection.
+    """Sends requests to one server, each on a new connection.
 
-    One thread makes the requests; any thread may close the session.
+    One thread at a time may send requests; any thread may close the session.
 
     Args:
         base_url: address in the form returned by `checked_base_url()`.
@@ -141,15 +142,15 @@ class MetadataSession:
         """Sends a request and reads the whole answer.
 
         Args:
-            target: path and query, from "/" on.
+            target: path and query, beginning with "/".
             method: GET, PUT or POST.
             headers: additional headers of the request.
             body: body of the request.
-            seconds: time limit from the request to the last byte of the answer.
+            seconds: timeout until the last byte of the answer has arrived.
             body_bytes: maximum size of the answer's body.
 
         Returns:
-            The answer, whatever its status; redirects are not followed.
+            The answer, with any status. Redirects are not followed.
 
         Raises:
             SessionClosedError: the session is closed, or was closed during the request.
@@ -168,7 +169,7 @@ class MetadataSession:
                 reader = _Reader(sock, until, HEAD_BYTES + body_bytes)
                 status, fields = reader.read_head()
                 content = reader.read_body(status, fields, body_bytes)
-            # close() looks like the end of an answer without a length
+            # Check again: close() may look like the end of an answer without a length.
             self._check_open()
         except (OSError, ValueError) as error:
             self._check_open()
@@ -176,12 +177,15 @@ class MetadataSession:
         return Answer(url=url, status=status, headers=fields, body=content)
 
     def close(self) -> None:
-        """Ends a waiting request, and refuses later ones. Any thread; idempotent."""
+        """Ends a waiting request, and refuses later requests.
+
+        Any thread may call it, also repeatedly.
+        """
         with self._lock:
             self._is_closed = True
             if self._current is not None:
-                # shutdown() wakes the reading thread; close() would not. An OSError
-                # means that the server closed first, or that the request is over.
+                # Use shutdown(), because close() would not wake the thread that reads.
+                # Ignore an OSError: the connection has ended already.
                 with contextlib.suppress(OSError):
                     self._current.shutdown(socket.SHUT_RDWR)
 
@@ -213,13 +217,13 @@ class MetadataSession:
 class _Reader:
     """Reads one answer (RFC 9112) within a time limit and a size limit.
 
-    The size limit covers head and body together. Rejected: `http.client` uses most of
-    the processor time of a request made each second, and limits each line of a head
-    separately.
+    The size limit applies to head and body together. `http.client` is not used: for a
+    request every second, it would need most of the CPU time, and it limits only the
+    single lines of a head.
 
     Args:
         sock: connection over which the request was sent.
-        until: deadline of the last byte, in monotonic seconds.
+        until: deadline for the last byte, in monotonic seconds.
         most_bytes: maximum number of bytes to read.
     """
 
@@ -227,7 +231,7 @@ class _Reader:
         self._sock = sock
         self._until = until
         self._bytes_left = most_bytes
-        self._buffer = bytearray()  # received, but not read yet
+        self._buffer = bytearray()  # bytes that were received, but not returned yet
 
     def read_head(self) -> tuple[int, dict[str, str]]:
         """Returns the status, and the headers by lower-case names."""
@@ -240,18 +244,18 @@ class _Reader:
             if found is None or not all(colon for _, colon, _ in fields):
                 raise ConnectionAbortedError(_NO_HTTP)
             status = int(found[1])
-            if status >= 200:  # a status below 200 precedes the final answer
+            if status >= 200:  # else an interim answer, before the final answer
                 return status, {name.lower(): text.strip() for name, _, text in fields}
 
     def read_body(
         self, status: int, headers: Mapping[str, str], most_bytes: int
     ) -> bytes:
-        """Returns the body, up to the end that the head announces.
+        """Returns the body, whose length is determined by the head.
 
         Args:
             status: the status in the head.
             headers: the headers in the head.
-            most_bytes: maximum size of the body; a longer body raises an error.
+            most_bytes: maximum size of the body.
         """
         if status in (204, 304):
             return b""
@@ -265,7 +269,7 @@ class _Reader:
         return self._read(len(self._buffer), most_bytes)
 
     def _read_chunks(self, most_bytes: int) -> bytes:
-        """Returns the joined chunks. A chunk's size line may have extensions."""
+        """Returns the joined chunks of a chunked body."""
         body = bytearray()
         while size := _number(self._read_line().partition(";")[0].strip(), 16):
             body += self._read(size, most_bytes - len(body))
@@ -279,7 +283,7 @@ class _Reader:
         return self._read_to(b"\r\n").decode("latin-1")
 
     def _read_to(self, mark: bytes) -> bytes:
-        """Returns the bytes before the mark, and consumes the mark."""
+        """Returns the bytes before the mark; the mark is skipped."""
         start = 0
         while (end := self._buffer.find(mark, start)) < 0:
             start = max(0, len(self._buffer) - len(mark) + 1)
@@ -302,7 +306,7 @@ class _Reader:
             raise ConnectionAbortedError(_CUT_SHORT)
 
     def _receive(self) -> bool:
-        """Waits for bytes. Returns False at the end of the connection."""
+        """Waits for bytes; returns False at the end of the connection."""
         left = self._until - time.monotonic()
         try:
             if left <= 0:
@@ -319,21 +323,21 @@ class _Reader:
 
 
 def _number(text: str, base: int) -> int:
-    """Parses a length of HTTP: digits only, although int() accepts more."""
+    """Parses a length in HTTP: only digits are allowed; int() would accept more."""
     if _DIGITS[base].fullmatch(text) is None:
         raise ConnectionAbortedError(_NO_HTTP)
     return int(text, base)
 
 
 def checked_base_url(text: str, origin: str) -> str:
-    """Returns a server's address as "http://host[:port]".
+    """Normalizes the address of a server to "http://host[:port]".
 
     Args:
         text: host, host:port or http://host:port.
-        origin: origin of the text, such as a variable's name, for the message.
+        origin: where the text comes from, such as a variable's name, for the message.
 
     Raises:
-        ConfigurationError: the text has no such form.
+        ConfigurationError: the text is no such address.
     """
     host = text.lower().removeprefix("http://").rstrip("/")
     try:
@@ -364,7 +368,7 @@ def url_from(
         default: address if no variable is set.
 
     Raises:
-        ConfigurationError: the variable holds no host.
+        ConfigurationError: the value of the variable is not a host.
     """
     for name in variables:
         text = environment.get(name, "").strip()
@@ -374,13 +378,13 @@ def url_from(
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Returns text fit for a log: at most `limit` printable characters."""
+    """Makes a text suitable for a log: at most `limit` printable characters."""
     cut = text[:limit]
     return "".join(char if char.isprintable() else "?" for char in cut)
 
 
 def epoch_seconds(text: object) -> float | None:
-    """Parses a time in RFC 3339 or RFC 1123. Returns seconds since the Unix epoch.
+    """Parses a time (RFC 3339 or RFC 1123) to seconds since the Unix epoch.
 
     Returns None for other values. A time without a zone is UTC.
     """
@@ -398,7 +402,7 @@ def epoch_seconds(text: object) -> float | None:
 
 
 def _from_rfc_3339(text: str) -> datetime.datetime:
-    """Parses as `fromisoformat`, for Python 3.10 too.
+    """Like `fromisoformat`, but also for Python 3.10.
 
     Python 3.10 accepts no "Z", and only 3 or 6 digits of a fraction.
     """
@@ -414,7 +418,7 @@ def readable(seconds: float | None) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the reason for a missing answer, without varying addresses or numbers."""
+    """Describes why there is no answer; the text is equal for equal failures."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
     if isinstance(error, ConnectionResetError | BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Many sources over one thread that polls one service for every source."""
+"""Several sources that share one thread, which polls a metadata service."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tfpreempt.notice.polling import FailureLog, PollingLoop, Wait, retry_second
 from tfpreempt.notice.source import NoticeSource, NoticeSourceBase
 from tfpreempt.notice.watcher import NoticeSourceConfig
 
-# A separate generator: a failure must not draw from the program's generator, whose
-# state is restored after a restart.
+# Use a separate generator: retries must not change the state of the program's
+# generator, which is saved and restored.
 _jitter = random.Random()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ActiveNotice:
-    """A notice as reported by a service, while the notice is up.
+    """A notice that a service reports now.
 
     Attributes:
-        detail: description for people.
-        shutdown_at: time of the machine's termination, in seconds since the Unix epoch;
-            None if the service does not report the time.
-        since: time since when the notice has been up; None if not reported.
+        detail: description, as text for messages.
+        shutdown_at: time at which the machine will be terminated, in seconds since the
+            Unix epoch; None if unknown.
+        since: time at which the notice was given; None if unknown.
     """
 
     detail: str
@@ -46,17 +46,17 @@ Report = Callable[[str, ActiveNotice | None], None]
 
 
 def quick_retry_seconds(failures: int) -> float:
-    """Returns the pause after consecutive failures (1 is the first failure).
+    """Returns the pause before the next attempt; `failures` counts from 1.
 
-    The first pause is short, because servers are sometimes away for less than a second.
-    Later pauses stay short, because a Spot preemption during an outage allows only 30
-    s. The pauses are randomized, because every worker sees the same server fail.
+    The first pause is short, because servers may be unreachable for less than a second.
+    Later pauses are at most 2 s, because a Spot preemption during an outage leaves only
+    30 s. The pauses are random, so that workers do not retry at the same time.
     """
     return retry_seconds(failures, 0.1, 2.0) * _jitter.uniform(0.5, 1.0)
 
 
 class Poller:
-    """Polls one service for every topic of a watch, from one thread.
+    """Polls a service for all topics of a watch. Used by one thread.
 
     Args:
         watch: the watch with the address and the topics.
@@ -71,13 +71,13 @@ class Poller:
         }
 
     def poll(self, report: Report) -> float:
-        """Polls once, and reports each topic whose state is known now.
+        """Polls once, and reports the state of every topic that it has found out.
 
-        A topic that is not reported keeps its state.
+        The state of other topics is unchanged.
 
         Args:
-            report: function called with a topic and its notice, or None without a
-                notice.
+            report: function called with a topic and its notice; with None, if there is
+                no notice.
 
         Returns:
             The seconds until the next poll.
@@ -88,14 +88,14 @@ class Poller:
         raise NotImplementedError
 
     def failure(self, topic: str) -> str:
-        """Returns why the last successful `poll()` did not learn this topic; or "".
+        """Returns why the last `poll()` has not found out the state of a topic; or "".
 
-        Called by the polling thread, or once that thread has polled.
+        Called on the thread that polls, or after a poll has ended.
         """
         return self._failures[topic].text
 
     def close(self) -> None:
-        """Ends a waiting `poll()` at once. Any thread."""
+        """Ends a waiting `poll()`. Any thread may call it."""
         self._session.close()
 
 
@@ -103,10 +103,10 @@ class WatchOptions(TypedDict, total=False):
     """Keyword arguments of every watch.
 
     Attributes:
-        url: host, host:port or http://host:port of the service; by default from the
-            environment, see the cloud's `metadata_url()`.
-        clock: source of times.
-        wait: function that waits between requests; tests pass the wait of a fake clock.
+        url: address of the service: host, host:port or http://host:port. By default it
+            is taken from the environment; see `metadata_url()` of the cloud.
+        clock: time source.
+        wait: function waiting between requests; tests pass the wait of a fake clock.
     """
 
     url: str | None
@@ -115,16 +115,16 @@ class WatchOptions(TypedDict, total=False):
 
 
 class MetadataWatch:
-    """Sources of several topics that share one thread.
+    """Watches several topics of a service with one thread; every topic is a source.
 
-    The thread runs from the first start of a source to the last close. A source started
-    while the thread runs immediately reports a notice that is up. After every source is
-    closed, new sources may be made and started.
+    The thread runs from the start of the first source until the last source is closed.
+    If a notice is active when a further source is started, this source reports it at
+    once. After all sources are closed, new sources may be made and started.
 
-    A subclass defines the name of its service, the known topics, and the address.
+    Subclasses define the name of the service, its topics and its address.
 
     Args:
-        topics: the topics to watch; a single string counts as one topic.
+        topics: the topics to watch; a string is a single topic.
         interval: seconds between two polls.
         url: address of the service, see `WatchOptions`.
         clock: time source, see `WatchOptions`.
@@ -169,15 +169,15 @@ class MetadataWatch:
         self._lock = threading.Lock()
         self._members: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
-        self._levels: _Levels = {}  # belongs to the current polling thread
+        self._levels: _Levels = {}  # active notices; replaced for each new thread
 
     @staticmethod
     def _find_url(environment: Mapping[str, str]) -> str:
-        """Returns the service's address from the environment, if no `url` is given."""
+        """Returns the address of the service, if no `url` was given."""
         raise NotImplementedError
 
     def poller(self) -> Poller:
-        """Returns a new poller; every polling thread has its own."""
+        """Returns a new poller, for a new thread."""
         raise NotImplementedError
 
     def source(self, topic: str) -> NoticeSource:
@@ -196,21 +196,21 @@ class MetadataWatch:
     def watched_sources(
         self, graces: Mapping[str, float | None]
     ) -> tuple[NoticeSourceConfig, ...]:
-        """Returns a new source for each topic.
+        """Returns a new source for every topic.
 
         Args:
-            graces: grace period in seconds of each topic; None if unknown.
+            graces: grace period in seconds of every topic; None if unknown.
         """
         return tuple(
             NoticeSourceConfig(self.source(name), graces[name]) for name in graces
         )
 
     def notice(self, topic: str) -> ActiveNotice | None:
-        """Returns the notice that is up for a topic, or None."""
+        """Returns the active notice of a topic, or None."""
         return self._levels.get(topic)
 
     def join(self, member: _TopicSource) -> None:
-        """Registers a started source. The first source starts the thread."""
+        """Adds a source that is started. The first source starts the thread."""
         with self._lock:
             self._members = (*self._members, member)
             if self._loop is None:
@@ -229,7 +229,7 @@ class MetadataWatch:
             member.send(notice.detail)
 
     def leave(self, member: _TopicSource) -> None:
-        """Removes a closed source. The last source ends the thread."""
+        """Removes a source that is closed. The last source ends the thread."""
         with self._lock:
             self._members = tuple(each for each in self._members if each is not member)
             if self._members or self._loop is None:
@@ -240,7 +240,7 @@ class MetadataWatch:
     def _report(self, levels: _Levels, topic: str, notice: ActiveNotice | None) -> None:
         with self._lock:
             if self._levels is not levels:
-                return  # the thread's watch was closed
+                return  # all sources of this thread were closed
             is_news = levels.get(topic) is None
             levels[topic] = notice
             members = [each for each in self._members if each.topic == topic]

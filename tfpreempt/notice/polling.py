@@ -1,4 +1,4 @@
-"""Polling in a thread: reports changes only, and logs each failure once."""
+"""Polls in a thread; reports changes, and logs every failure once."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def retry_seconds(failures: int, first: float = 1.0, longest: float = 30.0) -> float:
-    """Returns the pause after consecutive failures (1 is the first failure)."""
+    """Returns the pause before the next attempt; `failures` counts from 1."""
     return min(first * 2.0 ** min(failures - 1, 16), longest)
 
 
 class FailureLog:
-    """Counts consecutive failures, and logs a failure once.
+    """Counts consecutive failures, and logs equal failures only once.
 
-    Two failures are the same if type and message are the same. In errors of other
-    packages numbers are ignored: a message may contain the address of an object, which
-    changes.
+    Failures are equal if their types and messages are equal. In the messages of errors
+    that are not tfpreempt's, numbers are ignored, because a message may contain the
+    address of an object.
 
     Args:
         name: name of the source, for messages.
@@ -49,7 +49,7 @@ class FailureLog:
         self._last: tuple[type[BaseException], str] | None = None
 
     def note_failure(self, error: BaseException, pause: float) -> None:
-        """Logs the failure unless the last failure was the same.
+        """Counts a failure; logs it unless the failure before was equal.
 
         Args:
             error: the failure.
@@ -60,9 +60,8 @@ class FailureLog:
         ours = error if isinstance(error, errors.NoticeError) else None
         this = type(error), self.text if ours else _NUMBER.sub("", self.text)
         if this != self._last:
-            # The first failure of a series is logged with a traceback, a different
-            # failure after the first in one line, and the same failure again not at
-            # all. Errors of tfpreempt explain themselves, and need no traceback.
+            # Log a traceback for the first failure only. Errors of tfpreempt need no
+            # traceback.
             is_told = ours is not None or self._last is not None
             _logger.warning(
                 "%s failed (%s: %s); the next attempt is in %.2g s, and later attempts "
@@ -83,17 +82,16 @@ class FailureLog:
 
 
 class PollingLoop:
-    """Polls in a thread of its own until the loop is closed.
+    """Polls repeatedly in a thread, until it is closed.
 
     Args:
         name: name of the thread, also for messages.
-        poll: polls once; returns the seconds until the next poll. An exception is
-            logged once per failure, and the poll is retried. A hanging poll blocks only
-            this thread.
-        retry: maps the number of consecutive failures (1 is the first) to a pause in
-            seconds.
+        poll: function that polls once, and returns the seconds until the next poll. If
+            it raises an error, the error is logged once, and the poll is retried.
+        retry: function returning the pause in seconds after a number of consecutive
+            failures, from 1.
         wait: function that waits between polls; tests pass the wait of a fake clock.
-        cut_off: makes a waiting poll return or raise at once; any thread.
+        cut_off: function that ends a waiting poll; called on any thread.
     """
 
     def __init__(
@@ -114,14 +112,14 @@ class PollingLoop:
         self._thread = ManagedThread(f"tfpreempt-{name}", self._run)
 
     def start(self) -> None:
-        """Starts the thread, which polls at once. May be called once."""
+        """Starts the thread, which polls immediately. May be called only once."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stops polling. Logs a warning if the thread does not end within a limit."""
+        """Stops polling; logs a warning if the thread does not end in time."""
         self._thread.stop_event.set()
         self._cut_off()
-        # the loop's own thread ends by itself
+        # If called on the thread itself, it cannot be waited for, and ends by itself.
         is_own = self._thread is threading.current_thread()
         if not self._thread.join(CLOSE_LIMIT_SECONDS) and not is_own:
             _logger.warning(
@@ -149,7 +147,7 @@ class PollingLoop:
 
 
 class PollingSource(NoticeSourceBase):
-    """A source that polls, and reports each change from quiet to notice.
+    """Base class of a source that polls; reports a notice when it becomes active.
 
     A failed poll is retried with back-off, from 1 s up to 30 s.
 
@@ -169,7 +167,7 @@ class PollingSource(NoticeSourceBase):
         self._loop = PollingLoop(name, self._poll, retry=retry_seconds, wait=wait)
 
     def poll_once(self) -> str | None:
-        """Polls once. Returns a detail while the notice is up, else None."""
+        """Polls once; returns the detail of the active notice, or None."""
         raise NotImplementedError
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Notices from signals, received at once even while the main thread is inside an op."""
+"""Notices from signals, received at once even if the main thread runs a long op."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tfpreempt.notice.source import NoticeSourceBase
 
 _logger = logging.getLogger(__name__)
 
-# An allow-list: SIGSEGV and similar signals mean a bug, SIGCHLD and SIGPIPE occur in
-# every healthy run, SIGKILL and SIGSTOP cannot be caught.
+# Other signals are not allowed: SIGSEGV and similar signals mean a bug, SIGCHLD and
+# SIGPIPE occur in every run, and SIGKILL and SIGSTOP cannot be caught.
 _NAMES = "TERM", "INT", "USR1", "USR2", "HUP", "QUIT", "ALRM", "CONT", "XCPU", "PWR"
 WATCHABLE = {name: signal.Signals[f"SIG{name}"] for name in _NAMES}
 
@@ -26,26 +26,26 @@ _ELSEWHERE = (
 
 
 class SignalSource(NoticeSourceBase):
-    """Reports each arrival of one signal.
+    """Reports a notice each time that a signal arrives.
 
-    Any number of sources in a process may watch the same signal. Our handler calls the
-    Python handler installed before, except SIGINT's default handler and SIG_DFL. So a
-    watched signal neither interrupts nor ends the process by itself. The last `close()`
-    puts back the earlier handler and the earlier wake-up fd. While the process exits
-    after a notice, the last `close()` ignores the signal instead, so that the exit code
-    is kept.
+    Several sources in a process may watch the same signal. The handler of tfpreempt
+    calls the Python handler that was installed before, but not the default handler. So
+    a watched signal neither interrupts nor ends the process. When the last source is
+    closed, the earlier handler and the earlier wake-up fd are installed again. But if
+    the process is exiting after a notice, the signal is ignored from then on, so that
+    the exit code does not change.
 
-    Forked children do not inherit the watch. Children of multiprocessing end only by a
-    signal from their parent (`forked_children.py`). If the main thread blocks the
-    signal, for instance by an inherited mask, a thread of tfpreempt receives the
-    signal; no mask is changed.
+    Forked children do not watch the signal. Children of multiprocessing ignore the
+    signal unless their parent has sent it (`forked_children.py`). If the main thread
+    blocks the signal, for instance by an inherited mask, a thread of tfpreempt receives
+    it.
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".
 
     Raises:
         ConfigurationError: there is no such signal or the signal cannot mean a notice.
-        NotMainThreadError: `start()` was called off the main thread.
+        NotMainThreadError: `start()` was called on another thread than the main thread.
     """
 
     def __init__(self, signum: signal.Signals | int | str) -> None:
@@ -67,10 +67,10 @@ class SignalSource(NoticeSourceBase):
     def rearm(self) -> None:
         """Installs the handler and the wake-up fd again.
 
-        TensorFlow's own SIGTERM handler, installed from C++ when a
-        MultiWorkerMirroredStrategy is made, silently replaces ours. Off the main thread
-        the handler cannot be installed again: the method logs one warning, and training
-        continues.
+        When a MultiWorkerMirroredStrategy is made, TensorFlow installs its own SIGTERM
+        handler from C++, which replaces the handler of tfpreempt. Python can install a
+        handler only on the main thread. On another thread the method logs a warning,
+        once, and does nothing.
         """
         if threading.current_thread() is threading.main_thread():
             REGISTRY.rearm(self._signal)

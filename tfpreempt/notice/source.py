@@ -1,4 +1,4 @@
-"""Contract of every source of notices, and the base class of tfpreempt's sources."""
+"""The interface of a source of notices, and a base class for sources."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ signal handler. The function returns quickly and does not raise."""
 class NoticeSource(Protocol):
     """A source of preemption notices, such as a signal or a metadata server.
 
-    A source reports changes: a notice that stays up is reported once, and a notice that
-    is withdrawn and returns is reported again. A source survives its own failures: a
-    failure is logged once and retried with back-off.
+    A source reports a notice once, when it becomes active; and again, if it was
+    withdrawn in between. If a source fails, it logs the failure once, and retries with
+    back-off.
     """
 
     @property
@@ -30,12 +30,12 @@ class NoticeSource(Protocol):
         ...
 
     def start(self, on_notice: OnNotice) -> None:
-        """Starts watching. Called once, on the main thread.
+        """Starts to watch. Called once, on the main thread.
 
         Args:
-            on_notice: function called with a detail for people at each notice, from any
-                thread of the source, never in a signal handler. The function returns
-                quickly and does not raise.
+            on_notice: function that the source calls at every notice, with a
+                description of the notice. The source may call it on any thread, but not
+                in a signal handler. The function returns quickly and raises no errors.
 
         Raises:
             NoticeError: the source cannot work here.
@@ -46,34 +46,35 @@ class NoticeSource(Protocol):
         """Watches again after other code may have disarmed the source. Main thread
         only.
 
-        Signals can be disarmed. Called at the first `run()` and at each scope entry;
-        cheap, and may do nothing.
+        Called on the main thread, at the first `run()` and at the beginning of each
+        watch scope. Needed for signals, whose handler other code may replace; other
+        sources may do nothing.
         """
         ...
 
     def close(self) -> None:
-        """Stops watching, joins threads with a limit, and restores changed state."""
+        """Stops watching, ends the threads, and restores what `start` has changed."""
         ...
 
 
 @runtime_checkable
 class TimedSource(NoticeSource, Protocol):
-    """A source whose notices may name the time of the termination."""
+    """A source that may know the time at which the machine will be terminated."""
 
     def seconds_left(self) -> float | None:
-        """Returns the seconds left by the current notice; None if unknown.
+        """Returns the seconds until the termination by the active notice, or None.
 
-        A value of 0 or less means that the time is over. Measured by this machine's
-        wall clock, which the clouds synchronize. Any thread.
+        The value may be 0 or negative. It is measured by the wall clock of this
+        machine, which the clouds synchronize. Any thread may call the method.
         """
         ...
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class NoticeSourceBase:
-    """Base class of sources: started once, closed once, survives a listener's errors.
+    """Base class of sources: can be started once, and survives errors of its listener.
 
-    A subclass implements `_begin` and `_end`, and calls `send`.
+    Subclasses implement `_begin` and `_end`, and call `send` for every notice.
 
     Args:
         name: name of the source in logs and the journal.
@@ -106,21 +107,21 @@ class NoticeSourceBase:
         pass  # only signals can be disarmed
 
     def close(self) -> None:
-        """Stops watching; reports no notice from now on. Idempotent."""
+        """Stops watching; reports no notice afterwards. May be called repeatedly."""
         was_open = self._on_notice is not None and not self._is_closed
         self._is_closed = True
         if was_open:
             self._end()
 
     def send(self, detail: str) -> None:
-        """Passes on a notice, unless the source is closed. Any thread, never raises."""
+        """Reports a notice, unless the source is closed. Any thread; never raises."""
         if self._on_notice is None or self._is_closed:
             return
         try:
             self._on_notice(detail)
         except Exception:
-            # The source must survive an error of its listener: other sources may share
-            # the thread.
+            # Continue after an error of the listener: other sources may share the
+            # thread.
             _logger.exception(
                 "on_notice raised an error for a notice of %s; the source continues",
                 self.name,

@@ -1,9 +1,10 @@
-"""Notices from TensorFlow's preemption key, set by its C++ SIGTERM handler.
+"""Notices from the preemption key that TensorFlow's SIGTERM handler sets.
 
-TensorFlow sets TF_DEFAULT_PREEMPTION_NOTICE_KEY within about 1 s of a SIGTERM to any
-task. A get of the key blocks until then and cannot be cancelled; a get with a timeout
-leaks memory in two processes. So one thread blocks in one get, is never joined, and
-sends the value to the sources subscribed at that time.
+Within about 1 s after a SIGTERM to any task, TensorFlow sets
+TF_DEFAULT_PREEMPTION_NOTICE_KEY in its coordination service. A get of the key waits for
+this, and cannot be cancelled; a get with a timeout leaks memory in two processes. So
+one thread waits in a single get, and is never joined. When the key is set, the thread
+sends the value to the sources that are open then.
 """
 
 from __future__ import annotations
@@ -20,21 +21,20 @@ _logger = logging.getLogger(__name__)
 
 
 class NativeKeySource(NoticeSourceBase):
-    """Reports the value of TensorFlow's key once, such as "/job:worker/task:1".
+    """Reports a notice when TensorFlow's preemption key is set.
 
-    The key can be set once in the lifetime of a cluster and stays set. So after the
-    value has been delivered, sources with the same identity report nothing more. Code
-    that deletes the key calls `read_again` to watch for the next preemption.
+    The detail is the value of the key, such as "/job:worker/task:1". The key can be set
+    only once while a cluster runs. So after its value was reported, sources of the same
+    cluster report nothing more, unless the key was deleted and `read_again` was called.
 
     Args:
-        read_key: function that blocks until the key is set and returns its value, in a
-            daemon thread. An exception (the cluster is going down) ends the watch and
-            is logged.
-        identity: identity of the key's cluster; sources with the same identity share
-            one get. By default `read_key` itself: equal functions, or a bound method of
-            the same object.
-        is_alone: whether no other source reports preemptions of these machines. The end
-            of such a watch is then logged as a warning while the source is open.
+        read_key: function that waits until the key is set, and returns the value;
+            called on a daemon thread. If it raises an error (the cluster shuts down),
+            the error is logged, and the watch ends.
+        identity: value that identifies the cluster; sources with equal identities share
+            one get. By default `read_key`.
+        is_alone: whether no other source reports preemptions of these machines; then an
+            error of `read_key` is logged as a warning.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class NativeKeySource(NoticeSourceBase):
 
 
 def read_again(identity: Hashable) -> None:
-    """Waits again for the key, after delivery and deletion of the key.
+    """Waits for the key again, after its value was reported and the key was deleted.
 
     Args:
-        identity: identity of the sources that receive the value.
+        identity: the `identity` of the sources.
     """
     with _lock:
         reader = _readers.get(identity)
@@ -78,7 +78,7 @@ def read_again(identity: Hashable) -> None:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _KeyReader:
-    """The only blocked get of an identity, and the sources waiting for the value."""
+    """Reads the key of one cluster, for every source with the same identity."""
 
     read_key: Callable[[], str]
     sources: list[NativeKeySource] = dataclasses.field(default_factory=list)
@@ -87,14 +87,14 @@ class _KeyReader:
     has_delivered: bool = False
 
     def read(self) -> None:
-        """Starts a get. The caller holds the lock."""
+        """Starts a thread that reads the key. The caller holds the lock."""
         self.undelivered, self.is_reading, self.has_delivered = None, True, False
         ManagedThread("tfpreempt-native-key", self._run).start()
 
     def _run(self) -> None:
         try:
             detail = str(self.read_key())
-        except Exception as error:  # noqa: BLE001 - any failure means: no more notices
+        except Exception as error:  # noqa: BLE001 - any failure ends the watch
             with _lock:
                 self.is_reading = False
                 is_missed = any(each.is_alone for each in self.sources)

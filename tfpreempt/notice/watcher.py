@@ -1,4 +1,4 @@
-"""Watches many sources, each with a grace period of its own."""
+"""Starts and stops the sources of notices, each with its own grace period."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ CLOSE_LIMIT_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NoticeSourceConfig:
-    """A source of notices together with its grace period.
+    """A source of notices, and its grace period.
 
     Attributes:
         source: a source that has not been started.
         grace_seconds: seconds from a notice until the machine is terminated. None or 0:
-            unknown; the commit is then made at once and without a deadline. A notice
-            that names a time (`TimedSource`) can only shorten the grace period.
+            unknown; the commit is then made at once, without a deadline. If the source
+            knows the time of the termination (`TimedSource`), the remaining time is
+            used if it is shorter.
     """
 
     source: NoticeSource
@@ -44,7 +45,7 @@ class NoticeSourceConfig:
             )
 
     def grace_now(self) -> float | None:
-        """Returns `grace_seconds`, or the time left by the notice if less."""
+        """Returns `grace_seconds`, or the remaining time of the notice if shorter."""
         grace = self.grace_seconds
         if grace is None or not isinstance(self.source, TimedSource):
             return grace
@@ -58,22 +59,21 @@ FindSources = Callable[[], Sequence[NoticeSourceConfig]]
 
 @dataclasses.dataclass(eq=False)
 class Watcher:
-    """Starts sources, and passes on each report of a source as a `Notice`.
+    """Starts sources, and calls a function with a `Notice` for each report of a source.
 
     Args:
-        sources: the sources, owned by the watcher from now on; sources found later are
+        sources: sources to start; the watcher closes them. Sources found later are
             added.
-        worker: index of this worker, written into each notice.
-        on_notice: function called with one notice at a time, from a thread of the
-            source. The function returns quickly; its errors are logged, and the sources
-            continue.
+        worker: index of this worker, written into every notice.
+        on_notice: function called with every notice, on a thread of the source, for one
+            notice at a time. It returns quickly; its errors are logged.
         clock: time source.
-        find_more: function that finds more sources, called on a thread of the watcher,
-            which also starts the sources found. Signals are excluded: only the main
-            thread can watch signals. None: no more sources.
+        find_more: function that finds more sources, called on a thread, which also
+            starts the found sources. They must not be signal sources, which only the
+            main thread can start. None: no more sources.
 
     Attributes:
-        is_started: whether every initial source is watching.
+        is_started: whether all initial sources have been started.
     """
 
     sources: Sequence[NoticeSourceConfig]
@@ -85,23 +85,23 @@ class Watcher:
     is_started: bool = dataclasses.field(default=False, init=False)
     _started: list[NoticeSource] = dataclasses.field(default_factory=list)
     _closed: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # Held while on_notice runs (_delivery) and while a found source starts (_starting).
-    # Re-entrant, because on_notice may close the watcher.
+    # Held while on_notice runs (_delivery), and while a found source is started
+    # (_starting). Re-entrant, because on_notice may close the watcher.
     _delivery: Any = dataclasses.field(default_factory=threading.RLock)
     _starting: Any = dataclasses.field(default_factory=threading.RLock)
 
     @property
     def shortest_grace(self) -> float | None:
-        """Shortest known grace period in seconds; None if unknown for every source."""
+        """Shortest known grace period in seconds; None if none is known."""
         known = [each.grace_seconds for each in self.sources if each.grace_seconds]
         return min(known, default=None)
 
     def start(self) -> None:
-        """Starts every source, or no source. Called once, on the main thread.
+        """Starts every source; call it once, on the main thread.
 
         Raises:
             UsageError: the watcher was started or closed before.
-            TfpreemptError: a source cannot work here; sources already started were
+            TfpreemptError: a source cannot work here. Then every source has been
                 closed.
         """
         if self._started or self._closed.is_set():
@@ -136,7 +136,7 @@ class Watcher:
                         error,
                     )
                     continue
-                # on_notice closed the watcher during the start
+                # Check again: on_notice may have closed the watcher during the start.
                 if self._closed.is_set():
                     watched.source.close()
                     return
@@ -144,22 +144,23 @@ class Watcher:
             self.sources = (*self.sources, watched)
 
     def rearm(self) -> None:
-        """Watches again after signals may have been disarmed. Main thread only."""
+        """Calls `rearm` of every source: signal handlers may have been replaced."""
         if not self._closed.is_set():
             for source in tuple(self._started):
                 source.rearm()
 
     def close(self) -> None:
-        """Stops every source; delivers no notice after the return. Idempotent.
+        """Stops every source; `on_notice` is not called afterwards.
 
-        Waits at most 2 s for a source that is starting, at most 2 s for a running
-        on_notice, and for each source within the source's own limit. A search for
-        sources is not waited for, and starts no source any more. Main thread only, so
-        that signal handlers can be restored.
+        Call on the main thread, so that signal handlers can be restored; repeated calls
+        do nothing. Waits at most 2 s for a source that is being started, at most 2 s
+        for a running `on_notice`, and for every source at most as long as its `close`
+        takes. Does not wait for `find_more`, whose sources are then not started.
         """
         self._closed.set()
         self.is_started = False
-        # The search is not joined: a server without an answer would delay each close.
+        # Do not wait for the search: a server that does not answer would delay the
+        # close.
         if self._starting.acquire(timeout=CLOSE_LIMIT_SECONDS):
             self._starting.release()
         if self._delivery.acquire(timeout=CLOSE_LIMIT_SECONDS):

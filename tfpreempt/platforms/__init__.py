@@ -1,4 +1,4 @@
-"""How each platform announces a termination, and how to exit: configs as data.
+"""How every platform announces a termination, and how to exit: configs as data.
 
 aws             Amazon EC2 Spot: two minutes, announced by the metadata service
 azure           Azure: Scheduled Events, from a preemption in 30 s to a reboot in 15 min

@@ -33,7 +33,7 @@ FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
 class ConfigOptions(TypedDict, total=False):
     """Keyword arguments of `TerminationConfig`, which describes the arguments.
 
-    `grace_period` is missing, because each platform has a different default.
+    `grace_period` is missing, because every platform has a different default.
     """
 
     termination_watcher_fn: Callable[[], object] | None

@@ -1,4 +1,4 @@
-"""Google Compute Engine: notices of the metadata server for each kind of machine."""
+"""Google Compute Engine: notices of the metadata server for every kind of machine."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def train(
         directory: directory of the job.
         command: command that starts the supervisor, see `supervised`; it prints the
             output of worker 0.
-        planned: preemptions, in order of their steps. After each preemption the
+        planned: preemptions, in order of their steps. After every preemption the
             supervisor restarts the workers.
 
     Raises:

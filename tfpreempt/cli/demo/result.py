@@ -21,7 +21,7 @@ class Result:
     Attributes:
         preemptions: number of preemptions that ended in a commit.
         steps_lost: number of steps that some worker trained more than once, or never.
-        bit_identical: whether the final weights of all workers of both jobs are equal,
+        bit_identical: whether the final weights of every worker of both jobs are equal,
             byte for byte.
         notice_to_commit_seconds: seconds from the notice to the commit, per preemption.
         final_accuracy: accuracy of the interrupted job on images never trained on.
@@ -89,7 +89,7 @@ def count_lost(trained: Iterable[Iterable[int]], steps: int) -> int:
     """Returns the number of steps that at least one worker did not train exactly once.
 
     Args:
-        trained: for each worker, the steps that it has trained, in order.
+        trained: for every worker, the steps that it has trained, in order.
         steps: number of steps to train.
     """
     lost: set[int] = set()

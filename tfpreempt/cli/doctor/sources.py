@@ -67,7 +67,7 @@ def probe_sources(
         sources: sources of a config.
         watches: for every cloud, the class that polls its metadata server. A topic is a
             kind of notice, such as "preempted".
-        limit_seconds: timeout for each cloud.
+        limit_seconds: timeout for every cloud.
     """
     watched = [(each.source.name, each.grace_seconds) for each in sources]
     verdicts: dict[str, Verdict] = {}

@@ -82,7 +82,7 @@ class SupervisorRun(Records):
     Attributes:
         name: name of the start.
         supervisor: id of the supervisor.
-        ends: record of the end of each worker that has ended, by index of the worker.
+        ends: record of the end of every worker that has ended, by index of the worker.
     """
 
     name: str
@@ -121,7 +121,7 @@ class _Journal(abc.ABC):
 
     Args:
         file: name of the file.
-        keeps_all: whether to keep all records; if False, only the newest are kept.
+        keeps_all: whether to keep every record; if False, only the newest are kept.
 
     Attributes:
         corrupt: number of corrupt lines.

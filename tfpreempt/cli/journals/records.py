@@ -1,6 +1,6 @@
 """Parses and validates the records of a run's journals.
 
-A journal is not trusted: any process with write access may have changed it. Each field
+A journal is not trusted: any process with write access may have changed it. Every field
 must have the expected type and range; otherwise the record is corrupt.
 """
 

@@ -41,7 +41,7 @@ class _File:
 
     Args:
         path: path of the file, which need not exist yet.
-        make: function that returns an empty journal, which receives the lines.
+        make: function returning an empty journal, which receives the lines.
 
     Attributes:
         journal: journal with the lines read so far.
@@ -91,7 +91,7 @@ class JournalTailer:
         workers: indices of the workers to read; None: every worker.
         supervisor: file name of the only supervisor journal to read; None: every
             supervisor.
-        keeps_all: whether to keep all records; if False, only the newest are kept.
+        keeps_all: whether to keep every record; if False, only the newest are kept.
 
     Attributes:
         directory: directory of the journals.

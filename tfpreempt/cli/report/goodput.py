@@ -75,7 +75,7 @@ class GoodputBreakdown:
 
     Attributes:
         good: seconds spent on steps that were kept.
-        bad: seconds of each category of badput; every category has an entry.
+        bad: seconds of every category of badput; every category has an entry.
     """
 
     good: float

@@ -301,7 +301,7 @@ _STACK = (
 def _heights(
     by_phase: Mapping[Phase, Sequence[Span]], edges: np.ndarray
 ) -> dict[Phase, np.ndarray]:
-    """Returns where each phase is drawn in the cells of a worker's row.
+    """Returns where every phase is drawn in the cells of a worker's row.
 
     A cell is a short interval of time, in which the phases are stacked. The height of a
     phase is its share of the interval. So the area of a phase is proportional to its
@@ -312,7 +312,7 @@ def _heights(
         edges: edges of the cells, which have equal widths.
 
     Returns:
-        For each phase an array with two rows: the lower and the upper ends, from 0 to
+        For every phase an array with two rows: the lower and the upper ends, from 0 to
         1. Both are 0 in cells without the phase.
     """
     found, low = {}, np.zeros(len(edges) - 1)
@@ -332,7 +332,7 @@ def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
 
     Args:
         figure: figure to convert.
-        titles: tooltip of each shape, by its gid.
+        titles: tooltip of every shape, by its gid.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -106,11 +106,11 @@ class ProcessLifetimes:
 def build_lifetimes(
     workers: Mapping[int, WorkerJournal], supervisors: Iterable[SupervisorJournal]
 ) -> ProcessLifetimes:
-    """Computes the lifetimes of all processes of a run, on a shared clock.
+    """Computes the lifetimes of the processes of a run, on a shared clock.
 
     Args:
-        workers: journals of the workers, by index, with all records.
-        supervisors: journals of the supervisors, with all records.
+        workers: journals of the workers, by index, with every record.
+        supervisors: journals of the supervisors, with every record.
     """
     starts = {start.name: start for each in supervisors for start in each.starts}
     trainings = [training for each in workers.values() for training in each.trainings]
@@ -158,13 +158,13 @@ def _machine(training: WorkerRun, starts: Mapping[str, SupervisorRun]) -> object
 def _clocks(
     trainings: Iterable[WorkerRun], starts: Mapping[str, SupervisorRun]
 ) -> tuple[dict[object, float], list[str]]:
-    """Computes how much each machine's monotonic clock differs from the shared clock.
+    """Computes how much every machine's monotonic clock differs from the shared clock.
 
     A supervisor and its workers run on one machine. The offset of a machine is the
     median, over all its records, of wall clock minus monotonic clock.
 
     Args:
-        trainings: trainings of all workers.
+        trainings: trainings of every worker.
         starts: starts of the supervisors, by name.
 
     Returns:

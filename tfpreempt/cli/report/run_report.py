@@ -109,7 +109,7 @@ class RunReport:
         metrics: curves by name.
         own_metrics: names of the curves from the journal; these have the step numbers
             of the run.
-        faults: how often each recovered error occurred, by "where: error".
+        faults: how often every recovered error occurred, by "where: error".
         account: time of all workers, by category.
         warnings: reasons why parts of the report may be wrong or missing.
     """
@@ -181,8 +181,8 @@ def build_report(
     """Builds the report of a run; None if no process has records.
 
     Args:
-        workers: journals of the workers, by index, with all records.
-        supervisors: journals of the supervisors, with all records.
+        workers: journals of the workers, by index, with every record.
+        supervisors: journals of the supervisors, with every record.
         warnings: warnings that occurred when the journals were read.
     """
     lives = build_lifetimes(workers, supervisors)
@@ -327,7 +327,7 @@ def _between(events: Sequence[Record], begin: float, end: float) -> Sequence[Rec
 
 
 def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | None]:
-    """Returns, for each lifetime, the step up to which its training was not lost.
+    """Returns, for every lifetime, the step up to which its training was not lost.
 
     This is the lowest step from which a later lifetime resumed; for the last lifetime,
     the step of the newest commit. None: nothing was lost, for example because training

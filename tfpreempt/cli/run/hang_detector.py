@@ -132,7 +132,7 @@ class Hang:
 
 
 class HangDetector:
-    """Detects hangs of a supervisor's workers. Use it on the main thread only.
+    """Detects hangs of a supervisor's workers. Use on the main thread only.
 
     Args:
         timeout: seconds without a boundary, or `AUTO`; None: no detection.

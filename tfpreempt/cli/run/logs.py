@@ -1,6 +1,6 @@
 """The log files of the workers: one per worker, continued over all restarts.
 
-The supervisor adds a line at each start and end of the worker. So the cause of a
+The supervisor adds a line at every start and end of the worker. So the cause of a
 failure is found by reading one file upwards, and `tail -F` continues through restarts.
 A worker does not write to the file but to a pipe, because `print` would raise an error
 on a full disk, and end training. Text that cannot be written is omitted.

@@ -26,7 +26,7 @@ class RunOptions:
             commits.
         log_dir: directory for the workers' output.
         log_size: size in bytes at which a log file is rotated.
-        log_files: number of log files to keep for each worker.
+        log_files: number of log files to keep for every worker.
         journal_dir: directory of the supervisor's journal.
         task: name of this machine's task, such as "worker-3", if the user has set
             TF_CONFIG; then `workers` is 1. Else None.
@@ -74,7 +74,7 @@ class RunOptions:
 
     @property
     def journal_path(self) -> Path:
-        """Path of the supervisor's journal; it differs for each machine."""
+        """Path of the supervisor's journal; it differs for every machine."""
         suffix = f"-{self.task}" if self.task else ""
         return self.journal_dir / f"supervisor{suffix}.jsonl"
 
@@ -84,7 +84,7 @@ class RunOptions:
         """Returns the environment variables of a worker.
 
         If the user has set TF_CONFIG, it is passed on, and TFPREEMPT_INCARNATION is not
-        set: all workers would have to get the same name, but each machine's supervisor
+        set: all workers would have to get the same name, but every machine's supervisor
         has names of its own. TFPREEMPT_SUPERVISED is always set; workers record it in
         their journals.
 

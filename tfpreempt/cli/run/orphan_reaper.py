@@ -67,7 +67,7 @@ def record_end(journal: str, supervisor: str) -> None:
 
 
 def ask_groups(groups: set[int]) -> None:
-    """Sends SIGTERM to the worker of each group; if it has ended, to the group.
+    """Sends SIGTERM to the worker of every group; if it has ended, to the group.
 
     Only the worker gets the signal, so that its data loader processes run until the
     commit.

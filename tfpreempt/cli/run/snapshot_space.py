@@ -43,8 +43,8 @@ def lent(
     """Context in which memory for snapshots is reserved.
 
     Args:
-        asked: bytes for all workers together; 0: no snapshots; `AUTO`: a quarter of the
-            free memory.
+        asked: bytes for all workers together; 0: no snapshots; `AUTO`: a quarter of
+            the free memory.
         workers: number of workers.
         directories: directories to try; by default /dev/shm and $XDG_RUNTIME_DIR.
 

@@ -48,7 +48,7 @@ _CANNOT_START = ReturnCode(126)
 
 
 def supervise(options: RunOptions) -> int:
-    """Supervises a run until its end. Call it on the main thread.
+    """Supervises a run until its end. Call on the main thread.
 
     Args:
         options: options of the run.
@@ -114,7 +114,7 @@ _Steps = tuple[int | None, int | None]
 class Supervisor:
     """Starts all workers, waits for their end, and restarts them.
 
-    Use it on the main thread only.
+    Use on the main thread only.
 
     Args:
         options: options of the run.
@@ -122,7 +122,7 @@ class Supervisor:
         logs: log file of every worker.
         fleet: starts and ends the worker processes.
         watch: hang detector.
-        wait: function that waits for SIGCHLD and the signals to stop.
+        wait: function waiting for SIGCHLD and the signals to stop.
         clock: clock that measures durations.
     """
 
@@ -387,7 +387,7 @@ class Supervisor:
         """Returns the newest step in the directory, and that in the chief's journal.
 
         Both are needed, because a program may not commit in the directory itself, but
-        in object storage, or in a subdirectory for each fit. If the chief runs on
+        in object storage, or in a subdirectory for every fit. If the chief runs on
         another machine, its journal is found only if the machines share the journal's
         directory.
         """

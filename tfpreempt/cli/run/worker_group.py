@@ -27,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class WorkerGroup:
-    """Starts, signals and reaps the workers. Use it on the main thread only.
+    """Starts, signals and reaps the workers. Use on the main thread only.
 
     A child process, the guard (`orphan_reaper.py`), knows the process groups of the
     workers. If this process ends for any reason, the guard ends the remaining groups.
@@ -35,7 +35,7 @@ class WorkerGroup:
     Args:
         leave_seconds: time between SIGTERM and SIGKILL, for children of ended workers
             and for workers that the guard ends.
-        outputs: reading end of each worker's pipe -> log file, for the guard.
+        outputs: reading end of every worker's pipe -> log file, for the guard.
         journal: journal of the supervisor, in which the guard records that the
             supervisor was killed.
         supervisor: id of this supervisor.
@@ -129,7 +129,7 @@ class WorkerGroup:
             now: monotonic seconds.
 
         Returns:
-            (index, return code) of each worker that has ended since the last call.
+            (index, return code) of every worker that has ended since the last call.
         """
         ended = []
         for worker, process in list(self._running.items()):

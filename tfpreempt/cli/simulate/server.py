@@ -1,7 +1,7 @@
-"""A simulated metadata server of a cloud on this machine.
+"""Simulates the metadata server of a cloud on this machine.
 
-The server is the public fake with an additional URL path, by which another process
-makes the server announce a preemption.
+The server is a fake of `tfpreempt.testing` with an additional URL path, the control
+path. A request to this path makes the server announce a preemption.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
 
 _CONTROL = "/tfpreempt/notice"
-ASK_SECONDS = 30.0  # the slowest client polls every 5 s
+ASK_SECONDS = 30.0  # long enough: clients poll at least every 5 s
 _ANSWER_SECONDS = 5.0
 
 
 class SimulatedMetadata(FakeServer):
-    """Adds the control path to a cloud's fake; must precede the fake among the bases.
+    """Mixin that adds the control path to the fake of a cloud; comes before the fake.
 
     Args:
         port: port to listen on; 0: any free port.
@@ -49,7 +49,7 @@ class SimulatedMetadata(FakeServer):
         raise NotImplementedError
 
     def answer(self, request: Request) -> Reply:
-        """Answers like the fake; the control path announces until a client reads it."""
+        """Answers like the fake; the control path waits for a reading client."""
         if request.path == _CONTROL:
             self._is_read = False
             self.announce(True)
@@ -66,7 +66,7 @@ class SimulatedMetadata(FakeServer):
 
 
 class SimulatedGceMetadata(SimulatedMetadata, FakeGce):
-    """A metadata server of GCE without a notice until `announce`."""
+    """The metadata server of GCE; has no notice before `announce`."""
 
     mark = rb'^"?TRUE"?$|"preempted": "TRUE"'
 
@@ -75,7 +75,7 @@ class SimulatedGceMetadata(SimulatedMetadata, FakeGce):
 
 
 class SimulatedAwsMetadata(SimulatedMetadata, FakeAws):
-    """A metadata server of EC2 without a notice until `announce`."""
+    """The metadata server of EC2; has no notice before `announce`."""
 
     mark = rb'"action"'
 
@@ -88,7 +88,7 @@ class SimulatedAwsMetadata(SimulatedMetadata, FakeAws):
 
 
 class SimulatedAzureMetadata(SimulatedMetadata, FakeAzure):
-    """A metadata server of Azure without a notice until `announce`."""
+    """The metadata server of Azure; has no notice before `announce`."""
 
     mark = rb'"EventType": "Preempt"'
     _event = ""  # id of the scheduled event
@@ -107,14 +107,16 @@ SERVERS: Mapping[str, type[SimulatedMetadata]] = {
 
 
 def announce(url: str) -> None:
-    """Makes another process's server announce a preemption until a client has read it.
+    """Makes a simulated server in another process announce a preemption.
+
+    Returns when a client has read the notice.
 
     Args:
         url: address of the server, as returned by `checked_base_url()`.
 
     Raises:
-        ConfigurationError: no simulated server listens there, or no client reads the
-            notice.
+        ConfigurationError: no simulated server listens at the address, or no client has
+            read the notice in time.
     """
     session = MetadataSession(url)
     seconds = ASK_SECONDS + _ANSWER_SECONDS

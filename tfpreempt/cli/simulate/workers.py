@@ -1,11 +1,11 @@
-"""Finds the running worker of a directory, so that no other process is signalled.
+"""Finds the running workers of a checkpoint directory, and signals them safely.
 
-A worker that can receive a notice has its journal open for writing. Other processes may
-have the journal open for reading (`tail -F`, a log shipper). Forked children of the
-worker inherit its descriptor, and may outlive the worker: the status file names the
-worker among several processes. A process id may belong to another process by the time
-of the signal. Therefore a pidfd is opened first, then the journal is looked up again,
-and the signal is sent through the pidfd.
+A worker that can receive a notice has its journal open for writing; other processes
+only read the journal (`tail -F`). Forked children inherit the descriptor from the
+worker, and may outlive the worker. If several processes are found, the status file
+tells which is the worker. A process id may be reused before the signal is sent.
+Therefore a pidfd (a file descriptor that refers to a process) is opened first. Then the
+process is checked again, and the signal is sent through the pidfd.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NothingRunsError(TfpreemptError, RuntimeError):
 
 
 class RunningWorker:
-    """A running worker, held by a pidfd: a reused process id is never signalled.
+    """A running worker with an open pidfd, so that a reused process id gets no signal.
 
     Args:
         index: index of the worker.
@@ -58,7 +58,7 @@ class RunningWorker:
         os.close(self._pidfd)
 
     def send(self, number: signal.Signals) -> None:
-        """Signals the worker.
+        """Sends a signal to the worker.
 
         Raises:
             NothingRunsError: the worker has just ended.
@@ -81,7 +81,7 @@ class RunningWorker:
         return bool(ended)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the records written since the worker was found, by file position.
+        """Returns the records that the worker has written since this object was made.
 
         Raises:
             OSError: the journal cannot be read.
@@ -98,7 +98,7 @@ class RunningWorker:
 def held_workers(
     directory: Path, indexes: Iterable[int]
 ) -> Iterator[list[RunningWorker]]:
-    """Finds running workers, and holds a pidfd of every worker.
+    """Context that yields running workers, each with a pidfd, closed at the end.
 
     Args:
         directory: checkpoint directory of the job.
@@ -150,7 +150,7 @@ def _find_workers(journal: Path) -> dict[int, int]:
 
 
 def _choose(pids: set[int], journal: Path, index: int) -> int:
-    """Returns the worker among the processes with the journal open for writing."""
+    """Returns which of the processes that write to a journal is the worker."""
     told = read_worker_status(status_path(journal, index))
     if told is not None and told.pid in pids:
         return told.pid
@@ -160,7 +160,7 @@ def _choose(pids: set[int], journal: Path, index: int) -> int:
 def _journals_of(pid: int, journal: Path) -> Iterator[int]:
     """Yields the indices of the workers whose journals a process has open for writing.
 
-    Nothing is found for a process of another user, whose descriptors are hidden.
+    Yields nothing for a process of another user, because its descriptors are hidden.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -188,4 +188,5 @@ def _parent(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return 0
-    return int(text.rpartition(")")[2].split()[1])  # the name may contain any text
+    # Skip the name, which may contain any text.
+    return int(text.rpartition(")")[2].split()[1])

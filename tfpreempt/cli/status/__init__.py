@@ -1,7 +1,7 @@
-"""`tfpreempt status`, and code shared with the live view of `tfpreempt run`.
+"""`tfpreempt status`: shows the live status of a run; `tfpreempt run` uses it, too.
 
 command      the command
-metrics      the state of a run as metrics for Prometheus: scraped, or in a file
+metrics      exports the state of a run as metrics for Prometheus
 read_status  reads the state of a run from its journals and status files
 run_status   builds the state of a run from the records; no file, no clock
 text         formats the state of a run: a table, a line, or JSON

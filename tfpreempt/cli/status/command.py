@@ -16,7 +16,7 @@ from tfpreempt.cli.terminal import echo
 from tfpreempt.core.scratch import is_url
 from tfpreempt.errors import ConfigurationError
 
-_UNFOLDED = 10_000  # columns, so that no line is folded
+_UNFOLDED = 10_000  # columns: so many that no line is folded
 
 
 @click.command()

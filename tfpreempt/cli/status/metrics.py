@@ -1,6 +1,7 @@
-"""The state of a run as metrics for Prometheus: scraped, or in a file.
+"""Exports the state of a run as metrics for Prometheus.
 
-prometheus_client is an optional dependency, imported only when metrics are requested.
+prometheus_client is an optional dependency, so it is imported only if metrics are
+requested.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):)?(?P<port>\d{1,5})")
 _MOST_CONNECTIONS = 16
-_END_SECONDS = 1.0  # for a thread to close its ended connection
+_END_SECONDS = 1.0  # time for a thread to close its connection
 
 _OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     "step": ("Steps completed by the worker, over all restarts.", lambda w: w.step),
@@ -74,14 +75,14 @@ _OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
 
 
 class _Run:
-    """A collector that reads the state of a run at every scrape."""
+    """Collector (prometheus_client) that reads the state of a run at every scrape."""
 
     def __init__(self, name: str, look: Callable[[], RunStatus]) -> None:
         self._name = name
         self._look = look
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the present metrics."""
+        """Yields the current metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
@@ -122,7 +123,8 @@ class _Run:
             step.add_metric([self._name], status.commit_step)
             yield step
         restarts = counter("restarts", "Number of restarts, by reason.", "reason")
-        for reason in sorted({*RESTARTS, *status.restarts}):  # rate() needs the 0
+        # Include reasons with 0 restarts: rate() needs them.
+        for reason in sorted({*RESTARTS, *status.restarts}):
             count = status.restarts.get(reason, 0)
             restarts.add_metric([self._name, reason], count)
         yield restarts
@@ -138,12 +140,11 @@ class _Run:
 
 
 def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:
-    """Returns a registry with the metrics of a run.
+    """Returns a prometheus_client registry with the metrics of a run.
 
     Args:
-        name: name of the run, used as the label `run` to distinguish several runs of a
-            machine.
-        look: function that returns the present state of the run; called by any thread.
+        name: name of the run: the value of the label `run`.
+        look: function returning the current state of the run; called on any thread.
 
     Raises:
         ConfigurationError: prometheus_client is not installed.
@@ -161,9 +162,10 @@ def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """Returns the host and port of `PORT`, `HOST:PORT` or `[IPv6]:PORT`, or None.
+    """Parses `PORT`, `HOST:PORT` or `[IPv6]:PORT`; returns (host, port), or None.
 
-    Without a host only this machine can connect, because metrics have no password.
+    Without a host, returns 127.0.0.1, so that only this machine can connect: metrics
+    are not protected by a password.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
@@ -172,16 +174,16 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A server with a limit of connections; a new connection ends the oldest.
+    """HTTP server that limits the number of connections: a new one ends the oldest.
 
-    Every connection takes a descriptor of this process. Clients that keep connections
-    open use no more descriptors than the limit, and do not keep other clients from
-    being served.
+    Every connection needs a descriptor of this process. The limit ensures that clients
+    which keep connections open neither use up the descriptors nor block other clients.
     """
 
     allow_reuse_address = True
     daemon_threads = True
-    request_queue_size = 128  # a client that is not queued retries after a second
+    # Large: a client that does not fit into the queue waits a second.
+    request_queue_size = 128
 
     def __init__(
         self,
@@ -195,7 +197,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Makes room for a connection; returns False if the oldest does not end."""
+        """Ends the oldest of too many connections; returns False if it does not end."""
         with self._changed:
             if len(self._connections) >= _MOST_CONNECTIONS:
                 with contextlib.suppress(OSError):  # closed by the client
@@ -216,7 +218,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs an error of the metrics; a closed connection is not an error."""
+        """Logs an error, except that a client has closed the connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             _logger.exception("metrics cannot be served")
 
@@ -225,13 +227,13 @@ class _Server(socketserver.ThreadingTCPServer):
 def served(
     host: str, port: int, metrics: CollectorRegistry, *, timeout: float = 5.0
 ) -> Iterator[None]:
-    """Serves the metrics at http://host:port/metrics, in threads of the server.
+    """Context in which the metrics are served at http://host:port/metrics.
 
     Args:
         host: name or address to listen on.
         port: number of the port.
         metrics: metrics of a run.
-        timeout: seconds that a connection may wait for its client.
+        timeout: seconds after which a connection without a request is closed.
 
     Raises:
         ConfigurationError: the port cannot be used.

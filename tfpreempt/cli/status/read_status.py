@@ -1,4 +1,4 @@
-"""Reads the present state of a run from its journals and status files."""
+"""Reads the current state of a run from its journals and status files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from tfpreempt.handler.status_file import TOLD_EVERY
 LOOKS_AGAIN = TOLD_EVERY + 2
 """Seconds before a worker that seems silent by its machine's clock is read again."""
 
-_CLOCKS_DIFFER = 600.0  # seconds at most; a longer silence is certain
+# Clocks differ by fewer seconds, so after a longer silence do not wait.
+_CLOCKS_DIFFER = 600.0
 
 
 def read_status(journals: JournalTailer, at: float) -> RunStatus:
-    """Reads new records, and returns the state of the run. Any thread.
+    """Reads new records, and returns the state of the run. Any thread may call it.
 
     Args:
         journals: journals of the run.
@@ -37,9 +38,11 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
         status = build_status(
             at, journals.workers, journals.supervisors, journals.reports
         )
-    # A program that saves States without a handler has no journal, but commits. The
-    # journal of a chief may belong to another supervisor, or be written later. A commit
-    # after the start of a worker shows that the worker trains.
+    # If there is no journal of a worker, look for commits: a program that saves States
+    # without a handler makes commits, but writes no journal. Not if the chief's journal
+    # belongs to another supervisor, and is not read here. The journal may also be
+    # written later, so only a commit made after the start of a worker shows that the
+    # worker trains.
     is_alone = journals.reads_chief and not journals.workers
     commits = commits_in(journals.directory.parent) if is_alone else []
     if not commits:
@@ -56,7 +59,7 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
 
 
 def _with_commit(worker: Worker, step: int | None, at: float | None) -> Worker:
-    """Returns a worker without a journal as training, if a commit follows its start."""
+    """Marks a starting worker as training, if a commit was made after its start."""
     is_starting = worker.state is ReportedState.STARTING
     if not is_starting or at is None or at < (worker.since or 0.0):
         return worker
@@ -64,7 +67,10 @@ def _with_commit(worker: Worker, step: int | None, at: float | None) -> Worker:
 
 
 def read_status_now(journals: JournalTailer) -> RunStatus:
-    """Returns the state of the run now; waits some seconds if a worker seems silent.
+    """Returns the current state of the run.
+
+    If a worker seems silent, waits some seconds and reads again, because the worker's
+    clock may be wrong.
 
     Args:
         journals: journals of the run.

@@ -1,8 +1,8 @@
-"""Builds the present state of a run from its journals and its workers' status files.
+"""Computes the current state of a run from its journals and status files.
 
-This module reads no file and no clock. Times are wall seconds. Times of a worker and of
-its supervisor come from the same machine; times of different machines are compared only
-for display.
+This module reads no file and no clock. Times are in seconds since the epoch. A worker
+and its supervisor run on the same machine, so their times can be compared. Times of
+different machines are compared only for display.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from tfpreempt.handler.status_file import TOLD_EVERY
 SILENT_AFTER = 6 * TOLD_EVERY
 """Seconds without a new status file after which a worker is called silent."""
 
-_LEFT_AFTER = 2 * TOLD_EVERY  # without a report after an exit record
-_LONGEST_DELAY = 60.0  # before a restart, if the supervisor recorded no delay
-_STARTS_WITHIN = 60.0  # after the delay
+# Seconds without a report, after which an exit record is believed.
+_LEFT_AFTER = 2 * TOLD_EVERY
+_LONGEST_DELAY = 60.0  # delay of a restart, if the supervisor recorded none
+_STARTS_WITHIN = 60.0  # seconds after the delay in which the restart is expected
 RESTARTS = (Cause.PREEMPTION.value, Cause.FAILURE.value, Cause.HANG.value)
 """Reasons for which a supervisor restarts its workers."""
 
 
 class ReportedState(StrEnum):
-    """State of a worker; the first three are those of its status file."""
+    """State of a worker. A status file contains one of the first three states."""
 
     TRAINING = "training"
     SAVING = "saving"
     WAITING = "waiting"
-    STARTING = "starting"  # before its first step
-    SILENT = "silent"  # its status file is no longer written
-    DOWN = "down"  # its process has exited, or is about to
-    FINISHED = "finished"  # its training is over
+    STARTING = "starting"  # before the first step
+    SILENT = "silent"  # the status file is not updated any more
+    DOWN = "down"  # the process has ended, or is about to end
+    FINISHED = "finished"  # training is complete
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """The state of a worker; times are wall seconds, and None is unknown.
+    """The state of a worker. Times are in seconds since the epoch; None means unknown.
 
     Attributes:
         worker: index of the worker.
         state: state of the worker.
-        since: time of the last report, or of the end.
-        why: how the worker ended; empty while the worker runs.
+        since: time of the last status report, or of the end of the process.
+        why: how the process has ended; "" while it runs.
         step: newest known step.
-        steps_per_second: mean of the last minute, while the worker trains.
+        steps_per_second: mean over the last minute; None if the worker does not train.
         stepped_at: time of the newest step.
-        noticed_at: time of the notice being handled; None without a notice.
-        deadline: time at which the machine is taken away.
+        noticed_at: time of the notice that is being handled; None without a notice.
+        deadline: time at which the machine will be taken away.
         host: name of the machine.
         pid: id of the process.
         upload: state of the mirror; None without a mirror.
@@ -82,18 +83,18 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of a run at one moment; times are wall seconds.
+    """The state of a run at one moment. Times are in seconds since the epoch.
 
     Attributes:
-        at: time of the status.
+        at: time for which the state was computed.
         workers: states of the workers, by index.
         commits: number of commits.
-        commit_step: step of the newest commit; None before the first.
-        committed_at: time of the newest commit; None before the first.
+        commit_step: step of the newest commit; None before the first commit.
+        committed_at: time of the newest commit; None before the first commit.
         restarts: number of restarts by reason, see docs/live.md.
-        restarts_by: time before which ended workers are to be restarted; None without a
-            restart.
-        ended: how the run ended, in words; empty while the run continues.
+        restarts_by: time by which the supervisor should have restarted the ended
+            workers; None if no restart is pending.
+        ended: how the run has ended, as text; "" while it continues.
     """
 
     at: float
@@ -107,7 +108,7 @@ class RunStatus:
 
     @property
     def is_fine(self) -> bool:
-        """Whether the run continues, as far as is known, or its training is over."""
+        """Whether the run continues, as far as is known, or training is complete."""
         states = {each.state for each in self.workers}
         if states <= {ReportedState.FINISHED}:
             return True
@@ -128,7 +129,7 @@ class RunStatus:
 
     @property
     def noticed(self) -> Worker | None:
-        """The worker with a notice and the earliest deadline, or None."""
+        """Of the workers with a notice, the one with the earliest deadline, or None."""
         told = [each for each in self.workers if each.noticed_at is not None]
         return min(told, key=lambda each: each.deadline or float("inf"), default=None)
 
@@ -144,12 +145,12 @@ def build_status(
     supervisors: Iterable[SupervisorJournal],
     reports: Mapping[int, LastReport],
 ) -> RunStatus:
-    """Returns the state of a run.
+    """Computes the state of a run.
 
     Args:
         at: present time, in wall seconds.
         workers: journals of the workers, by index.
-        supervisors: journals of the supervisors, one for every machine of the run.
+        supervisors: journals of the supervisors; every machine of the run has one.
         reports: last report of every worker with a status file, by index.
     """
     trainings = {index: journal.training for index, journal in workers.items()}
@@ -186,7 +187,7 @@ def build_status(
         commits=sum(each.commits for each in workers.values()),
         commit_step=commit["step"] if commit else None,
         committed_at=commit.wall if commit else None,
-        # The supervisor of every machine records a restart of the whole cluster.
+        # Take the maximum, not the sum: each machine's supervisor counts every restart.
         restarts=dict(max(counts, key=lambda each: each.total(), default={})),
         restarts_by=max(pauses, default=None),
         ended=_ended(starts, found),
@@ -194,16 +195,16 @@ def build_status(
 
 
 def _began(start: Records | None) -> float:
-    """Returns the start time of a training, or of a start of all workers; or 0."""
+    """Returns the time of the first record; 0 for None."""
     return start.records[0].wall if start is not None else 0.0
 
 
 def _supervisors_by_worker(
     supervisors: Iterable[SupervisorJournal], trainings: Mapping[int, WorkerRun | None]
 ) -> dict[int, SupervisorJournal]:
-    """Returns the journal of the supervisor of every worker, by index.
+    """Returns, for every worker, the journal of the supervisor that runs the worker.
 
-    A supervisor that exited before the worker was restarted does not count.
+    Ignores a supervisor that had exited before the worker's newest start.
     """
     found = {}
     for journal in sorted(supervisors, key=lambda each: _began(each.start)):
@@ -225,7 +226,7 @@ def _worker(
 ) -> Worker:
     began = _began(training if start is None else start)
     if report is not None and report.now.at < began:
-        report = None  # from the previous process
+        report = None  # written by the previous process
     if _began(training) < began:
         training = None
     known = Worker(worker=worker, state=ReportedState.STARTING, since=began or None)
@@ -251,7 +252,7 @@ def _worker(
 
 
 def _with_records(known: Worker, training: WorkerRun) -> Worker:
-    """Returns the state of a worker, updated from its journal."""
+    """Updates the state of a worker by its journal."""
     reached = training.exit or training.newest("restored", "commit")
     known = dataclasses.replace(
         known, step=None if reached is None else reached["step"]
@@ -265,7 +266,7 @@ def _with_records(known: Worker, training: WorkerRun) -> Worker:
 
 
 def _with_report(known: Worker, report: LastReport) -> Worker:
-    """Returns the state of a worker, updated from its last report."""
+    """Updates the state of a worker by its last status report."""
     now = report.now
     known = dataclasses.replace(
         known,
@@ -281,9 +282,9 @@ def _with_report(known: Worker, report: LastReport) -> Worker:
 
 
 def _at_commit(worker: Worker, commit: Record) -> Worker:
-    """Raises the step of a worker to the step of a commit made after its last report.
+    """Updates the step of a worker if a commit was made after its last report.
 
-    All training workers take part in a commit.
+    All workers that train have reached the step of the commit.
     """
     has_part = worker.state in (ReportedState.TRAINING, ReportedState.SAVING)
     if not has_part or (worker.since or 0.0) >= commit.wall:
@@ -298,7 +299,7 @@ def _end(
     training: WorkerRun | None,
     report: LastReport | None,
 ) -> tuple[ReportedState, float, str] | None:
-    """Returns how a worker ended, and when and why; None while the worker runs."""
+    """Returns (state, time, reason) if a worker has ended; None while it runs."""
     said = None
     left = None if training is None else training.exit
     if left is not None:
@@ -320,13 +321,15 @@ def _end(
             )
         if (gone := start.newest("left")) is not None:
             return ReportedState.DOWN, gone.wall, "supervisor exited"
-        # The guard gives the workers time to commit, so a worker may still report.
+        # After the end of the supervisor its guard process gives the workers time to
+        # commit, so a worker may still run and report.
         died = start.newest("supervisor_died")
         if said is None and died is not None:
             is_quiet = report is None or report.at < died.wall
             if is_quiet and (report is None or at - died.wall > _LEFT_AFTER):
                 said = ReportedState.DOWN, died.wall, "supervisor terminated"
-    # After an exit record a worker may still finish an upload, or continue training.
+    # After its exit record a worker may still run: it finishes an upload, or the
+    # program has continued to train.
     still_runs = (
         said is not None
         and training is not None
@@ -339,7 +342,7 @@ def _end(
 
 
 def _why(left: Record) -> str:
-    """Returns how a worker exited, for people."""
+    """Describes how a worker has exited."""
     outcome, code = left["outcome"], left["code"]
     more = "" if code is None else f", exit code {int(code)}"
     if outcome == Outcome.FAILED and (error := left["detail"]):
@@ -348,7 +351,7 @@ def _why(left: Record) -> str:
 
 
 def _restarts_by(start: SupervisorRun) -> float | None:
-    """Returns the time before which the workers are to be restarted, or None."""
+    """Returns when the restart of the workers is expected at the latest, or None."""
     budget = start.newest("budget")
     if budget is None or budget["is_used_up"] or budget["cause"] not in RESTARTS:
         return None
@@ -359,7 +362,7 @@ def _restarts_by(start: SupervisorRun) -> float | None:
 
 
 def _ended(starts: Sequence[SupervisorRun], workers: Sequence[Worker]) -> str:
-    """Returns how the run ended; empty while the run continues, or without a record."""
+    """Describes how the run has ended; "" while it continues, or if unknown."""
     if not starts:
         states = {each.state for each in workers}
         if not states <= {ReportedState.DOWN, ReportedState.FINISHED}:

@@ -1,4 +1,4 @@
-"""Formats the state of a run: a table or a line for people, values for JSON."""
+"""Formats the state of a run: as a table, as a line, or as values for JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLES = {
     ReportedState.SILENT: "red",
     ReportedState.DOWN: "yellow",
 }
-_LONG_STEP = 60.0  # seconds without a step, after which the table mentions the time
+_LONG_STEP = 60.0  # after so many seconds without a step the table shows the time
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -38,12 +38,12 @@ def age_text(seconds: float) -> str:
 
 
 def one_line(status: RunStatus) -> str:
-    """Returns the state of a run in a line, with the most urgent part first."""
+    """Returns the state of a run as one line; the most urgent part comes first."""
     return " | ".join(_parts(status))
 
 
 def table(status: RunStatus) -> RenderableType:
-    """Returns a table with a row per worker, and lines about the run below."""
+    """Returns a table with a row per worker; below it, lines about the whole run."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("worker", justify="right", no_wrap=True)
     shown.add_column("state", no_wrap=True)
@@ -93,7 +93,7 @@ def _parts(status: RunStatus) -> Iterable[str]:
 
 
 def _since_start(at: float, workers: Sequence[Worker]) -> str:
-    """Returns for how long workers have been starting; empty if unknown or running."""
+    """Returns for how long workers have been starting, as text; "" if none starts."""
     began = [w.since for w in workers if w.state is ReportedState.STARTING and w.since]
     return f" for {age_text(at - min(began))}" if began else ""
 
@@ -137,7 +137,7 @@ def _upload(upload: MirrorStatus) -> str:
 
 
 def _remark(status: RunStatus, worker: Worker) -> str:
-    """Returns the last column of a worker's row: its end, notice, silence, or stall."""
+    """Returns the last column: the end, notice, silence or stall of a worker."""
     if worker.why:
         is_told_below = worker.why == status.ended
         told = [] if is_told_below else [plain(worker.why)]
@@ -157,7 +157,7 @@ def _remark(status: RunStatus, worker: Worker) -> str:
 
 
 def _still(at: float, stepped_at: float | None) -> str:
-    """Returns text about a long time without a step; empty after a recent step."""
+    """Returns a text if there was no step for a long time, else ""."""
     seconds = 0.0 if stepped_at is None else at - stepped_at
     return f"no step for {age_text(seconds)}" if seconds > _LONG_STEP else ""
 

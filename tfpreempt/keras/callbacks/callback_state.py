@@ -163,8 +163,7 @@ def _matched(
     Args:
         callbacks: callbacks of the fit.
         header: saved states by name.
-        is_kept: function that returns whether a commit has a state for a given
-            callback.
+        is_kept: function returning whether a commit has a state for a given callback.
     """
     now = _by_name(callbacks)
     if not isinstance(header, dict):

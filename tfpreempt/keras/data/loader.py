@@ -2,7 +2,7 @@
 
 tf.data reads the loader in a thread, ahead of training, so the loader's current
 position is not the position of training. Therefore `LoaderTracker` records the loader's
-position after each batch, and saves the position after the last trained batch. A
+position after every batch, and saves the position after the last trained batch. A
 restart sets a new loader to the saved position, and reads on from there.
 """
 
@@ -103,7 +103,7 @@ def warn_of_states() -> None:
 
 
 class _DeliveredBatches:
-    """Reads a loader's batches, and records the loader's position after each batch.
+    """Reads a loader's batches, and records the loader's position after every batch.
 
     Args:
         fit: the fit; the number of positions kept depends on its `steps_per_execution`.

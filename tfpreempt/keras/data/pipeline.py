@@ -1,6 +1,6 @@
 """Inspects a tf.data pipeline: its datasets, its caches, the seeds of its shuffles.
 
-A `shuffle` draws a new seed for each pass over the data. If a commit has the state of
+A `shuffle` draws a new seed for every pass over the data. If a commit has the state of
 an iterator, it has the seeds, too (see `checkpoint/tensors/shuffle_seeds.py`). If a
 restart reads the batches again instead, it must first draw the seeds of the earlier
 epochs:

@@ -8,7 +8,7 @@ There are five ways to save a position; `choose` selects the best for the data:
 - the number of trained batches, if the data are arrays: they are skipped, not read;
 - reading the trained batches again, for generators and pipelines without a state.
 
-`pipeline.py` handles the shuffle seeds that a pipeline draws in each epoch.
+`pipeline.py` handles the shuffle seeds that a pipeline draws in every epoch.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Position:
 
 @dataclasses.dataclass(eq=False)
 class Tracker:
-    """A way to save and restore the position of training. Use it on the main thread.
+    """A way to save and restore the position of training. Use on the main thread.
 
     Args:
         fit: the fit.

@@ -234,7 +234,7 @@ def _drawing(sequence: Any) -> tuple[str, str] | None:
 
 
 def _marks(sequence: Any) -> dict[str, Any]:
-    """Returns a comparable value for each attribute, to detect changes."""
+    """Returns a comparable value for every attribute, to detect changes."""
     found: dict[str, Any] = {}
     for name, value in getattr(sequence, "__dict__", {}).items():
         if isinstance(value, bool | int | float | str | None):
@@ -268,7 +268,7 @@ def _in_order(
     """Yields batches in order; threads read ahead if the user has asked Keras for them.
 
     Args:
-        get: function that returns the batch of an index.
+        get: function returning the batch of an index.
         indices: indices of the batches.
         workers: number of threads; with 1 or less the caller's thread reads.
     """
@@ -290,7 +290,7 @@ def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) ->
 
     Args:
         like: the other dataset.
-        batches: function that returns an iterator over the batches.
+        batches: function returning an iterator over the batches.
         ahead: number of batches to prefetch.
     """
     spec = like.element_spec

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class TrainingData:
     """Tracks the iterators of a fit, and saves and restores the position of training.
 
-    Use it on the main thread only.
+    Use on the main thread only.
 
     Args:
         fit: the fit. From now on the fit makes its iterators from `dataset`.

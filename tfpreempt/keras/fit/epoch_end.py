@@ -23,13 +23,13 @@ _ASKS = "_should_eval"  # Keras' method called before a validation
 
 
 class EpochEnd:
-    """Keeps the state of a fit after an epoch's last step. Use it on the main thread.
+    """Keeps the state of a fit after an epoch's last step. Use on the main thread.
 
     Args:
         fit: the fit.
         session: the session of this process.
         run: the run of the fit.
-        take: function that returns the current state of the fit.
+        take: function returning the current state of the fit.
 
     Attributes:
         moment: the state that a save must write; None if saves write the current state.
@@ -100,7 +100,7 @@ class EpochEnd:
     def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:
         """Wraps the functions of the next validation in `committed_on_error`.
 
-        Called after Keras' `_should_eval`, so before each validation. If Keras has not
+        Called after Keras' `_should_eval`, so before every validation. If Keras has not
         made the iterator over the validation data yet, the function that makes it is
         wrapped, too.
 

@@ -124,7 +124,7 @@ _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4
 
 
 def _some_values(fit: Fit) -> str | None:
-    """Returns 32 values spread over each training array; None for other data.
+    """Returns 32 values spread over every training array; None for other data.
 
     Only the first 4 arrays of x and of y are read. 32 values are enough to distinguish
     two folds of a cross-validation: of ten folds, two have nine tenths of their rows in
@@ -254,7 +254,7 @@ def check_values(
 
     Raises:
         CheckpointMismatchError: the checkpoint is the end of a fit on other data, and
-            the data are not known to differ in each run.
+            the data are not known to differ in every run.
     """
     values = saved.made_of.get("values"), now["values"]
     if None in values or _are_close(*values):

@@ -9,7 +9,7 @@ The points are:
   restart then repeats the validation;
 - at the end, after `on_train_end` of the user's callbacks.
 
-The tf.train.Checkpoint has the weights and the optimizer. Each worker saves its own
+The tf.train.Checkpoint has the weights and the optimizer. Every worker saves its own
 metrics and seed generators, as in custom loops (`checkpoint/tensors/per_replica.py`);
 this module compares their dtypes and shapes before any variable is assigned. A
 validation may change any variable, so `Moment` keeps the values from its beginning.
@@ -84,7 +84,7 @@ class Moment:
 
 
 class WorkerRecord(FitRecord):
-    """The values that each worker saves for itself.
+    """The values that every worker saves for itself.
 
     If the number of workers has changed, `reshard` adapts the values of the commit.
 
@@ -126,22 +126,22 @@ class WorkerRecord(FitRecord):
 
 
 class FitState:
-    """Captures and restores the state of a running fit. Use it on the main thread only.
+    """Captures and restores the state of a running fit. Use on the main thread only.
 
     Args:
         fit: the fit.
         callbacks: the user's callbacks: those of the fit without the
             PreemptionCallback.
         data: training data of the fit.
-        take_shared: function that returns the values that a save writes once, for all
+        take_shared: function returning the values that a save writes once, for all
             workers.
-        take_own: function that returns the values that a save writes for this worker.
+        take_own: function returning the values that a save writes for this worker.
 
     Attributes:
         attributes: the plain Python values of the model.
         checkpoint: the tf.train.Checkpoint of weights and optimizer; TensorFlow can
             restore it without tfpreempt.
-        shared: values that are equal on all workers; the chief saves them.
+        shared: values equal on every worker; the chief saves them.
         own: values of this worker; `own.loaded` is None if the commit has no values of
             this worker.
         has_own_arrays: whether there is only one worker, so that its training arrays
@@ -181,7 +181,7 @@ class FitState:
     def made_of(self, *, is_built: bool) -> dict[str, Any]:
         """Returns the value for `Progress.made_of` in a save now.
 
-        The values of the arrays are read again for each save, because a program may
+        The values of the arrays are read again for every save, because a program may
         change its arrays in place during training.
 
         Args:
@@ -195,7 +195,7 @@ class FitState:
     # --- what a save takes -----------------------------------------------------------
 
     def take_shared(self, reached: Progress) -> Taken:
-        """Returns the values that are equal on all workers.
+        """Returns the values equal on every worker.
 
         The caller has called `attach(self.checkpoint)` before.
 
@@ -365,10 +365,10 @@ def check(
     """Checks that the metrics and seed generators match those of a checkpoint.
 
     Args:
-        saved: (name, kind) of each variable in the checkpoint. Only the kinds are
+        saved: (name, kind) of every variable in the checkpoint. Only the kinds are
             compared, because names may differ while a model is not fully built.
         now: variables of the model.
-        replicas: for each variable, the number of this worker's replicas with a value
+        replicas: for every variable, the number of this worker's replicas with a value
             in the checkpoint; None if unknown.
 
     Raises:

@@ -26,7 +26,7 @@ from tfpreempt.checkpoint.tensors.variables import Attached, local_parts, reache
 class HeldValues:
     """The values of a fit's variables on this worker, at the time of construction.
 
-    Use it on the main thread only.
+    Use on the main thread only.
 
     Args:
         checkpoint: the tf.train.Checkpoint of the fit; its own save counter is not

@@ -154,7 +154,7 @@ _ended: weakref.WeakValueDictionary[int, Attributes] = weakref.WeakValueDictiona
 class Attributes:
     """Saves and restores the Python attributes of a model during a fit.
 
-    Use it on the main thread only.
+    Use on the main thread only.
 
     A second fit of a model also saves the values that the first fit has changed,
     because a restart skips the first fit with its callbacks. This includes values of

@@ -24,7 +24,7 @@ _MAKERS = ("compile", "make_train_function", "make_test_function")
 class TracedFunctions:
     """Replaces the train and test functions of a model, until `close`.
 
-    Use it on the main thread only.
+    Use on the main thread only.
 
     Args:
         fit: the fit.

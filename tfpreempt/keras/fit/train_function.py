@@ -15,7 +15,7 @@ MEASURED = {0: 1, 1: 3}
 
 
 class TrainFunctionWrapper:
-    """Runs a step at each call, and computes the number of trained batches.
+    """Runs a step at every call, and computes the number of trained batches.
 
     Usually a call only compares numbers and runs the step. The number of batches is
     computed from the run's number of steps, so that no counter is updated in a step.

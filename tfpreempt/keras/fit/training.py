@@ -64,7 +64,7 @@ class FitOptions(CheckpointOptions):
 
 
 class Training:
-    """Controls one fit for the PreemptionCallback. Use it on the main thread only.
+    """Controls one fit for the PreemptionCallback. Use on the main thread only.
 
     Keras' hooks are the events of the state machine `phases.TABLE`; the reaction to a
     hook depends on the phase.
