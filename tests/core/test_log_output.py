@@ -53,14 +53,42 @@ def test_levels_of_the_program_have_precedence() -> None:
     line = "tfpreempt: WARNING: disk full\n"
     assert stderr_of("say()", warning, "show_log_lines()") == line
     assert stderr_of("say()", "show_log_lines()", warning) == line
-    root = "logging.basicConfig(level=logging.ERROR)"
-    assert stderr_of("say()", root, "show_log_lines()") == ""
 
 
-def test_a_handler_of_the_program_is_the_only_handler() -> None:
+@pytest.mark.parametrize("is_before", [False, True])
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("ERROR", ""),
+        ("WARNING", "resumed at step 3\ndisk full\n"),  # the default level
+        ("DEBUG", "debug\nresumed at step 3\ndisk full\n"),
+    ],
+)
+def test_a_level_of_the_root_logger_has_precedence(
+    level: str, expected: str, is_before: bool
+) -> None:
+    """`handle_early_notices()` is in the first line, before a `basicConfig()`."""
+    root = f"logging.basicConfig(level=logging.{level}, format='%(message)s')"
+    calls = [root, "show_log_lines()"]
+    first = [] if is_before else ["show_log_lines()", "log.debug('no')"]
+    assert stderr_of("say()", *first, *calls) == expected
+
+
+def test_a_level_of_the_program_stays_whatever_the_root_logger_has() -> None:
+    own = "logging.getLogger('tfpreempt').setLevel(logging.INFO)"
+    root = "logging.basicConfig(level=logging.ERROR, format='%(message)s')"
+    expected = "resumed at step 3\ndisk full\n"
+    assert stderr_of("say()", "show_log_lines()", own, root) == expected
+    assert stderr_of("say()", own, root, "show_log_lines()") == expected
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_handler_of_the_program_is_the_only_handler(is_before: bool) -> None:
     handler = "logging.getLogger('tfpreempt').addHandler(logging.StreamHandler())"
     expected = "resumed at step 3\ndisk full\n"
-    assert stderr_of("say()", handler, "show_log_lines()") == expected
+    calls = [handler, "show_log_lines()"]
+    ordered = calls if is_before else calls[::-1]
+    assert stderr_of("say()", *ordered) == expected
 
 
 def test_lines_during_a_save_come_once() -> None:

@@ -81,6 +81,43 @@ def test_a_callback_is_an_instance_of_keras_callback(line: str, tmp_path: Path) 
     assert not isinstance(callback, Mine)
 
 
+@LINES
+def test_subclasses_of_a_program_work_as_those_of_other_classes(
+    line: str, tmp_path: Path
+) -> None:
+    """Their hooks of pickle and of class creation, and `self.__class__(...)`."""
+    keras = importlib.import_module(line)
+    made: list[str] = []
+
+    class Registered(PreemptionCallback):
+        """Subclasses are counted."""
+
+        def __init_subclass__(cls, *, name: str) -> None:
+            made.append(name)
+
+    class Mine(Registered, name="mine"):
+        """Makes objects of its own class."""
+
+        def again(self) -> PreemptionCallback:
+            return self.__class__(self.where)
+
+        def __init__(self, where: Path) -> None:
+            super().__init__(where)
+            self.where = where
+
+        def __getstate__(self) -> dict[str, object]:
+            return {**vars(self), "where": "elsewhere"}
+
+    mine = Mine(tmp_path)
+    assert isinstance(mine, keras.callbacks.Callback)
+    assert made == ["mine"]
+    again = mine.again()
+    assert type(again) is Mine
+    assert again.checkpoints() == []
+    same = copy.copy(mine)
+    assert (type(same), same.where) == (Mine, "elsewhere")
+
+
 def test_the_class_of_a_callback_imports_no_keras(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

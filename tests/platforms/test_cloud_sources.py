@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +84,32 @@ def test_an_upcoming_maintenance_is_a_notice_one_grace_period_ahead(
     notice.gce_source("upcoming-maintenance", grace_period=600)
     notice.gce_source("maintenance-event", grace_period=60)
     assert seen == [600.0, None]
+
+
+@pytest.mark.slow  # a process
+def test_a_forked_process_gets_notices_while_its_parent_watches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As multiprocessing makes workers: the parent's polling thread is not there."""
+    with FakeGce() as server:
+        for variable, value in server.environment().items():
+            monkeypatch.setenv(variable, value)
+        config = TerminationConfig(
+            signals=(), sources=[notice.gce_source("preempted", grace_period=30)]
+        )
+        (parent,) = config._notice_sources()
+        parent.source.start(lambda _: None)
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                signal.alarm(20)
+                code = 0 if len(notices(config, lambda: None)) == 1 else 2
+            finally:
+                os._exit(code)
+        server.preempt()
+        _, status = os.waitpid(child, 0)
+        parent.source.close()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @pytest.mark.parametrize(

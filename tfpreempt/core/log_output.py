@@ -45,27 +45,54 @@ class FallbackHandler(logging.Handler):
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to `sys.stderr`, unless the root logger has a handler.
+    """Writes to `sys.stderr`, unless the program has a handler. Any thread.
 
-    The root logger's handlers, perhaps from a later `logging.basicConfig()`, get the
-    records too, so a record would be written twice.
+    A handler of the root logger gets the records too, possibly from a later
+    `logging.basicConfig()`. A handler of the program at the logger `tfpreempt` replaces
+    this handler.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        if all(isinstance(each, FallbackHandler) for each in logging.root.handlers):
-            self.stream = sys.stderr  # now: notebooks and tests replace sys.stderr
+        of_root = all(
+            isinstance(each, FallbackHandler) for each in logging.root.handlers
+        )
+        if of_root and PACKAGE.handlers == [self]:
+            self.stream = sys.stderr  # notebooks and tests replace it
             super().emit(record)
 
 
-def show_log_lines() -> None:
-    """Shows INFO records of this package, if the program does not configure logging.
+class _PackageLevel(logging.Logger):
+    """Gives the logger the level INFO, unless the program has set a level. Any thread.
 
-    The logger `tfpreempt` gets the level INFO, unless the program has set a level for
-    this logger or the root logger; and a handler that writes to stderr, unless the
-    logger has a handler. Further calls have no effect.
+    The level of the root logger has precedence, also if the program sets the level
+    later: `tfpreempt.handle_early_notices()` comes before `logging.basicConfig()`.
+    A level WARNING of the root logger cannot be told from the default.
     """
-    if PACKAGE.level == logging.NOTSET and logging.root.level == logging.WARNING:
-        PACKAGE.setLevel(logging.INFO)
+
+    @property
+    def level(self) -> int:
+        """Level set by the program, or INFO; NOTSET if the root logger has a level."""
+        own: int = vars(self)["level"]
+        if own == logging.NOTSET and logging.root.level == logging.WARNING:
+            return logging.INFO
+        return own
+
+    @level.setter
+    def level(self, value: int) -> None:
+        vars(self)["level"] = value
+
+
+def show_log_lines() -> None:
+    """Shows the records of this package from INFO on, if the program configures none.
+
+    The logger `tfpreempt` has the level INFO, while neither this logger nor the root
+    logger has a level other than the default. The logger gets a handler that writes to
+    stderr, if the logger has no handler. Idempotent.
+    """
+    if not isinstance(PACKAGE, _PackageLevel):
+        own = PACKAGE.level
+        PACKAGE.__class__ = type("Logger", (_PackageLevel, type(PACKAGE)), {})
+        PACKAGE.setLevel(own)  # forgets which levels were enabled
     if not PACKAGE.handlers:
         handler = _StderrHandler()
         handler.setFormatter(LineFormatter())

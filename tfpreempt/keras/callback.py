@@ -157,7 +157,9 @@ class PreemptionCallback:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the real class: pickle refuses an object with another `__class__`."""
-        return object.__new__, (type(self),), vars(self)
+        get_state = getattr(self, "__getstate__", None)  # Python 3.10: of subclasses
+        state = vars(self) if get_state is None else get_state()
+        return object.__new__, (type(self),), state
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -337,9 +339,24 @@ def _imported_callback_classes() -> tuple[type, ...]:
     return tuple(each for each in found if each is not None)
 
 
+class _NoHook:
+    """Hides the `__init_subclass__` of the next base: the program makes no class."""
+
+    def __init_subclass__(cls, **arguments: object) -> None:
+        """Does nothing."""
+
+
 @functools.cache
 def _with_keras_bases(cls: type, bases: tuple[type, ...]) -> type:
-    """Returns a subclass of `cls` and `bases`; `cls` itself if it has the bases."""
+    """Returns a subclass of `cls` and `bases`; `cls` itself if it has the bases.
+
+    A call of the subclass returns an object of `cls`, as `self.__class__(...)` in a
+    method of a program expects.
+    """
     more = tuple(base for base in bases if not issubclass(cls, base))
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (cls, *more), names) if more else cls
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__new__": lambda _, *args, **kwargs: cls(*args, **kwargs),
+    }
+    return type(cls.__name__, (_NoHook, cls, *more), names) if more else cls

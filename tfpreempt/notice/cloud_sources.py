@@ -48,7 +48,9 @@ def gce_source(
     """  # noqa: E501 - a table's row is one line
     grace = check_grace(grace_period)
     lead = grace if topic == "upcoming-maintenance" else None
-    return _maker(GceWatch([topic], maintenance_lead_seconds=lead), grace)
+    return _maker(
+        topic, lambda: GceWatch([topic], maintenance_lead_seconds=lead), grace
+    )
 
 
 def aws_source(
@@ -80,7 +82,7 @@ def aws_source(
     grace = check_grace(grace_period)
     if grace is not None:
         grace = remaining_after_delay(grace, INTERVAL_SECONDS)
-    return _maker(AwsWatch([topic]), grace)
+    return _maker(topic, lambda: AwsWatch([topic]), grace)
 
 
 def azure_source(
@@ -103,11 +105,25 @@ def azure_source(
     Raises:
         ConfigurationError: an argument or the address is invalid.
     """
-    return _maker(AzureWatch([kind]), check_grace(grace_period))
+    return _maker(kind, lambda: AzureWatch([kind]), check_grace(grace_period))
 
 
 def _maker(
-    watch: MetadataWatch, grace_seconds: float | None
+    topic: str, make_watch: Callable[[], MetadataWatch], grace_seconds: float | None
 ) -> Callable[[], NoticeSourceConfig]:
-    (topic,) = watch.topics
-    return lambda: NoticeSourceConfig(watch.source(topic), grace_seconds)
+    """Returns a function that returns a new source of a topic.
+
+    Every source has its own watch: a forked process inherits the watches of its parent
+    without their threads.
+
+    Args:
+        topic: topic of the source.
+        make_watch: function that returns a new watch; called once at once, to check the
+            arguments and the address.
+        grace_seconds: grace period of the source; None if unknown.
+
+    Raises:
+        ConfigurationError: an argument or the address is invalid.
+    """
+    make_watch()
+    return lambda: NoticeSourceConfig(make_watch().source(topic), grace_seconds)
