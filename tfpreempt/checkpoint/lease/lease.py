@@ -486,7 +486,7 @@ def _who_has(backend: LeaseBackend) -> LeaseOwner | str:
         found = backend.read_owner()
         if found is not None and found.holder is not None:
             return found.holder
-    return "nobody"
+    return "no process"
 
 
 def _in_use(backend: LeaseBackend, wait: LeaseWait) -> str:
