@@ -91,6 +91,13 @@ def test_a_handler_of_the_program_is_the_only_handler(is_before: bool) -> None:
     assert stderr_of("say()", *ordered) == expected
 
 
+@pytest.mark.parametrize("closing", ["sys.stderr.close()", "sys.stderr = None"])
+def test_no_line_fails_a_program_that_has_closed_stderr(closing: str) -> None:
+    """As a daemon does; logging's own report of the error would be an error too."""
+    program = f"import sys; {closing}; say(); sys.stderr = sys.__stderr__"
+    assert stderr_of(program, "show_log_lines()") == ""
+
+
 def test_lines_during_a_save_come_once() -> None:
     # `other` has the lines of Python without any handler; TensorFlow has a handler.
     during = "logging.root.addHandler(FallbackHandler())"

@@ -841,6 +841,24 @@ def test_who_prints_on_the_way_out_finds_a_stream(
         print("the last word", file=each, flush=True)
 
 
+def test_a_stream_of_the_program_without_an_attribute_closed_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the class of a program that writes to the terminal and to a file."""
+
+    class Tee:
+        def write(self, text: str) -> None:
+            """Writes to both."""
+
+        def flush(self) -> None:
+            """Flushes both."""
+
+    tee = Tee()
+    monkeypatch.setattr("sys.stderr", tee)
+    exiting.keep_streams()
+    assert sys.stderr is tee
+
+
 @pytest.mark.parametrize("stream", [FullDisk(), Stuck()])
 def test_a_stream_that_cannot_be_flushed_is_given_up_at_the_end_alone(
     stream: io.StringIO, monkeypatch: pytest.MonkeyPatch

@@ -44,6 +44,14 @@ class FallbackHandler(logging.Handler):
             last.handle(record)
 
 
+def is_open(stream: object) -> bool:
+    """Returns whether a standard stream exists and is open.
+
+    A stream of the program may have no attribute `closed`, and counts as open then.
+    """
+    return stream is not None and not getattr(stream, "closed", False)
+
+
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to `sys.stderr`, unless the program has a handler. Any thread.
 
@@ -56,8 +64,10 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
         of_root = all(
             isinstance(each, FallbackHandler) for each in logging.root.handlers
         )
-        if of_root and PACKAGE.handlers == [self]:
-            self.stream = sys.stderr  # notebooks and tests replace it
+        stream = getattr(sys, "stderr", None)  # notebooks and tests replace it
+        # On a closed stream logging could not even report the error.
+        if is_open(stream) and of_root and PACKAGE.handlers == [self]:
+            self.stream = stream
             super().emit(record)
 
 

@@ -31,6 +31,7 @@ from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.compat import add_note
 from tfpreempt.core.events import Fault, Outcome
+from tfpreempt.core.log_output import is_open
 from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
 from tfpreempt.handler.error_causes import describe_loss
 from tfpreempt.handler.run import HANDS_IN, Run, Runs
@@ -132,7 +133,7 @@ def keep_streams() -> None:
         pass  # the descriptor was closed, and now leads to /dev/null
     os.close(descriptor)
     for name in ("stdout", "stderr"):
-        if getattr(getattr(sys, name, None), "closed", True):
+        if not is_open(getattr(sys, name, None)):
             _silence(name)
 
 
