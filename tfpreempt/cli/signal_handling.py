@@ -30,8 +30,8 @@ WaitForSignal = Callable[[float | None], signal.Signals | None]
 def held_signals(*numbers: signal.Signals) -> Iterator[WaitForSignal]:
     """Context that blocks signals, and yields a function waiting for them.
 
-    Use on the main thread. Threads and processes that are started in the context also
-    block the signals. Signals that are pending at the end are dropped.
+    Use on the main thread. Threads and processes started in the context also block the
+    signals. Signals that are pending at the end are dropped.
 
     A signal that the parent process ignores (SIGHUP under nohup, SIGINT in a background
     job) stays ignored. SIGTERM is an exception, because platforms stop a job by

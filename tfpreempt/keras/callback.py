@@ -188,7 +188,7 @@ class PreemptionCallback:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """State of the mirror `mirror_dir`. Any thread may read it.
+        """State of the mirror `mirror_dir`. For any thread.
 
         None without a mirror, before the first fit, and on workers other than the
         chief. The end of a fit waits for the upload of the last commit; afterwards the
@@ -200,7 +200,7 @@ class PreemptionCallback:
         return training.run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is in `mirror_dir`. Any thread may call it.
+        """Waits until every commit is in `mirror_dir`. For any thread.
 
         An asynchronous save that has begun is waited for, too. After a fit the method
         returns at once, with the result of the uploads of that fit.

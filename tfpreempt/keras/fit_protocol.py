@@ -77,8 +77,8 @@ class Fit(Protocol):
         cuts_last_step: whether the last step of an epoch trains on fewer batches if
             fewer remain.
         keeps_iterator: whether the same iterator serves several epochs.
-        first_iterator: number of the iterator that is used first for training if the
-            fit does not resume; the first iterator made has the number 1.
+        first_iterator: number of the iterator used first for training if the fit does
+            not resume; the first iterator made has the number 1.
         sequence: the PyDataset or Sequence used for training; None for other data.
         loader: the loader used for training, if its position can be read; None for
             other data.
@@ -202,7 +202,7 @@ class Fit(Protocol):
 
         Args:
             epoch: number of the epoch, from 0.
-            batch: number of batches of the epoch that are trained already.
+            batch: number of trained batches of the epoch.
             loop_state: result of `loop_state` in the commit; empty without a commit.
         """
 
@@ -214,7 +214,7 @@ class Fit(Protocol):
         """Makes Keras end the current epoch without another step, with the given logs.
 
         Args:
-            logs: logs of the epoch's last step, which was trained before the restart.
+            logs: logs of the epoch's last step, trained before the restart.
 
         Returns:
             Whether Keras can end an epoch without a step. If False, nothing has
@@ -280,7 +280,7 @@ def instead_once(
     Args:
         owner: object or module with the function.
         name: name of the function.
-        instead: function that is called instead; it may call the original function.
+        instead: function called instead; it may call the original function.
 
     Returns:
         A function that restores the original; without effect if `instead` was called.

@@ -2,8 +2,8 @@
 
 Several listeners may watch the same signal. Python's C code writes a byte to the
 wake-up fd for every signal (see `_wakeup.py`), and a thread that reads the byte calls
-the listeners. So the Python handler only has to call the handler that was installed
-before. It reports a signal itself only if other code has replaced the wake-up fd.
+the listeners. So the Python handler only has to call the handler installed before. It
+reports a signal itself only if other code has replaced the wake-up fd.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 
 @dataclasses.dataclass(eq=False)
 class _WatchedSignal:
-    """A watched signal, with its listeners and the handlers that were replaced.
+    """A watched signal, with its listeners and the replaced handlers.
 
     "Our handler" is `handle`. If other code has replaced our handler, `rearm()`
     installs it again, and the other handler is added to `hidden`. That handler may
@@ -225,7 +225,7 @@ class SignalRegistry:
         signal.signal(signum, handler)
 
     def leave(self) -> None:
-        """Marks the process as exiting. Any thread may call it.
+        """Marks the process as exiting. For any thread.
 
         From now on watched signals are ignored after their last listener is removed,
         because another SIGTERM must not change the exit code.
@@ -234,7 +234,7 @@ class SignalRegistry:
         release_children(True)
 
     def stay(self) -> None:
-        """Cancels `leave()`: signals that are ignored get the default handler again."""
+        """Cancels `leave()`: ignored signals get the default handler again."""
         release_children(False)
         self._stay()
 

@@ -29,7 +29,7 @@ _left_open: list[tuple[socket.socket, socket.socket]] = []
 
 
 class WakeupFd:
-    """A socket pair that is installed as the wake-up fd, and a thread that reads it.
+    """A socket pair installed as the wake-up fd, and a thread that reads it.
 
     If another wake-up fd is installed, the constructor replaces it, and the thread
     forwards bytes to it. Call the methods on the main thread, as `signal.set_wakeup_fd`
@@ -55,9 +55,7 @@ class WakeupFd:
         self._forward_to = _set_wakeup_fd(self.fd)
 
     def probe(self) -> int:
-        """Returns the installed wake-up fd. Installs ours if no wake-up fd is
-        installed.
-        """
+        """Returns the installed wake-up fd; if there is none, installs ours."""
         current = _set_wakeup_fd(self.fd)
         if current not in (self.fd, -1):
             self._is_shared = True
@@ -101,9 +99,7 @@ class WakeupFd:
             self.abandon()
 
     def abandon(self) -> None:
-        """Closes both ends in this process; for a forked child, which has no such
-        thread.
-        """
+        """Closes the pair; for a forked child, which does not have the thread."""
         self._read_end.close()
         self._write_end.close()
 

@@ -216,9 +216,7 @@ class AwsPoller(Poller):
         return None
 
     def _get(self, path: str) -> Answer:
-        """Returns the answer. Requests a new token if the service rejects the old
-        token.
-        """
+        """Sends a GET; renews the token if the service rejects the token."""
         for is_second in (False, True):
             if not self._token or self._clock.monotonic() >= self._renew_at:
                 self._fetch_token()

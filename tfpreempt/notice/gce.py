@@ -370,9 +370,7 @@ class GcePoller(Poller):
         return None
 
     def _next_hang(self, missing: list[str]) -> int:
-        """Returns the seconds of the next hanging GET, at most until the next due
-        notice.
-        """
+        """Returns the timeout of the next hanging GET; a notice may be due before."""
         if any(not self._topics[name].quiet for name in missing):
             # behind a proxy: poll often, because a preemption leaves little time
             longest = POLL_SECONDS

@@ -34,9 +34,7 @@ def killed_children() -> list[str]:
 
 
 def _killed_by(pid: int) -> int:
-    """Returns the signal that killed a child; 0 if no signal did, or the child was
-    reaped.
-    """
+    """Returns the signal that killed a child; 0 if not killed, or reaped."""
     try:
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -179,7 +179,7 @@ class MetadataSession:
     def close(self) -> None:
         """Ends a waiting request, and refuses later requests.
 
-        Any thread may call it, also repeatedly.
+        For any thread, also repeatedly.
         """
         with self._lock:
             self._is_closed = True

@@ -29,9 +29,9 @@ class ActiveNotice:
 
     Attributes:
         detail: description, as text for messages.
-        shutdown_at: time at which the machine will be terminated, in seconds since the
-            Unix epoch; None if unknown.
-        since: time at which the notice was given; None if unknown.
+        shutdown_at: time when the machine will be terminated, in seconds since the Unix
+            epoch; None if unknown.
+        since: time when the notice was given; None if unknown.
     """
 
     detail: str
@@ -95,7 +95,7 @@ class Poller:
         return self._failures[topic].text
 
     def close(self) -> None:
-        """Ends a waiting `poll()`. Any thread may call it."""
+        """Ends a waiting `poll()`. For any thread."""
         self._session.close()
 
 
@@ -210,7 +210,7 @@ class MetadataWatch:
         return self._levels.get(topic)
 
     def join(self, member: _TopicSource) -> None:
-        """Adds a source that is started. The first source starts the thread."""
+        """Adds a started source. The first source starts the thread."""
         with self._lock:
             self._members = (*self._members, member)
             if self._loop is None:
@@ -229,7 +229,7 @@ class MetadataWatch:
             member.send(notice.detail)
 
     def leave(self, member: _TopicSource) -> None:
-        """Removes a source that is closed. The last source ends the thread."""
+        """Removes a closed source. The last source ends the thread."""
         with self._lock:
             self._members = tuple(each for each in self._members if each is not member)
             if self._members or self._loop is None:

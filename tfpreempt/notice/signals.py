@@ -29,11 +29,11 @@ class SignalSource(NoticeSourceBase):
     """Reports a notice each time that a signal arrives.
 
     Several sources in a process may watch the same signal. The handler of tfpreempt
-    calls the Python handler that was installed before, but not the default handler. So
-    a watched signal neither interrupts nor ends the process. When the last source is
-    closed, the earlier handler and the earlier wake-up fd are installed again. But if
-    the process is exiting after a notice, the signal is ignored from then on, so that
-    the exit code does not change.
+    calls the Python handler installed before, but not the default handler. So a watched
+    signal neither interrupts nor ends the process. When the last source is closed, the
+    earlier handler and the earlier wake-up fd are installed again. But if the process
+    is exiting after a notice, the signal is ignored from then on, so that the exit code
+    does not change.
 
     Forked children do not watch the signal. Children of multiprocessing ignore the
     signal unless their parent has sent it (`forked_children.py`). If the main thread

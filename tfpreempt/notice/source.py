@@ -43,8 +43,7 @@ class NoticeSource(Protocol):
         ...
 
     def rearm(self) -> None:
-        """Watches again after other code may have disarmed the source. Main thread
-        only.
+        """Watches again, after other code may have disarmed the source.
 
         Called on the main thread, at the first `run()` and at the beginning of each
         watch scope. Needed for signals, whose handler other code may replace; other
@@ -59,7 +58,7 @@ class NoticeSource(Protocol):
 
 @runtime_checkable
 class TimedSource(NoticeSource, Protocol):
-    """A source that may know the time at which the machine will be terminated."""
+    """A source that may know the time when the machine will be terminated."""
 
     def seconds_left(self) -> float | None:
         """Returns the seconds until the termination by the active notice, or None.

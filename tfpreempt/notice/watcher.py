@@ -68,9 +68,9 @@ class Watcher:
         on_notice: function called with every notice, on a thread of the source, for one
             notice at a time. It returns quickly; its errors are logged.
         clock: time source.
-        find_more: function that finds more sources, called on a thread, which also
-            starts the found sources. They must not be signal sources, which only the
-            main thread can start. None: no more sources.
+        find_more: function finding more sources, called on a thread, which also starts
+            the found sources. They must not be signal sources, which only the main
+            thread can start. None: no more sources.
 
     Attributes:
         is_started: whether all initial sources have been started.

@@ -1,18 +1,15 @@
-"""How every platform announces a termination, and how to exit: configs as data.
+"""Configs that describe how a platform announces a termination, and how to exit.
 
-aws             Amazon EC2 Spot: two minutes, announced by the metadata service
-azure           Azure: Scheduled Events, from a preemption in 30 s to a reboot in 15 min
+aws             Amazon EC2 Spot: the metadata service announces two minutes
+azure           Azure: Scheduled Events, such as a preemption in 30 s
 borg            Borg-like platforms with TPUs: the coordinator exits after its workers
-config          TerminationConfig: sources, grace period, exit; generic and Borg
-                variants
-detect          chooses the variant for this machine from variables, files and servers
-detected        the config of a handler without a config, or with TensorFlow's config
-gce             Google Compute Engine: notices of the metadata server for each machine
-                kind
-kubernetes      SIGTERM, and SIGKILL when the pod's grace period is over
-metadata_probe  requests to the metadata servers of every cloud at once, with one
-                deadline
-slurm           SIGTERM in a grace time, a requeue by exit code or by scontrol
+config          TerminationConfig, the base class; generic and Borg variants
+detect          detects the platform by variables, files and metadata servers
+detected        the config if the user passes none, or TensorFlow's config
+gce             Google Compute Engine: a config for every kind of machine
+kubernetes      Kubernetes: SIGTERM, then SIGKILL after the pod's grace period
+metadata_probe  contacts the metadata servers of all clouds in parallel
+slurm           Slurm: SIGTERM, and a requeue by the exit code or by scontrol
 
 Imported by cli, handler, keras, tfpreempt.
 """

@@ -1,4 +1,4 @@
-"""Amazon EC2 Spot: two minutes, announced by the instance's metadata service."""
+"""Amazon EC2 Spot: the metadata service announces an interruption two minutes ahead."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ SHUTDOWN_SECONDS = 30.0
 
 
 class AwsSpotTerminationConfig(TerminationConfig):
-    """Config of a Spot instance: an interruption, or a termination by Auto Scaling.
+    """Config of an EC2 Spot instance.
 
-    Exits with 143. A termination by the Auto Scaling group has an unknown grace period,
+    The instance may be interrupted, or terminated by its Auto Scaling group.
+
+    Exits with code 143. The grace period of a termination by Auto Scaling is unknown,
     so the step is committed at once.
 
     Args:
         grace_period: seconds from the interruption notice until the instance is
-            terminated. The notice is polled every 5 s, which are subtracted. After
-            SIGTERM at most 30 s remain in any case.
-        rebalance: treat the rebalance recommendation as a notice too. The
-            recommendation comes early, sometimes without a later interruption, and
-            names no time: the step is committed and the process exits at once, to be
-            started on a machine with less risk. A recommendation from before the
-            handler was made is ignored.
+            terminated. 5 s are subtracted, because the service is polled every 5 s.
+            After SIGTERM the grace period is at most 30 s.
+        rebalance: whether a rebalance recommendation is a notice, too. It comes early,
+            without a time, and sometimes no interruption follows. The step is
+            committed, and the process exits at once, to be started on a machine with
+            less risk. Recommendations from before the handler was created are ignored.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -52,6 +53,6 @@ class AwsSpotTerminationConfig(TerminationConfig):
             self._graces["rebalance"] = None
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the base's sources, and a source per topic on a shared thread."""
+        """Returns the sources of the base class, and a source per topic."""
         found = AwsWatch(self._graces).watched_sources(self._graces)
         return (*super()._notice_sources(), *found)

@@ -1,4 +1,4 @@
-"""Azure: Scheduled Events, from a preemption in 30 s to a reboot in 15 min."""
+"""Azure: Scheduled Events, such as a preemption in 30 s or a reboot in 15 min."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ PLANNED_SECONDS = 300.0
 
 
 class AzureTerminationConfig(TerminationConfig):
-    """Config of an evicted Spot VM, or of a VM under maintenance. Exits with 143.
+    """Config of an Azure VM: a Spot VM, or a VM with maintenance. Exits with code 143.
 
     Args:
         grace_period: seconds from the notice of a preemption, or from SIGTERM, until
             the VM is taken away.
-        planned_grace_period: seconds from the notice of any other kind of event; a VM's
-            own setting for Terminate is from 300 to 900.
-        kinds: kinds of events that are notices, from Preempt, Terminate, Reboot,
+        planned_grace_period: seconds from the notice of an event of another kind. (For
+            Terminate, a VM can be configured with 300 to 900 s.)
+        kinds: kinds of events that are notices: any of Preempt, Terminate, Reboot,
             Redeploy and Freeze.
-        acknowledge: acknowledge the event after the commit, so that Azure need not wait
-            any longer. The acknowledgement counts for every machine named by the event,
-            so the worker on the first named machine sends the acknowledgement while
-            exiting. The event may start while other workers still exit; the commit is
-            durable by then.
+        acknowledge: whether to acknowledge the event after the commit, so that Azure
+            need not wait longer. The worker on the machine that the event names first
+            does so for all machines, while exiting. The event may then start while
+            other workers are still exiting; the commit is complete by then.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -62,19 +61,19 @@ class AzureTerminationConfig(TerminationConfig):
         self._acknowledges = acknowledge
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the base's sources, and a source per kind on a shared thread."""
+        """Returns the sources of the base class, and a source per kind of event."""
         found = AzureWatch(self._graces).watched_sources(self._graces)
         return (*super()._notice_sources(), *found)
 
     def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Exits. Acknowledges the events before, if so configured and if committed."""
+        """Exits; before, acknowledges the events if configured, and if committed."""
         try:
             super()._exit(committed, cluster, mirrored=mirrored)
         except SystemExit:
-            # Only on SystemExit: if an exit_fn returns, training continues, and an
-            # acknowledged event would end the VM.
+            # Acknowledge only here: if an exit_fn returns, training continues, and the
+            # VM must not be ended early.
             if committed and self._acknowledges:
                 self._acknowledge()
             raise
@@ -84,7 +83,7 @@ class AzureTerminationConfig(TerminationConfig):
             for event in AzureWatch(self._graces).acknowledge():
                 _logger.info("event %s of Azure is acknowledged", event)
         except Exception as error:
-            # A failed acknowledgement must not change the exit code.
+            # Ignore the error: it must not change the exit code.
             _logger.warning(
                 "the event of Azure could not be acknowledged (%s). No work is lost: "
                 "Azure takes the VM away at the announced time instead of at once",

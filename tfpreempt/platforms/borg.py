@@ -22,18 +22,17 @@ POLL_SECONDS = 0.5
 
 
 class BorgTpuTerminationConfig(BorgTerminationConfig):
-    """Config of a TPU coordinator: exits with 42 once the TPU workers are gone.
+    """Config of a TPU coordinator: exits with code 42 when the TPU workers have ended.
 
-    The coordinator of a TPU cluster is restarted at once. A coordinator that exited
-    first would connect to workers that are about to be taken away.
+    A coordinator is restarted immediately. If it exited before the workers had ended,
+    the restarted coordinator would connect to workers that are about to be taken away.
 
     Args:
-        has_workers: function whose result is true while workers are still running;
-            called every half second on a thread of its own. An exception means that the
-            workers are unreachable, and thus gone. The function may also block until
-            the workers are gone. None: the exit does not wait.
-        wait_limit: timeout of the wait in seconds; the coordinator exits after the
-            timeout.
+        has_workers: function returning true while TPU workers are running; called every
+            half second on a separate thread. If the function raises an error, the
+            workers are assumed to have ended. The function may also block until the
+            workers have ended. None: the exit does not wait.
+        wait_limit: timeout of the wait in seconds; afterwards the coordinator exits.
         grace_period: grace period, as in `TerminationConfig`.
         **options: further arguments of `TerminationConfig`.
 
@@ -57,7 +56,7 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
     def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Waits until the workers are gone, with a timeout, and exits."""
+        """Waits until the TPU workers have ended, with a timeout, and exits."""
         if self._has_workers is not None:
             self._wait(self._has_workers)
         super()._exit(committed, cluster, mirrored=mirrored)

@@ -1,7 +1,7 @@
-"""TerminationConfig: notices of a termination, the grace period, and the exit.
+"""TerminationConfig: which notices are watched, the grace period, and how to exit.
 
-A config is data. A platform is a variant: a subclass with other defaults, never an `if`
-in the handler.
+A platform is a subclass with other defaults; the handler has no code for a single
+platform.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
 
 
 class ConfigOptions(TypedDict, total=False):
-    """Keyword arguments of `TerminationConfig`, which describes the arguments.
+    """Types of the keyword arguments of `TerminationConfig`; documented there.
 
-    `grace_period` is missing, because every platform has a different default.
+    `grace_period` is not included, because its default depends on the platform.
     """
 
     termination_watcher_fn: Callable[[], object] | None
@@ -47,43 +47,44 @@ class ConfigOptions(TypedDict, total=False):
 
 
 class TerminationConfig:
-    """Notices of a termination, the grace period, and the exit. Immutable.
+    """Defines which notices are watched, the grace period, and how to exit. Immutable.
 
-    The first four parameters are the parameters of
+    The first four parameters are those of
     `tf.distribute.experimental.TerminationConfig`. In contrast to TensorFlow, SIGTERM
-    is watched in addition to a `termination_watcher_fn`.
+    is also watched if there is a `termination_watcher_fn`.
 
     Args:
-        termination_watcher_fn: function called every second on a thread of its own;
-            True means that the machine is about to be terminated. An exception is
-            logged, and the call is retried.
+        termination_watcher_fn: function called every second on a separate thread;
+            returns True if the machine is about to be terminated. If the function
+            raises an error, the error is logged, and the call is retried.
         exit_fn: function that exits the process, usually `lambda: sys.exit(CODE)`.
-            Called on the main thread; on another thread if no boundary was reached
-            before the deadline. If the function returns, training continues. None:
+            Called on the main thread; or on another thread, if the running step did not
+            end before the deadline. If the function returns, training continues. None:
             `sys.exit(exit_code)`.
         grace_period: seconds, or a timedelta, from a notice until the machine is
             terminated. None or 0: unknown; the step is committed at once.
-        save_fn: function that saves in place of tfpreempt, on every worker; a returned
-            path gets a manifest.
+        save_fn: function that saves instead of tfpreempt, on every worker. If the
+            function returns the path of the checkpoint, tfpreempt adds a manifest.
         signals: signals to watch, by name or number.
         notice_file: path of a file whose appearance is a notice; by default the value
             of the environment variable TFPREEMPT_NOTICE_FILE, if set.
-        sources: more sources of notices: results of `tfpreempt.notice.gce_source`,
-            `aws_source` and `azure_source`, or functions that return a
-            `tfpreempt.notice.NoticeSource`, which has the config's grace period, or a
-            `NoticeSourceConfig`. Called again for every handler with this config.
-        uncommitted_exit_code: exit code after a preemption without a commit, in place
-            of `exit_fn` and `exit_code`; None: no special exit code.
-        mirror_incomplete_exit_code: exit code after a commit whose copy in
-            `mirror_dir` was not complete in time, in place of `exit_fn` and
-            `exit_code`; None: no special exit code.
+        sources: further sources of notices: results of `gce_source`, `aws_source` or
+            `azure_source` in `tfpreempt.notice`; or functions that return a
+            `tfpreempt.notice.NoticeSource`, to which the config's grace period applies,
+            or a `NoticeSourceConfig`. The functions are called for every handler with
+            this config.
+        uncommitted_exit_code: exit code if a preemption could not commit, instead of
+            `exit_fn` and `exit_code`; None: no special exit code.
+        mirror_incomplete_exit_code: exit code if the commit could not be uploaded to
+            `mirror_dir` in time, instead of `exit_fn` and `exit_code`; None: no special
+            exit code.
 
     Attributes:
         termination_watcher_fn: the argument of the same name.
         exit_fn: the argument of the same name.
         save_fn: the argument of the same name.
         grace_seconds: the grace period in seconds; None if unknown.
-        grace_period: the same value, under TensorFlow's name.
+        grace_period: equal to `grace_seconds`; the name in TensorFlow.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -140,12 +141,12 @@ class TerminationConfig:
         super().__setattr__(name, value)
 
     def _shield_children(self) -> None:
-        """Guards future children of multiprocessing against the watched signals."""
+        """Keeps future children of multiprocessing alive after the watched signals."""
         for signum, _ in self._signals:
             guard_children(signum)
 
     def _signal_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns new sources for the signals only."""
+        """Returns new sources for the signals; other sources are not included."""
         return tuple(
             NoticeSourceConfig(SignalSource(signum), grace)
             for signum, grace in self._signals
@@ -167,9 +168,9 @@ class TerminationConfig:
         )
 
     def _source_finder(self) -> FindSources | None:
-        """Returns a function that finds more sources; None if there are no more.
+        """Returns a function finding more sources; None if there are no more.
 
-        The function may take seconds, and may be called on any thread.
+        The returned function may take seconds, and may be called on any thread.
         """
         return None
 
@@ -208,12 +209,12 @@ class TerminationConfig:
     def __repr__(self) -> str:
         try:
             says = f"{self._watch_text()}; {self._exit_text()}"
-        except Exception as error:  # noqa: BLE001 - a repr helps with other errors
+        except Exception as error:  # noqa: BLE001 - a repr must not raise
             says = f"cannot be shown: {type(error).__name__}: {error}"
         return f"{type(self).__name__}({says})"
 
     def _watch_text(self) -> str:
-        # A copy without the user's `sources`: calling the functions may have side
+        # Use a copy without the user's `sources`, because these functions may have side
         # effects.
         probe = copy.copy(self)
         probe._sources = ()
@@ -241,11 +242,11 @@ class TerminationConfig:
 
 
 class GenericTerminationConfig(TerminationConfig):
-    """Config of a platform that restarts a process after exit code 143 (SIGTERM)."""
+    """Config of a platform that restarts a process after the exit code 143."""
 
 
 class BorgTerminationConfig(TerminationConfig):
-    """Config of a Borg-like platform, which restarts a process with exit code 42."""
+    """Config of a Borg-like platform, which restarts a process after exit code 42."""
 
     exit_code: ClassVar[int] = 42
 

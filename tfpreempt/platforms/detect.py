@@ -1,4 +1,4 @@
-"""Chooses the variant of TerminationConfig for this machine, with the evidence."""
+"""Detects the platform by environment variables, files and metadata servers."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ VARIANTS: Mapping[str, type[TerminationConfig]] = {
     "borg-tpu": BorgTpuTerminationConfig,
 }
 
-# A scheduler takes precedence over the machine, because the scheduler restarts the job
-# and needs the right exit code. A platform is present if a variable of the platform is
-# set.
+# A platform is detected if one of its variables is set. A scheduler takes precedence
+# over the machine's cloud, because the scheduler restarts the job, and needs the right
+# exit code.
 _BY_VARIABLE: Mapping[str, tuple[str, ...]] = {
     "slurm": ("SLURM_JOB_ID",),
     "vertex-ai": ("CLOUD_ML_PROJECT_ID", "CLOUD_ML_JOB_ID"),
@@ -67,13 +67,13 @@ _AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """The platform of this program.
+    """The detected platform.
 
     Attributes:
-        name: a name that TFPREEMPT_PLATFORM accepts.
+        name: name of the platform; a value that TFPREEMPT_PLATFORM accepts.
         config_class: the TerminationConfig class of the platform.
-        evidence: reasons for the choice, for people.
-        cloud: the machine's cloud by its files or its metadata server: "gce", "aws" or
+        evidence: reasons for the result, as text for messages.
+        cloud: cloud of the machine, by files or the metadata server: "gce", "aws" or
             "azure"; None if unknown.
     """
 
@@ -83,10 +83,10 @@ class Platform:
     cloud: str | None = None
 
     def termination_config(self, **options: Any) -> TerminationConfig:
-        """Returns a config of the platform's variant.
+        """Returns a TerminationConfig for the platform.
 
         Args:
-            **options: keyword arguments of the variant.
+            **options: keyword arguments of `config_class`.
 
         Raises:
             ConfigurationError: an argument cannot work.
@@ -101,13 +101,13 @@ def detect_platform(
     probes: Mapping[str, metadata_probe.Probe] = metadata_probe.PROBES,
     limit_seconds: float = metadata_probe.LIMIT_SECONDS,
 ) -> Platform:
-    """Detects the platform of this program.
+    """Detects the platform on which this program runs.
 
-    Reads variables and files first. If the result is still open, the metadata servers
-    in question are contacted in parallel, within `limit_seconds`. If the files name a
-    machine outside of the known clouds, no server is contacted, unless a variable such
-    as GCE_METADATA_HOST holds the server's address. TFPREEMPT_PLATFORM overrides the
-    detection. TensorFlow is neither imported nor started.
+    First reads environment variables and files. If these are not sufficient, contacts
+    metadata servers in parallel, for at most `limit_seconds`. If the files show that
+    the machine is not in a known cloud, a server is contacted only if a variable such
+    as GCE_METADATA_HOST has its address. TFPREEMPT_PLATFORM overrides the detection.
+    TensorFlow is not imported.
 
     Args:
         environment: environment variables; by default the process's.
@@ -116,7 +116,7 @@ def detect_platform(
         limit_seconds: time limit for the servers together.
 
     Returns:
-        The platform; "generic" if no evidence names a platform.
+        The platform; "generic" if nothing was detected.
 
     Raises:
         ConfigurationError: TFPREEMPT_PLATFORM is set to an unknown name.
@@ -129,14 +129,13 @@ def detect_platform(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFindings:
-    """Variables and files of this machine, read without a request.
+    """Facts from the environment variables and the files of this machine.
 
     Attributes:
         environment: the environment variables.
-        machine: findings from the machine's files.
-        platform: the platform named by a variable; None if no variable names a
-            platform.
-        to_ask: clouds whose metadata servers may know more.
+        machine: facts from the files.
+        platform: platform by a variable; None if no such variable is set.
+        to_ask: clouds whose metadata servers should be contacted.
     """
 
     environment: Mapping[str, str]
@@ -148,7 +147,7 @@ class LocalFindings:
 def read_local(
     environment: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> LocalFindings:
-    """Reads the variables and files that name a platform; takes milliseconds.
+    """Reads the variables and files that show the platform; takes milliseconds.
 
     Args:
         environment: environment variables; by default the process's.
@@ -195,8 +194,9 @@ def read_local(
     elif not (addressed or machine.is_identified):
         to_ask = tuple(metadata_probe.PROBES)
     if machine.cloud == "gce" and not addressed:
-        to_ask = ("gce",)  # for the kind of machine; other clouds are excluded
-    if environment.get(VARIABLE):  # a chosen platform needs no requests
+        to_ask = ("gce",)  # contact only GCE's server, for the kind of machine
+    # The user has chosen the platform, so no server is needed.
+    if environment.get(VARIABLE):
         machine, to_ask = DetectedMachine(), ()
     return LocalFindings(
         environment=environment, machine=machine, platform=platform, to_ask=to_ask
@@ -208,16 +208,16 @@ def find_cloud(
     probes: Mapping[str, metadata_probe.Probe],
     limit_seconds: float,
 ) -> Platform:
-    """Contacts metadata servers if the machine's files leave the cloud open.
+    """Contacts the metadata servers in `found.to_ask`, to find the cloud.
 
     Args:
-        found: findings from variables and files.
+        found: facts from variables and files.
         probes: functions that contact the servers, by cloud.
         limit_seconds: time limit for the servers together.
 
     Returns:
-        The cloud's platform, even if a variable names a platform; "generic" without a
-        cloud.
+        The platform of the cloud, even if a variable shows another platform; "generic"
+        if no cloud was found.
     """
     machine = found.machine
     asked = {name: probes[name] for name in found.to_ask if name in probes}
@@ -231,7 +231,7 @@ def find_cloud(
             evidence = (f"the files in /{_DMI} name no cloud",)
     elif name == "gce":
         kinds = answer.kinds | machine.kinds
-        # Spot even with a GPU: a Spot VM is preempted for a maintenance.
+        # Spot takes precedence over GPU, because a maintenance preempts a Spot VM.
         kind = next((each for each in ("tpu", "spot", "gpu") if each in kinds), "cpu")
         if kind == "gpu" and "gpu" in machine.kinds:
             evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
@@ -242,10 +242,10 @@ def find_cloud(
 
 
 def read_machine(root: Path = Path("/")) -> DetectedMachine:
-    """Reads /sys. An unreadable file counts as missing.
+    """Reads files in /sys that show the cloud and GPUs; skips unreadable files.
 
     Args:
-        root: directory that contains `sys`; tests pass their own.
+        root: directory that contains `sys`; tests pass another directory.
     """
     checks = (
         ("gce", "product_name", lambda text: text.startswith("Google")),

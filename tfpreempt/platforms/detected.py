@@ -1,4 +1,4 @@
-"""Config of a handler without a TerminationConfig, or with TensorFlow's."""
+"""The config if the user passes none, or TensorFlow's config."""
 
 from __future__ import annotations
 
@@ -40,15 +40,14 @@ def resolve_config(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> TerminationConfig:
-    """Returns the config for a `termination_config` argument.
+    """Returns the TerminationConfig for the argument `termination_config`.
 
-    Makes no request: the function from `_source_finder` contacts the metadata
-    servers.
+    Contacts no metadata server; the function returned by `_source_finder` does.
 
     Args:
-        value: a TerminationConfig, returned unchanged; or None or a
+        value: a TerminationConfig, which is returned unchanged; or None, or a
             `tf.distribute.experimental.TerminationConfig` (recognized by its four
-            attributes), completed with the platform's notices and exit.
+            attributes), for which the platform is detected.
         environment: environment variables, see `detect_platform`.
         root: directory that contains `sys`, see `detect_platform`.
 
@@ -57,7 +56,7 @@ def resolve_config(
     """
     if isinstance(value, TerminationConfig):
         return value
-    # A class has the names too, as properties: the caller forgot to call the class.
+    # Refuse a class, which has these attributes as properties.
     is_class = isinstance(value, type)
     if value is not None and (
         is_class or not all(hasattr(value, name) for name in FIELDS)
@@ -70,7 +69,7 @@ def resolve_config(
     options = {name: each for name, each in given.items() if each is not None}
     found = read_local(environment, root)
     platform = found.platform
-    # A cloud's machine, or a machine that a server may identify.
+    # The machine is in a cloud, or a metadata server may show that it is.
     may_be_cloud = found.machine.cloud is not None or bool(found.to_ask)
     if may_be_cloud and (platform is None or platform.name in SCHEDULERS):
         return DetectedTerminationConfig(found, **options)
@@ -82,19 +81,19 @@ def resolve_config(
 
 
 class DetectedTerminationConfig(TerminationConfig):
-    """Config of a cloud's machine, or of a machine that may belong to a cloud.
+    """Config of a machine that is in a cloud, or may be in a cloud.
 
-    For the second kind only a metadata server can identify the cloud.
+    Which notices the cloud gives is found out later, by the metadata server.
 
-    Exits with 143, the exit code on which every cloud and scheduler here restarts.
-    After SIGTERM the scheduler's grace period applies. Without a scheduler the grace
-    period is unknown: the sender may be the shutdown of the machine, a container engine
-    or an operator.
+    Exits with code 143, after which all clouds, and the supported schedulers, restart
+    the program. After SIGTERM the grace period of the scheduler is used. Without a
+    scheduler it is unknown, because SIGTERM may come from a shutdown, a container
+    engine or a user.
 
     Args:
-        found: variables and files of this machine.
-        **options: the four arguments of TensorFlow's config. `grace_period` also
-            shortens the grace periods of the cloud's notices.
+        found: facts from variables and files of this machine.
+        **options: the four arguments of TensorFlow's config. `grace_period` is also an
+            upper limit for the grace periods of the cloud's notices.
 
     Raises:
         ConfigurationError: an argument or a variable cannot work.
@@ -116,7 +115,7 @@ class DetectedTerminationConfig(TerminationConfig):
         return self._ask_server
 
     def _ask_server(self) -> Sequence[NoticeSourceConfig]:
-        """Returns the sources of the cloud identified by the metadata server."""
+        """Contacts the metadata servers; returns the notice sources of the cloud."""
         cloud = find_cloud(self._found, metadata_probe.PROBES, LIMIT_SECONDS)
         known = {each.source.name for each in self._notice_sources()}
         sources = [
@@ -168,5 +167,5 @@ def _log_platform(
 
 @functools.cache
 def _log_once(text: str, level: int = logging.INFO) -> None:
-    """Logs a line once per process, although a process may have several handlers."""
+    """Logs a line only once in this process, which may have several handlers."""
     _logger.log(level, text)

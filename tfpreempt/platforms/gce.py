@@ -1,4 +1,4 @@
-"""Google Compute Engine: notices of the metadata server for every kind of machine."""
+"""Google Compute Engine: a config for every kind of machine."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ SHUTDOWN_SECONDS = 30.0
 
 
 class GceTerminationConfig(TerminationConfig):
-    """Base class of the configs for GCE machines; use a variant. Exits with 143.
+    """Base class of the configs for GCE machines; use a subclass. Exits with code 143.
 
-    Watches the metadata server for the variant's topics, each with its own grace
-    period, in addition to SIGTERM, which is sent at the shutdown.
+    Watches entries of the metadata server (topics), each with its own grace period.
+    Also watches SIGTERM, which is sent at the shutdown.
 
     Args:
-        grace_period: seconds from the notice of a preemption: 30, or the VM's
-            configured notice duration (120), which only the metadata server knows.
-            After SIGTERM at most 30 s remain in any case.
+        grace_period: seconds from the notice of a preemption: 30, or 120 if the VM is
+            configured with this notice duration. After SIGTERM the grace period is at
+            most 30 s.
         maintenance_grace_period: seconds from the notice of a maintenance that ends the
-            VM; None: the variant's default.
-        graceful_shutdown_period: seconds of the VM's configured graceful shutdown. The
-            VM's `stop-state` is then watched, every 5 s, which are subtracted. None:
-            the VM has no graceful shutdown.
-        upcoming_maintenance_period: treat an announced maintenance as a notice at most
-            this number of seconds before its window. On TPUs a maintenance is announced
-            up to 7 days ahead. The grace period is the time left until the window.
-            None: announcements are not watched.
+            VM; None: the default of the subclass.
+        graceful_shutdown_period: seconds of the graceful shutdown with which the VM is
+            configured. `stop-state` is then polled every 5 s, so 5 s are subtracted.
+            None: the VM has no graceful shutdown.
+        upcoming_maintenance_period: so many seconds before its window, an announced
+            maintenance is a notice; the grace period is the remaining time until the
+            window. (On TPUs, a maintenance is announced up to 7 days ahead.) None:
+            announcements are not watched.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -66,8 +66,8 @@ class GceTerminationConfig(TerminationConfig):
             )
         graceful = check_grace(graceful_shutdown_period, "graceful_shutdown_period")
         if graceful is not None:
-            # stop-state is polled every 5 s: the answer of a hanging GET lacks
-            # stop-state until a shutdown is pending.
+            # Subtract 5 s: stop-state is polled, because answers to hanging GETs do not
+            # have it before a shutdown is pending.
             graceful = remaining_after_delay(graceful, HANG_BETWEEN_SINGLES_SECONDS)
         if graceful_shutdown_period is not None:
             self._graces["stop-state"] = graceful
@@ -83,7 +83,7 @@ class GceTerminationConfig(TerminationConfig):
             )
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the base's sources, and a source per topic on a shared thread."""
+        """Returns the sources of the base class, and a source per topic."""
         watch = GceWatch(self._graces, maintenance_lead_seconds=self._lead)
         return (*super()._notice_sources(), *watch.watched_sources(self._graces))
 
@@ -95,10 +95,10 @@ class GceCpuTerminationConfig(GceTerminationConfig):
 
 
 class GceGpuTerminationConfig(GceTerminationConfig):
-    """Config of a VM with GPUs: a maintenance is announced an hour ahead.
+    """Config of a VM with GPUs: a maintenance is announced one hour ahead.
 
-    Such a VM cannot migrate. The step is committed at once and training continues; a
-    second commit follows at the end of the hour.
+    A VM with GPUs cannot migrate. After the notice the step is committed at once, and
+    training continues; a second commit follows at the end of the hour.
     """
 
     maintenance_seconds: ClassVar[float | None] = 3600.0
@@ -113,6 +113,6 @@ class GceTpuTerminationConfig(GceTerminationConfig):
 class GceSpotTerminationConfig(GceTerminationConfig):
     """Config of a Spot or preemptible VM: 30 s of notice, or 120 s if so configured.
 
-    A maintenance preempts such a VM, so maintenance is not watched unless
+    A maintenance preempts these VMs, so `maintenance-event` is watched only if
     `maintenance_grace_period` is given.
     """

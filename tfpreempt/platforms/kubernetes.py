@@ -1,4 +1,4 @@
-"""Kubernetes: SIGTERM, and SIGKILL when the pod's grace period is over."""
+"""Kubernetes: SIGTERM, then SIGKILL after the pod's grace period."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ GRACE_VARIABLE = "TFPREEMPT_GRACE_PERIOD"
 
 
 class KubernetesTerminationConfig(TerminationConfig):
-    """Config of a pod that is evicted, drained, preempted or deleted. Exits with 143.
+    """Config of a pod that is evicted, drained, preempted or deleted.
 
-    Kubernetes does not pass `terminationGracePeriodSeconds` to a pod, so the pod's
-    specification repeats the value in the variable TFPREEMPT_GRACE_PERIOD. A preStop
-    hook that creates the file of `notice_file` (or of TFPREEMPT_NOTICE_FILE) is a
-    notice like SIGTERM; the hook's running time counts against the grace period.
+    Exits with code 143.
+
+    A pod cannot read its `terminationGracePeriodSeconds`, so repeat the value in the
+    variable TFPREEMPT_GRACE_PERIOD of the pod's specification. A preStop hook may
+    create the notice file (`notice_file`, or TFPREEMPT_NOTICE_FILE), which is a notice
+    like SIGTERM. The duration of the hook is part of the grace period.
 
     Args:
         grace_period: seconds from SIGTERM to SIGKILL; by default the value of
-            TFPREEMPT_GRACE_PERIOD. Without either the grace period is unknown: the step
-            is committed at once.
+            TFPREEMPT_GRACE_PERIOD. If neither is given, the grace period is unknown,
+            and the step is committed at once.
         **options: further arguments of `TerminationConfig`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Contacts the metadata servers of every cloud at once, with one deadline."""
+"""Contacts the metadata servers of all clouds in parallel, with one deadline."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DetectedMachine:
-    """Findings about the machine, from a metadata server or from the machine's files.
+    """Facts about the machine, from a metadata server or from files.
 
     Attributes:
-        cloud: "gce", "aws" or "azure"; None if no source names a cloud.
-        evidence: reasons for the finding, for people.
-        kinds: known kinds of the machine, from "tpu", "spot" and "gpu".
-        is_identified: whether the machine's files name its maker, whether a cloud or
-            not.
+        cloud: "gce", "aws" or "azure"; None if unknown.
+        evidence: reasons for the result, as text for messages.
+        kinds: kinds of the machine: any of "tpu", "spot" and "gpu".
+        is_identified: whether the files show who made the machine, a cloud or another
+            maker.
     """
 
     cloud: str | None = None
@@ -93,7 +93,7 @@ def probe_azure(environment: Mapping[str, str], limit: float) -> DetectedMachine
 
 
 def is_excluded(cloud: str, environment: Mapping[str, str]) -> bool:
-    """Whether the environment forbids requests to this cloud's metadata server."""
+    """Whether the environment forbids requests to a cloud's metadata server."""
     checks = {"gce": gce.is_excluded, "aws": aws.is_excluded}
     return cloud in checks and checks[cloud](environment)
 
@@ -109,10 +109,10 @@ ADDRESS_VARIABLES: Mapping[str, tuple[str, ...]] = {
 def named_addresses(
     clouds: Iterable[str], environment: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Returns the variables that name metadata servers, with their values, for people.
+    """Returns the set variables with addresses of servers, as "NAME='value'".
 
     Args:
-        clouds: clouds whose variables are returned.
+        clouds: clouds for whose servers the variables are.
         environment: environment variables.
     """
     return tuple(
@@ -135,14 +135,15 @@ def probe_all(
     environment: Mapping[str, str],
     limit_seconds: float = LIMIT_SECONDS,
 ) -> DetectedMachine | None:
-    """Returns the finding of the first cloud that identifies itself in time, or None.
+    """Returns the result of the first server that identifies a cloud, or None.
 
-    A hanging probe continues in a daemon thread, and its result is ignored.
+    If a probe does not end in time, it continues in a daemon thread, and its result is
+    ignored.
 
     Args:
         probes: functions that contact the servers, by cloud.
-        environment: environment variables with addresses of servers and excluded
-            clouds.
+        environment: environment variables, which may have addresses of servers, and
+            exclude clouds.
         limit_seconds: time limit for the servers together.
     """
     deadline = time.monotonic() + limit_seconds
@@ -150,7 +151,8 @@ def probe_all(
 
     def ask(probe: Probe) -> None:
         finding = None
-        with contextlib.suppress(Exception):  # another kind of server, or no server
+        # No server, or a server that is not a metadata server.
+        with contextlib.suppress(Exception):
             finding = probe(environment, limit_seconds)
         answers.put(finding)
 

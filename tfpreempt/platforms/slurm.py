@@ -1,4 +1,4 @@
-"""Slurm: SIGTERM in a grace time, a requeue by exit code or by scontrol."""
+"""Slurm: SIGTERM, and a requeue by the exit code or by scontrol."""
 
 from __future__ import annotations
 
@@ -36,30 +36,31 @@ OSError or subprocess.SubprocessError.
 
 
 class SlurmTerminationConfig(TerminationConfig):
-    """Config of a job that is preempted or reaches its time limit. Exits with 143.
+    """Config of a Slurm job that is preempted, or reaches its time limit.
+
+    Exits with code 143.
 
     Args:
-        grace_period: seconds from SIGTERM to SIGKILL: the partition's GraceTime on a
-            preemption, KillWait at the time limit.
-        early_signal: signal that sbatch's `--signal=USR1@120` sends before the time
-            limit, such as "SIGUSR1"; None: no early signal.
-        early_grace_period: seconds from the early signal to the time limit, in the
-            example 120. Slurm may send the signal up to 60 s earlier.
-        max_restarts: number of restarts, by SLURM_RESTART_COUNT, after which the next
-            notice ends the job for good; None: no limit.
-        exhausted_exit_code: exit code of such an end, in place of other exit codes and
-            of `exit_fn`; RequeueExit in slurm.conf must not list the code.
+        grace_period: seconds from SIGTERM to SIGKILL: GraceTime of the partition for a
+            preemption, KillWait for the time limit.
+        early_signal: signal that Slurm sends before the time limit, if requested by
+            sbatch: "SIGUSR1" for `--signal=USR1@120`. None: no early signal.
+        early_grace_period: seconds from the early signal to the time limit: 120 in the
+            example. (Slurm may send the signal up to 60 s earlier.)
+        max_restarts: number of restarts (SLURM_RESTART_COUNT) after which the next
+            notice ends the job without another restart; None: no limit.
+        exhausted_exit_code: exit code after `max_restarts` restarts, instead of other
+            exit codes and of `exit_fn`. RequeueExit in slurm.conf must not list the
+            code.
         requeue: "exit": exit code 143, which requeues the job if slurm.conf has
             `RequeueExit=143`. "scontrol": the chief, or Slurm's first task without a
-            cluster, calls `scontrol requeue` immediately before the exit. The call
-            needs no setting, and kills processes still running. The call is omitted if
-            the process exits with an `uncommitted_exit_code` or
-            `mirror_incomplete_exit_code`:
-            such a code marks a loss, and `RequeueExit=143` would not requeue the job
-            either.
-        environment: environment variables with Slurm's variables; by default the
-            process's.
-        run_command: function that runs scontrol; tests pass their own.
+            cluster, calls `scontrol requeue` immediately before the exit. This needs no
+            setting in slurm.conf, and kills processes that still run. The job is not
+            requeued if the process exits with an `uncommitted_exit_code` or a
+            `mirror_incomplete_exit_code`, just as `RequeueExit=143` would not requeue
+            it.
+        environment: environment variables; by default those of the process.
+        run_command: function running scontrol; tests pass another function.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -97,7 +98,7 @@ class SlurmTerminationConfig(TerminationConfig):
         self._run_command = run_scontrol if run_command is None else run_command
 
     def _exit_code_for(self, committed: bool, mirrored: bool = True) -> int | None:
-        """Returns the base's code, or `exhausted_exit_code` when no restart is left."""
+        """Returns the base class' exit code, or `exhausted_exit_code` at the limit."""
         if self._is_exhausted:
             return self._exhausted_code
         return super()._exit_code_for(committed, mirrored)
@@ -105,7 +106,7 @@ class SlurmTerminationConfig(TerminationConfig):
     def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Exits, and requeues the job unless no restart is left."""
+        """Exits; before, requeues the job unless it has reached `max_restarts`."""
         if self._is_exhausted:
             _logger.warning(
                 "SLURM_RESTART_COUNT is %s, and max_restarts allows no more restarts; "
@@ -117,8 +118,8 @@ class SlurmTerminationConfig(TerminationConfig):
         try:
             super()._exit(committed, cluster, mirrored=mirrored)
         except SystemExit:
-            # Only on SystemExit: a requeue kills the job, and after an exit_fn that
-            # returns, training continues.
+            # Requeue only here: if an exit_fn returns, training continues, and a
+            # requeue would kill the job.
             job = None if self._is_exhausted else self._requeued_job
             task = self._environment.get("SLURM_PROCID", "").strip()
             speaks = cluster.is_chief if cluster.num_workers > 1 else task in {"", "0"}
@@ -129,7 +130,8 @@ class SlurmTerminationConfig(TerminationConfig):
     def _requeue(self, job: str, code: int | None) -> None:
         command = ["scontrol", "requeue", job]
         shown = " ".join(command)
-        if code not in (None, self.exit_code):  # None: exit_fn's code, for a restart
+        # None: exit_fn has chosen the code, for a restart.
+        if code not in (None, self.exit_code):
             _logger.warning(
                 "nothing was committed, or the mirror is incomplete; exiting with code "
                 "%s as configured, which does not requeue the job. To resume from the "
@@ -142,7 +144,7 @@ class SlurmTerminationConfig(TerminationConfig):
         _logger.info("requeueing the job: %s", shown)
         try:
             said = self._run_command(command, SCONTROL_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the exit code must go on
+        except Exception as error:  # noqa: BLE001 - the exit code must not change
             why = getattr(error, "stderr", None) or error
             said = f"{type(error).__name__}: {why}"
         if said := said.strip():
@@ -169,7 +171,7 @@ def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> b
 
 
 def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | None:
-    """Returns the id of the job to requeue by scontrol; None for `requeue="exit"`."""
+    """Returns the id of the job for `scontrol requeue`; None for `requeue="exit"`."""
     if requeue not in ("exit", "scontrol"):
         raise ConfigurationError(
             f"requeue is {requeue!r}; expected 'exit' (RequeueExit=143 in slurm.conf) "
@@ -187,7 +189,7 @@ def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | No
 
 
 def run_scontrol(command: list[str], limit: float) -> str:
-    """Returns the output of a command; undecodable bytes are replaced.
+    """Runs a command, and returns its output; invalid UTF-8 is replaced.
 
     Args:
         command: words of the command.

@@ -1,10 +1,10 @@
-"""Public fakes for tests of programs that use tfpreempt.
+"""Fakes for tests of programs that use tfpreempt. Public.
 
 clock      a clock that a test advances by hand
-notice     a source of notices that a test fires
-store      a key-value store that fails, or is slow, on request of the test
-metadata/  the clouds' metadata servers
-_server    base of the fake servers: requests, replies, and failures on demand
+notice     a source whose notices are given by the test
+store      a key-value store with injected faults
+metadata/  fake metadata servers of the clouds
+_server    base class of the fake servers, with injected faults
 
 Imported by cli, testing/metadata.
 """

@@ -1,4 +1,4 @@
-"""Base of the fake servers: requests, replies, and failures on demand."""
+"""Base class of the fake servers, with injected faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Request:
     Attributes:
         method: GET, PUT, POST or DELETE.
         path: path without the query, still percent-encoded.
-        query: fields of the query; a field without a value is "".
+        query: fields of the query; the value is "" if a field has none.
         headers: values by lower-case name.
         body: bytes sent with the request.
     """
@@ -50,7 +50,7 @@ class Reply:
 
     Attributes:
         status: the HTTP status.
-        body: bytes of the body; the Content-Length header is added.
+        body: bytes of the body. The header Content-Length is added by `send`.
         headers: additional headers.
     """
 
@@ -74,26 +74,28 @@ class Reply:
 
 
 class FakeServer(http.server.ThreadingHTTPServer):
-    """A server on a free port of 127.0.0.1; a context manager.
+    """HTTP server on a free port of 127.0.0.1. It is a context manager.
 
     Attributes:
         requests: received requests, newest last.
-        changed: condition held during changes of the server's state, and notified after
-            them.
+        changed: condition that is held while the state of the server changes, and
+            notified afterwards.
     """
 
     request_queue_size = 32
     headers: ClassVar[Mapping[str, str]] = {}
-    _name = "fake-metadata"  # prefix of thread names, for tests
+    # Prefix of the names of threads, by which tests recognize them.
+    _name = "fake-metadata"
     _port = 0  # any free port
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", self._port), _Handler)
         self.changed = threading.Condition()
         self.requests: list[Request] = []
-        self._failing, self._status = 0, 0  # requests to answer with a status
-        self._stalling = 0.0  # requests that wait for `up`
-        self._releases = 0  # calls of `up`
+        # Number of requests to answer with an error, and the error.
+        self._failing, self._status = 0, 0
+        self._stalling = 0.0  # number of requests that must wait for `up`
+        self._releases = 0  # number of calls of `up`
         self._is_closing = False
         self._is_down = False
         self._connections: set[socket.socket] = set()
@@ -113,15 +115,15 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_port}"
 
     def environment(self) -> dict[str, str]:
-        """Returns environment variables by which the cloud's clients use the server."""
+        """Returns environment variables by which clients find the server."""
         return {}
 
     def answer(self, request: Request) -> Reply:
-        """Returns the reply of the service. Runs on the connection's thread."""
+        """Returns the reply to a request. Called on the connection's thread."""
         raise NotImplementedError
 
     def reply(self, status: int, said: object) -> Reply:
-        """Returns a reply with the service's own headers.
+        """Returns a reply with the headers of the service.
 
         Args:
             status: the HTTP status.
@@ -131,11 +133,11 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return Reply(status=status, headers=self.headers, body=text.encode())
 
     def failure(self, status: int) -> Reply:
-        """Returns the reply of a failing service."""
+        """Returns the reply of a service that fails with a status."""
         return self.reply(status, "try again\n")
 
     def fail(self, count: int, status: int = 503) -> None:
-        """Answers the next requests with an error.
+        """Makes the next requests fail.
 
         Args:
             count: number of requests; 0 ends the failure.
@@ -145,7 +147,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self._failing, self._status = count, status
 
     def stall(self, count: int | None = None) -> None:
-        """Accepts requests without an answer, until `up()`.
+        """Makes the next requests wait for `up()`, without an answer.
 
         Args:
             count: number of requests; None: every request.
@@ -154,13 +156,13 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self._stalling += math.inf if count is None else count
 
     def down(self) -> None:
-        """Closes the open connections, and new connections at once, until `up()`."""
+        """Closes all connections, and refuses new connections, until `up()`."""
         with self.changed:
             self._is_down = True
             self._drop_connections()
 
     def up(self) -> None:
-        """Ends `stall()` and `down()`."""
+        """Ends the effects of `stall()` and `down()`."""
         with self.changed:
             self._stalling = 0.0
             self._is_down = False
@@ -183,16 +185,16 @@ class FakeServer(http.server.ThreadingHTTPServer):
         self.close()
 
     def wait(self, is_met: Callable[[], bool], seconds: float) -> None:
-        """Waits, with `changed` held, for a condition or the end of the server.
+        """Waits for a condition, or the end of the server. The caller holds `changed`.
 
         Args:
-            is_met: the condition.
+            is_met: function returning whether the condition is met.
             seconds: longest wait.
         """
         self.changed.wait_for(lambda: is_met() or self._is_gone, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Waits for a time; returns False if the server is closed meanwhile."""
+        """Waits for a while; returns False if the server is closed meanwhile."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing, seconds)
             return not self._is_closing
@@ -200,11 +202,11 @@ class FakeServer(http.server.ThreadingHTTPServer):
     # --- a request, and the faults ordered for it ------------------------------------
 
     def serve(self, head: Request, read: Callable[[int], bytes]) -> Reply | None:
-        """Returns the reply to a request; None drops the connection.
+        """Returns the reply to a request; None: the connection is closed.
 
         Args:
             head: the request without its body.
-            read: returns the given number of bytes of the body.
+            read: function reading a number of bytes of the body.
         """
         request = dataclasses.replace(head, body=read(head.length))
         if len(request.body) < head.length:
@@ -219,7 +221,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self.changed.notify_all()
 
     def respond(self, request: Request) -> Reply | None:
-        """Returns the reply, or an ordered error, after an ordered stall."""
+        """Returns the reply, with the faults set by `fail` and `stall`."""
         with self.changed:
             is_stalled, before = self._stalling > 0, self._releases
             self._stalling = max(0.0, self._stalling - 1)
@@ -233,10 +235,10 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return None if self._is_gone else reply
 
     def await_release(self, before: int) -> None:
-        """Waits until the server is closed, or `up()` is called.
+        """Waits until `up()` is called, or the server is closed.
 
         Args:
-            before: number of calls of `up()` so far.
+            before: number of calls of `up()` when the request arrived.
         """
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing or self._releases != before)
@@ -262,7 +264,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # Named before the start, so a test can distinguish server threads.
+        # Give the thread a name, so that tests can recognize threads of servers.
         threading.Thread(
             target=self.process_request_thread,
             args=(request, client_address),
@@ -271,7 +273,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
         ).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # disconnecting clients are expected by these servers
+        pass  # ignore: tests disconnect clients on purpose
 
     def _drop_connections(self) -> None:
         for connection in self._connections:
@@ -282,7 +284,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Handles a connection, without any output."""
+    """Handles the requests of a connection; logs nothing."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # no delay between head and body

@@ -11,11 +11,11 @@ _LIMIT_SECONDS = 20.0  # real time after which a hanging test fails
 
 
 class FakeClock:
-    """A `Clock` advanced by hand, on which threads can wait.
+    """A `Clock` whose time changes only by `advance`; threads can wait on it.
 
-    To run a polling thread once, call `advance(interval)`, then `wait_for_waiters()`.
-    After the first call the thread has woken up. After the second call the thread is
-    waiting again, and has done its work for that time.
+    To let a polling thread poll once, call `advance(interval)`, then
+    `wait_for_waiters()`. The first call wakes the thread. The second call returns when
+    the thread has done its work, and waits again.
 
     Args:
         start: initial value of `monotonic()`, in seconds.
@@ -36,14 +36,14 @@ class FakeClock:
         return self._now + self._wall_offset
 
     def advance(self, seconds: float) -> None:
-        """Advances the time, and returns when every due waiter is awake.
+        """Advances the time, and wakes the threads whose waiting time is over.
 
         Args:
-            seconds: time to add; not negative.
+            seconds: seconds to add; not negative.
 
         Raises:
             ValueError: the number of seconds is negative.
-            TimeoutError: a waiter did not wake up within 20 real seconds.
+            TimeoutError: a thread did not wake up within 20 s of real time.
         """
         if seconds < 0:
             raise ValueError(f"seconds={seconds}: a monotonic clock never goes back")
@@ -59,7 +59,7 @@ class FakeClock:
     def wait(
         self, condition: threading.Event | Callable[[], bool], timeout: float
     ) -> bool:
-        """Waits for an event, or until a function returns True; any thread.
+        """Waits for an event, or until a function returns True. For any thread.
 
         Args:
             condition: event or function, checked every millisecond of real time.
@@ -84,13 +84,13 @@ class FakeClock:
         return is_met()
 
     def wait_for_waiters(self, count: int = 1) -> None:
-        """Blocks until enough threads wait on this clock.
+        """Waits (in real time) until enough threads wait on this clock.
 
         Args:
             count: number of threads to wait for.
 
         Raises:
-            TimeoutError: fewer threads were waiting after 20 real seconds.
+            TimeoutError: fewer threads were waiting after 20 s of real time.
         """
         self._wait_until(
             lambda: len(self._waiters) >= count,

@@ -1,4 +1,4 @@
-"""A source of notices that a test fires."""
+"""A source whose notices are given by the test."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tfpreempt.notice.source import NoticeSourceBase
 
 
 class ScriptedSource(NoticeSourceBase):
-    """A `NoticeSource` without threads; `fire` reports a notice.
+    """A `NoticeSource` for tests, without threads: `fire` gives a notice.
 
     Args:
         name: name of the source.
-        start_error: error raised by `start()`, as by a source that cannot work on the
-            machine.
+        start_error: error that `start()` raises, to simulate a source that cannot work
+            on this machine.
 
     Attributes:
         rearmed: number of calls of `rearm()`.
@@ -29,12 +29,12 @@ class ScriptedSource(NoticeSourceBase):
         self.is_closed = False
 
     def fire(self, detail: str = "") -> None:
-        """Reports a notice now, in this thread.
+        """Gives a notice, on the calling thread.
 
-        Does nothing before the start and after the close.
+        Does nothing if the source is not started, or is closed.
 
         Args:
-            detail: text of the notice, for people.
+            detail: description of the notice.
         """
         self.send(detail)
 

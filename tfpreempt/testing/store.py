@@ -1,7 +1,6 @@
-"""A key-value store that fails, or is slow, on request of the test.
+"""A key-value store with injected faults.
 
-`FaultyKeyValueStore` wraps any store. Without faults the wrapped store passes the
-contract test of the real stores.
+`FaultyKeyValueStore` wraps any store. Without faults it behaves as the wrapped store.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFault:
-    """A fault of the matching operations.
+    """A fault to inject: which operations of the store fail or are slow, and when.
 
     Attributes:
         operation: "insert", "get", "delete", "dead_workers", or "*" for any operation.
-        key: pattern of the key, as for file names; matches any key by default.
-        after: number of matching operations that succeed before the first failure.
-        times: number of operations that fail then; None: every further operation.
-        error: error to raise; None: no error, the operation only takes longer.
+        key: pattern for the key, as for file names; by default any key.
+        after: number of matching operations before the fault begins.
+        times: number of operations with the fault; None: all further operations.
+        error: error to raise; None: the operation succeeds, after `delay_seconds`.
         delay_seconds: additional duration of the operation.
-        is_done: whether the operation takes effect although its answer is lost.
+        is_done: whether the operation has its effect before the error is raised, as if
+            only the answer was lost.
     """
 
     operation: str = "*"
@@ -52,15 +52,16 @@ class StoreFault:
 
 
 class FaultyKeyValueStore:
-    """A store that wraps another store; any thread may call any method.
+    """Wraps a key-value store, and injects faults. Any thread may call any method.
 
     Args:
-        inner: the wrapped store; a store in memory by default.
-        faults: possible faults; the first matching and due fault takes effect.
-        sleep: waits for a number of seconds, for faults with a delay.
+        inner: the wrapped store; by default a new store in memory.
+        faults: faults to inject. If several apply to an operation, the first one is
+            used.
+        sleep: function that waits for a number of seconds, for `delay_seconds`.
 
     Attributes:
-        operations: (operation, key) pairs in the order of the calls.
+        operations: the calls so far, in order, as (operation, key).
     """
 
     def __init__(

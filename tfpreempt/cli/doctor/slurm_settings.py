@@ -50,7 +50,7 @@ def ask_slurm(
         environment: environment variables. Without SLURM_JOB_ID only the settings of
             the cluster are read.
         requeue: way of requeueing set in the config.
-        run: function that runs scontrol, at most twice.
+        run: function running scontrol, at most twice.
     """
     job = environment.get("SLURM_JOB_ID", "").strip()
     try:

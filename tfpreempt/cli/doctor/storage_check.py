@@ -132,7 +132,7 @@ def _time_save(directory: Path, size: int) -> float:
 
 @contextmanager
 def _made(directory: Path) -> Iterator[Path | None]:
-    """Context in which the directory exists; missing directories are made for it.
+    """Context where the directory exists; missing directories are made for it.
 
     Yields:
         The uppermost directory of the path that did not exist; None if all existed.

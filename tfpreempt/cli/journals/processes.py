@@ -47,7 +47,7 @@ class Records:
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class WorkerRun(Records):
-    """One training of a worker: the records of one handler or `fit`.
+    """A single training of a worker: the records of one handler or `fit`.
 
     Attributes:
         worker: index of the worker.
@@ -77,7 +77,7 @@ class WorkerRun(Records):
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class SupervisorRun(Records):
-    """One start of the workers by a supervisor. The first record describes it.
+    """A start of the workers by a supervisor. The first record describes the start.
 
     Attributes:
         name: name of the start.

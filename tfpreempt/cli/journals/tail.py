@@ -37,7 +37,7 @@ class LastReport:
 
 
 class _File:
-    """A journal file that is read incrementally, line by line.
+    """A journal file read incrementally, line by line.
 
     Args:
         path: path of the file, which need not exist yet.

@@ -1,8 +1,7 @@
 """Divides the time of a run into categories, as Google's ml-goodput-measurement does.
 
-Goodput is the share of time that was spent on steps which are part of the result.
-Badput is the time spent otherwise, in several categories. Times are sums over all
-workers.
+Goodput is the share of time that was spent on steps that belong to the result. Badput
+is the time spent otherwise, in several categories. Times are sums over all workers.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class GoodputBreakdown:
     """The time of all workers in seconds, by category.
 
     Attributes:
-        good: seconds spent on steps that were kept.
+        good: seconds spent on kept steps.
         bad: seconds of every category of badput; every category has an entry.
     """
 

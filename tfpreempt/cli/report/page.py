@@ -102,7 +102,7 @@ _GOOD = "steps that are part of the result of the run"
 
 
 def _around(report: RunReport, each: Interruption) -> tuple[float, float]:
-    """Returns the times at which the timeline of one interruption begins and ends."""
+    """Returns the times when the timeline of one interruption begins and ends."""
     resumed = each.resumed_seconds
     until = report.end if resumed is None else each.at + resumed
     margin = max(0.5, 0.15 * (until - each.at))

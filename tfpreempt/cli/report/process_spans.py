@@ -302,7 +302,7 @@ def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
 
     Args:
         life: lifetime of any worker.
-        commits: commits recorded by the chief; all workers wait equally long for a
+        commits: commits recorded by the chief; the workers wait equally long for a
             save.
     """
     ended = life.exit

@@ -241,7 +241,7 @@ def _stretched(
     """Extends lifetimes whose end was not recorded, by the records of other workers.
 
     If the chief has recorded a commit, every worker was alive then. And as long as one
-    worker trains, all workers train.
+    worker trains, every worker trains.
     """
     stretched = []
     for number, life in enumerate(lives):
@@ -381,7 +381,7 @@ def _milestones(
 def _reached_at(
     life: ProcessLifetime, spans: Sequence[Span], step: int, commits: Sequence[Record]
 ) -> float | None:
-    """Estimates the time at which a lifetime reached a step.
+    """Estimates the time when a lifetime reached a step.
 
     Args:
         life: lifetime of a worker.
@@ -500,7 +500,7 @@ def _interruptions(
 
 
 def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
-    """Returns the commit that was made before a process exited because of a notice.
+    """Returns the commit made before a process exited because of a notice.
 
     If a notice arrives during a periodic save, the process may exit after this save.
     Returns None if there was no commit.
@@ -530,8 +530,8 @@ def _near(guess: int, told: int, step: int, seconds: float | None) -> int:
 
     Args:
         guess: estimated step.
-        told: step in the last status report, which was written at most `TOLD_EVERY`
-            seconds before the end.
+        told: step in the last status report, written at most `TOLD_EVERY` seconds
+            before the end.
         step: newest step from the records.
         seconds: mean step time; None if unknown.
     """

@@ -22,7 +22,7 @@ _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the 
 
 
 class StatusLine:
-    """A status line below the text on a terminal. Any thread may use it.
+    """A status line below the text on a terminal. For any thread.
 
     Args:
         stream: unbuffered stream to the terminal.
@@ -98,7 +98,7 @@ class OutputConsole:
         self._thread.start()
 
     def feed(self, data: bytes) -> None:
-        """Adds text to be printed. Any thread may call it."""
+        """Adds text to be printed. For any thread."""
         with self._changed:
             *lines, self._torn = (self._torn + data).split(b"\n")
             if len(self._torn) > _LONGEST_LINE:

@@ -93,7 +93,7 @@ class WorkerProgress:
 
     @property
     def since(self) -> float:
-        """Time at which the limit begins."""
+        """Time when the limit begins."""
         return self._heard if self.is_exempt else self._since
 
     @property
@@ -171,9 +171,8 @@ class HangDetector:
             running: indices of the running workers.
 
         Returns:
-            The monotonic time at which the first worker exceeds its limit. None if no
-            limit applies, or if a hang was already detected and the stacks were
-            requested.
+            The monotonic time when the first worker exceeds its limit. None if no limit
+            applies, or if a hang was already detected and the stacks were requested.
         """
         self._now += min(now - self._looked, _MOST_BETWEEN)
         self._looked = now

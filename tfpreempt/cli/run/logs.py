@@ -35,8 +35,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 class WorkerLog:
     """The output of a worker: a pipe, and the file to which its text is written.
 
-    Any thread may use it. Both ends of the pipe stay open in this process. So a child
-    process that outlives its worker can still write, and no reader waits for its end.
+    For any thread. Both ends of the pipe stay open in this process. So a child process
+    that outlives its worker can still write, and no reader waits for its end.
 
     Args:
         path: path of the file; text is appended.
@@ -222,7 +222,7 @@ class WorkerLog:
 
 @contextlib.contextmanager
 def pumped(logs: Sequence[WorkerLog]) -> Iterator[None]:
-    """Context in which a thread reads the workers' pipes and writes the logs.
+    """Context where a thread reads the workers' pipes and writes the logs.
 
     At the end, waits at most `_JOIN_SECONDS` for the thread, because a disk may hang.
     """

@@ -68,7 +68,7 @@ class RunOptions:
 
     @property
     def local_dir(self) -> str | None:
-        """The local directory in which the workers commit; None without a directory."""
+        """The local directory where the workers commit; None without a directory."""
         given = self.checkpoint_dir
         return None if given is None else local_directory(given)
 

@@ -1,12 +1,11 @@
 """Ends the workers if the supervisor is killed.
 
 A separate script, run by its path as a child of the supervisor, and called the guard.
-It reads lines from its standard input: `+PGID` for a process group that was started,
-`-PGID` for a process group that has ended, and `.` after the supervisor has written its
-last record. The end of the input means that the supervisor has ended. Then remaining
-groups get SIGTERM, some seconds to commit, and SIGKILL. If there was no `.`, the
-supervisor was killed or failed, and the guard appends a record to the supervisor's
-journal.
+It reads lines from its standard input: `+PGID` for a new process group, `-PGID` for a
+process group that has ended, and `.` after the supervisor has written its last record.
+The end of the input means that the supervisor has ended. Then remaining groups get
+SIGTERM, some seconds to commit, and SIGKILL. If there was no `.`, the supervisor was
+killed or failed, and the guard appends a record to the supervisor's journal.
 
 Until the workers have ended, the guard reads their pipes, and appends the output to the
 logs. The kernel's parent-death signal alone would not be enough: TensorFlow's SIGTERM

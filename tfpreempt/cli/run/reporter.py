@@ -34,7 +34,7 @@ _LIBRARIES = "/site-packages/"
 class Reporter:
     """Writes events to the supervisor's journal and to the console.
 
-    Any thread may use it.
+    For any thread.
 
     Args:
         journal: journal of the supervisor.
@@ -140,7 +140,7 @@ class Reporter:
         )
 
     def decided(self, verdict: Restart | ExitSupervisor, limits: RestartLimits) -> None:
-        """Records the decision made after all workers have ended."""
+        """Records the decision made after the workers have ended."""
         spent = verdict.spent
         self._add(
             "budget",

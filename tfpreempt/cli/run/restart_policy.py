@@ -168,15 +168,15 @@ class SupervisorState:
 
     Attributes:
         now: present time.
-        workers: number of workers that were started.
-        started_at: time at which the workers were started.
+        workers: number of workers started.
+        started_at: time when the workers were started.
         exits: the workers that have ended, in order.
         stop_at: time of the signal to stop; None without a signal.
-        asked_at: time at which the supervisor sent SIGTERM to the running workers.
-        killed_at: time at which the supervisor sent SIGKILL to the running workers.
+        asked_at: time when the supervisor sent SIGTERM to the running workers.
+        killed_at: time when the supervisor sent SIGKILL to the running workers.
         hang_due: time from which the workers are regarded as hung unless they reach a
             step boundary before; None without a limit.
-        hung_at: time at which a hang was detected and stacks were requested.
+        hung_at: time when a hang was detected and stacks were requested.
         urges: how often Ctrl-C was pressed after the signal to stop.
         has_progressed: whether the workers have committed a step since their start;
             None if the supervisor cannot see commits.
@@ -347,7 +347,7 @@ def _after_all(
 def _after_own_end(
     limits: RestartLimits, seen: SupervisorState
 ) -> Restart | ExitSupervisor:
-    """Returns the action after all workers have ended, without a signal to stop."""
+    """Returns the action after the workers have ended, without a signal to stop."""
     failure = _failure(limits, seen)
     if failure is not None:
         return _after_failure(limits, seen, failure)

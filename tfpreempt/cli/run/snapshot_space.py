@@ -40,7 +40,7 @@ _TRIES = 10
 def lent(
     asked: int, workers: int, directories: Sequence[Path] | None = None
 ) -> Iterator[SnapshotMemory | None]:
-    """Context in which memory for snapshots is reserved.
+    """Context where memory for snapshots is reserved.
 
     Args:
         asked: bytes for all workers together; 0: no snapshots; `AUTO`: a quarter of

@@ -1,4 +1,4 @@
-"""The supervisor: starts all workers, waits for their end, and restarts them.
+"""The supervisor: starts the workers, waits for their end, and restarts them.
 
 The main thread makes the decisions, starts the workers, and waits for signals. (Workers
 get SIGTERM if the thread that started them ends, so this must be the main thread.)
@@ -112,7 +112,7 @@ _Steps = tuple[int | None, int | None]
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """Starts all workers, waits for their end, and restarts them.
+    """Starts the workers, waits for their end, and restarts them.
 
     Use on the main thread only.
 
@@ -164,7 +164,7 @@ class Supervisor:
     def _run_once(
         self, name: str, restart: int, identity: DirectoryIdentity | None
     ) -> Restart | ExitSupervisor:
-        """Starts the workers once, and waits for their end and for the delay after"""
+        """Starts the workers, waits for the end and the delay; returns the decision."""
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
             first_steps = self._newest_steps()
@@ -218,7 +218,7 @@ class Supervisor:
         ports: tuple[int, ...],
         obstacle: Exception | None,
     ) -> None:
-        """Starts all workers. One that cannot be started is treated as ended.
+        """Starts the workers. One that cannot be started is treated as ended.
 
         Args:
             name: name of this start of all workers (the incarnation).
@@ -252,7 +252,7 @@ class Supervisor:
                 self._add_exit(worker, _CANNOT_START, now)
 
     def _follow(self, first_steps: _Steps) -> Restart | ExitSupervisor:
-        """Executes the actions of `restart_policy` until all workers have ended."""
+        """Executes the actions of `restart_policy` until the workers have ended."""
         while True:
             now = self.clock.monotonic()
             for worker, code in self.fleet.reap(now):

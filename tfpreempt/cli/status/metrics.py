@@ -227,7 +227,7 @@ class _Server(socketserver.ThreadingTCPServer):
 def served(
     host: str, port: int, metrics: CollectorRegistry, *, timeout: float = 5.0
 ) -> Iterator[None]:
-    """Context in which the metrics are served at http://host:port/metrics.
+    """Context where the metrics are served at http://host:port/metrics.
 
     Args:
         host: name or address to listen on.

@@ -24,7 +24,7 @@ _CLOCKS_DIFFER = 600.0
 
 
 def read_status(journals: JournalTailer, at: float) -> RunStatus:
-    """Reads new records, and returns the state of the run. Any thread may call it.
+    """Reads new records, and returns the state of the run. For any thread.
 
     Args:
         journals: journals of the run.

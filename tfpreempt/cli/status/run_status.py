@@ -61,7 +61,7 @@ class Worker:
         steps_per_second: mean over the last minute; None if the worker does not train.
         stepped_at: time of the newest step.
         noticed_at: time of the notice that is being handled; None without a notice.
-        deadline: time at which the machine will be taken away.
+        deadline: time when the machine will be taken away.
         host: name of the machine.
         pid: id of the process.
         upload: state of the mirror; None without a mirror.
@@ -129,7 +129,7 @@ class RunStatus:
 
     @property
     def noticed(self) -> Worker | None:
-        """Of the workers with a notice, the one with the earliest deadline, or None."""
+        """The worker with a notice that has the earliest deadline, or None."""
         told = [each for each in self.workers if each.noticed_at is not None]
         return min(told, key=lambda each: each.deadline or float("inf"), default=None)
 

@@ -102,8 +102,8 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     """Restores the state of a callback.
 
     Args:
-        callback: a callback of the class that was captured. The hooks that lead to the
-            resumed position have run.
+        callback: a callback of the captured class. The hooks that lead to the resumed
+            position have run.
         state: result of `capture`.
         extends: whether the state is from the end of a fit, and more epochs follow.
     """

@@ -24,7 +24,7 @@ KIND = "CSVLogger"
 
 @contextlib.contextmanager
 def resolved(loggers: Sequence[Any]) -> Iterator[None]:
-    """Context in which each CSVLogger has the absolute name of its file.
+    """Context where each CSVLogger has the absolute name of its file.
 
     Without it, a program that changes its working directory during the fit would make a
     relative name refer to another file.

@@ -1,6 +1,6 @@
 """The user's callbacks of a fit: checks them before training, and calls their hooks.
 
-They are not called for a step that was trained before a resta
+The callbacks are not called for a step trained before a restart.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class UserCallbacks:
     def silence(self) -> None:
         """Makes Keras call only the PreemptionCallback, until `wake`.
 
-        For a step that was trained before the restart: the user's callbacks were
-        already called for that st
+        For a step trained before the restart: the user's callbacks were already called
+        for the step.
         """
         self._holder.callbacks = self._ours
 

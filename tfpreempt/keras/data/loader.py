@@ -108,7 +108,7 @@ class _DeliveredBatches:
     Args:
         fit: the fit; the number of positions kept depends on its `steps_per_execution`.
         loader: the loader; opened here.
-        batches: number of batches that were delivered before the restart.
+        batches: number of batches delivered before the restart.
         state: state of the loader after those batches; None for a fresh loader.
         taken: batches that Keras took from the loader; delivered first.
 

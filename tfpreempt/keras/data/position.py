@@ -1,4 +1,4 @@
-"""The position of training in its data, which is saved with the step and restored.
+"""The position of training in its data, saved with the step and restored.
 
 There are five ways to save a position; `choose` selects the best for the data:
 
@@ -68,7 +68,7 @@ class Position:
         kind: way in which the position was saved: "iterator", "index", "sequence",
             "loader" or "replay".
         made: number of iterators made from the dataset before the current iterator.
-        read: number of those iterators that were used for training.
+        read: number of those iterators used for training.
         batches: number of batches that training has taken from the current iterator.
         states: for the kind "iterator", the states of this worker's tf.data iterators,
             each as a list of bytes; else empty.

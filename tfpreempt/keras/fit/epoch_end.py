@@ -74,7 +74,7 @@ class EpochEnd:
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Context in which the variables have the values of the kept state."""
+        """Context where the variables have the values of the kept state."""
         with self.hold().variables.assigned():
             yield
 

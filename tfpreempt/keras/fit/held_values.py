@@ -48,7 +48,7 @@ class HeldValues:
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Context in which the variables have the kept values; afterwards as before."""
+        """Context where the variables have the kept values; afterwards as before."""
         now = self._read()
         self._assign(self._values)
         try:

@@ -60,7 +60,7 @@ _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedAttribute:
-    """An attribute of a model, with the plain Python value that was read.
+    """An attribute of a model, with the plain Python value as read.
 
     Attributes:
         location: where in the model the value is found.

@@ -98,7 +98,7 @@ class TracedFunctions:
         return True
 
     def trace_again(self, *, only_for_settings: bool) -> None:
-        """Makes the functions again that were traced with other values than restored.
+        """Makes functions again whose trace used other values than restored.
 
         Args:
             only_for_settings: whether only changed settings are a reason; see

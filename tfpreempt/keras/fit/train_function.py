@@ -24,8 +24,8 @@ class TrainFunctionWrapper:
         fit: the fit with the train function.
         session: the session of this process.
         run: the run that counts the steps.
-        slow: function that is called instead, if a step needs more than a call of the
-            train function.
+        slow: function called instead, if a step needs more than a call of the train
+            function.
 
     Attributes:
         inner: Keras' own train function.

@@ -415,7 +415,7 @@ class Training:
         return self._steps.logs
 
     def _catch_up(self) -> None:
-        """Restores the commit, after the step that was trained before the restart."""
+        """Restores the commit, after the step trained before the restart."""
         self.session.start_listening(self.run)
         self._restore()
         self._state.restore_random()

@@ -1,15 +1,15 @@
-"""Metadata servers on the loopback interface that behave as the servers of the clouds.
+"""Fakes of the clouds' metadata servers, on the loopback interface.
 
     with FakeGce() as fake:
         monkeypatch.setenv(...)  # each of fake.environment()
         fake.preempt()
 
-The fakes are real HTTP servers with the pitfalls of the originals, so any client can be
-tested with them, in this process or in another process.
+The fakes are real HTTP servers, and have the pitfalls of the originals. So any client
+can be tested with them, in this process or in another process.
 
-_aws    the instance metadata service of Amazon EC2, version 2
-_azure  Azure's instance metadata service, with Scheduled Events
-_gce    the metadata server of Google Compute Engine
+_aws    a fake of the instance metadata service of Amazon EC2, version 2
+_azure  a fake of Azure's instance metadata service, with Scheduled Events
+_gce    a fake of the metadata server of Google Compute Engine
 
 Imported by cli.
 """

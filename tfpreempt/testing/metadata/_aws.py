@@ -1,4 +1,4 @@
-"""The instance metadata service of Amazon EC2, version 2."""
+"""A fake of the instance metadata service of Amazon EC2, version 2."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LONGEST_TTL_SECONDS = 21_600
 
 
 class FakeAws(FakeServer):
-    """Serves tokens and `/latest/meta-data/`.
+    """Fake of EC2's metadata service: serves tokens and `/latest/meta-data/`.
 
     Like the real service, the fake answers
 
     - 401 to requests without a token or with an expired token;
     - 400 to token requests without a lifetime;
     - 403 to forwarded token requests;
-    - 404 for missing entries, which is the normal case.
+    - 404 for missing entries; usually the entries for notices are missing.
 
     Args:
-        longest_ttl: upper limit of a token's lifetime in seconds, even if a client
-            requests more.
-        monotonic: clock for the expiry of tokens.
+        longest_ttl: longest lifetime of a token in seconds, even if a client requests
+            more.
+        monotonic: time source for the expiry of tokens.
     """
 
     headers = {"Content-Type": "text/plain", "Server": "EC2ws"}
@@ -129,7 +129,7 @@ class FakeAws(FakeServer):
 
 
 def _text_of(at: datetime.datetime | None, ahead: datetime.timedelta) -> str:
-    """Formats a time in the way of EC2; by default the current time plus `ahead`."""
+    """Formats a time as EC2 does; by default the current time plus `ahead`."""
     when = datetime.datetime.now(datetime.timezone.utc) + ahead if at is None else at
     return when.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -1,4 +1,4 @@
-"""Azure's instance metadata service, with Scheduled Events."""
+"""A fake of Azure's instance metadata service, with Scheduled Events."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ LEAST_SECONDS = {
 
 
 class FakeAzure(FakeServer):
-    """Serves the machine's name and its Scheduled Events.
+    """Fake of Azure's metadata service: serves the VM's name and Scheduled Events.
 
     Like the real service, the fake answers 400 to requests without `Metadata: true` or
-    without an api-version, and to forwarded requests. An event names the affected
-    machines, which may be other machines. An acknowledged event starts.
+    without an api-version, and to forwarded requests. Events may concern other
+    machines. If a client acknowledges an event, the event starts.
 
     Args:
         vm_name: name of this machine.
-        first_call_seconds: duration of the first request for the events.
+        first_call_seconds: duration of the first request for events; the real service
+            takes up to two minutes.
     """
 
     headers = {"Content-Type": "application/json; charset=utf-8"}
@@ -67,8 +68,8 @@ class FakeAzure(FakeServer):
         Args:
             kind: Preempt, Terminate, Reboot, Redeploy or Freeze.
             resources: names of the affected machines; by default this machine.
-            not_before: start time as sent to clients: RFC 1123, ISO 8601 or empty; by
-                default the earliest start of this kind of event.
+            not_before: start time as text (RFC 1123 or ISO 8601), or ""; by default the
+                earliest time allowed for the kind of event.
             status: Scheduled or Started.
 
         Returns:
@@ -107,7 +108,7 @@ class FakeAzure(FakeServer):
             return str(self._events.get(identity, {}).get("EventStatus", ""))
 
     def set_document(self, text: str | None) -> None:
-        """Sets a text to send in place of the events document; None undoes that."""
+        """Sets a text to be sent instead of the events; None: the events again."""
         with self.changed:
             self._document = text
 

@@ -1,4 +1,4 @@
-"""The metadata server of Google Compute Engine."""
+"""A fake of the metadata server of Google Compute Engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 class FakeGce(FakeServer):
-    """Serves `/computeMetadata/v1/` with hanging GETs.
+    """Fake of GCE's metadata server: serves `/computeMetadata/v1/`, with hanging GETs.
 
     Like the real server, the fake
 
@@ -27,10 +27,10 @@ class FakeGce(FakeServer):
     Args:
         longest_hang: longest duration of a hanging GET in seconds, even if
             `timeout_sec` is larger.
-        is_camel_case: whether recursive replies spell names in camelCase; otherwise
-            names have dashes, as in paths.
-        hides_directory: whether `instance/` itself is answered with 403, as by a proxy
-            for metadata concealment.
+        is_camel_case: whether names in recursive replies are in camelCase. If False,
+            they have dashes, as in paths.
+        hides_directory: whether requests for `instance/` itself are answered with 403,
+            as a proxy for metadata concealment does.
     """
 
     headers = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -51,7 +51,7 @@ class FakeGce(FakeServer):
 
     @property
     def hanging(self) -> int:
-        """Number of waiting GETs, including GETs of disconnected clients."""
+        """Number of hanging GETs now, including those of disconnected clients."""
         return self._hanging
 
     def environment(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class FakeGce(FakeServer):
         self.set("instance/preempted", "TRUE")
 
     def set(self, path: str, value: object) -> None:
-        """Sets an entry, and answers the requests waiting for the entry.
+        """Sets an entry, and answers the hanging GETs that wait for a change.
 
         Args:
             path: path below the root, such as "instance/maintenance-event".
@@ -168,7 +168,7 @@ def _etag(value: Any) -> str:
 def _camel(value: Any, is_attributes: bool = False) -> Any:
     """Converts names to camelCase, as in recursive replies.
 
-    Attribute names stay the same, because users choose the names.
+    Names of attributes are not converted, because users choose them.
     """
     if not isinstance(value, dict):
         return value
