@@ -109,6 +109,29 @@ def test_lines_during_a_save_come_once() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "call", ["tfpreempt.Checkpoint('somewhere')", "tfpreempt.save_all_states()"]
+)
+def test_programs_without_a_handler_see_the_lines_too(call: str) -> None:
+    """A program that evaluates checkpoints, or that saves named States only."""
+    lines = stderr_of("say()", "import tfpreempt", call)
+    assert lines.endswith(USUAL)
+    assert all(each.startswith("tfpreempt: ") for each in lines.splitlines())
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    "call",
+    [
+        "tfpreempt.keras.enable_multi_worker()",
+        "with contextlib.suppress(Exception): tfpreempt.connect_to_cluster(None)",
+    ],
+)
+def test_calls_before_a_handler_show_the_lines_too(call: str) -> None:
+    program = f"import contextlib, tfpreempt\n{call}\nsay()"
+    assert stderr_of(program).endswith(USUAL)
+
+
 @pytest.mark.tensorflow
 def test_a_training_program_shows_each_line_once(tmp_path: Path) -> None:
     """TensorFlow's save configures the root logger."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfpreempt import errors
 from tfpreempt.core import frameworks, lazy_import
+from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.threads import CallTimeoutError, call_within
 from tfpreempt.notice.tensorflow_notice import NativeKeySource, read_again
 
@@ -79,6 +80,7 @@ def connect_to_cluster(
         TensorFlowMissingError: TensorFlow is not installed.
     """
     global _connection
+    show_log_lines()
     if not lazy_import.has_tensorflow():
         raise errors.TensorFlowMissingError(
             f"connect_to_cluster() {lazy_import.WANTED}"

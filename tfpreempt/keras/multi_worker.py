@@ -30,6 +30,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.core import private_api
+from tfpreempt.core.log_output import show_log_lines
 
 _logger = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ def enable_multi_worker() -> MultiWorkerPatch:
     """
     import keras
 
+    show_log_lines()
     if (backend := keras.backend.backend()) != "tensorflow":
         raise errors.ConfigurationError(
             f"Keras runs on the backend {backend!r}; enable_multi_worker() is for "

@@ -21,6 +21,7 @@ from tfpreempt.checkpoint.mirror.store_selection import (
 from tfpreempt.checkpoint.state import state_file
 from tfpreempt.checkpoint.state.state import REGISTRY, State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
+from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import is_url
 from tfpreempt.handler import current_session
 from tfpreempt.states.standalone import StandaloneStates
@@ -155,6 +156,7 @@ def load_state(state: State) -> bool:
 
 @functools.cache
 def _warn_of_no_directory() -> None:
+    show_log_lines()
     _log.warning(
         "save_all_states() saves nothing: no handler is open, and the "
         "environment variable %s is not set. `tfpreempt run --checkpoint-dir DIR` sets "

@@ -19,6 +19,7 @@ from tfpreempt.checkpoint.mirror import resolve
 from tfpreempt.checkpoint.mirror.download import download
 from tfpreempt.checkpoint.restore.restore import find_candidates, verify
 from tfpreempt.core.arguments import check_timeout
+from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles, write_durably
@@ -73,6 +74,7 @@ class Checkpoint:
         prefix: str | None = None,
         step: int | None = None,
     ) -> None:
+        show_log_lines()
         text = _check_path(path)
         if filesystem is None and not text:
             raise errors.ConfigurationError(
