@@ -43,7 +43,7 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """A group of commands that imports the module of a command only when it is used."""
+    """A group of commands; the module of a command is imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

@@ -55,7 +55,7 @@ def distribute(
             copied ahead.
 
     Returns:
-        An iterator that a `tf.train.Checkpoint` can track. It ends at the end of the
+        An iterator for a `tf.train.Checkpoint`. The iterator ends at the end of the
         dataset: apply `repeat()` to the dataset for several epochs.
 
     Raises:

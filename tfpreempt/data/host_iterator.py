@@ -91,7 +91,8 @@ class _OptionalSlice:
 class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     """A `tf.distribute.DistributedIterator` that a `tf.train.Checkpoint` can save.
 
-    It is made by its type spec. A checkpoint contains the states of the host iterators.
+    The type spec makes the object. A checkpoint contains the states of the host
+    iterators.
 
     Args:
         spec: the type spec.

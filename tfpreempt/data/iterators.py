@@ -48,7 +48,7 @@ def read_locally(iterator: Any) -> None:
 def owned_iterators(iterator: Any) -> Iterator[Any]:
     """Yields the tf.data iterators whose states are the position, in a fixed order.
 
-    Yields nothing if the position of the iterator cannot be read.
+    Yields no iterator without a readable position.
     """
     if isinstance(iterator, tf.data.Iterator):
         yield iterator

@@ -7,8 +7,8 @@ variable. So the variable always has the position of training, however many batc
 read ahead.
 
 TensorFlow's MultiDeviceIterator makes the copies. If the pipeline fails, it raises the
-error in the step that needs the batch. It also knows which data types a device
-supports.
+error in the step that needs the batch. MultiDeviceIterator also knows the data types
+supported by a device.
 """
 
 from __future__ import annotations

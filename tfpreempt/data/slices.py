@@ -106,7 +106,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | Non
     replicas = distributed._num_replicas_in_sync or 1
     context = distributed._input_context
     workers = context.num_input_pipelines if context else 1
-    # DATA: each worker reads all files, and takes its part of every batch.
+    # DATA: every worker reads every file, and takes a part of every batch.
     policy = whole.options().experimental_distribute.auto_shard_policy
     is_by_batch = policy == tf.data.experimental.AutoShardPolicy.DATA
     if workers > 1 and not is_by_batch:
@@ -149,7 +149,7 @@ def _is_always(batch: int, spec: Any) -> bool:
 
 
 def _is_read_ahead(dataset: Any) -> bool:
-    """Whether the last transformation of a pipeline, besides options, is `prefetch`."""
+    """Whether a pipeline ends with `prefetch`; options are ignored."""
     while type(dataset).__name__ == "_OptionsDataset":
         (dataset,) = dataset._inputs()
     return type(dataset).__name__ == "_PrefetchDataset"
@@ -158,8 +158,8 @@ def _is_read_ahead(dataset: Any) -> bool:
 def _is_copied_ahead(distributed: Any) -> bool:
     """Whether slices are copied to the devices before a step needs them.
 
-    The user must ask for it, and the state of the pipeline must be small (symbolic),
-    because the state is read with every batch.
+    The user must request the copies, and the state of the pipeline must be small
+    (symbolic), because the state is read with every batch.
     """
     options, workers = distributed._options, distributed._input_workers
     if options is None or not options.experimental_fetch_to_device:

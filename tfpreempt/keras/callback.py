@@ -148,7 +148,7 @@ class PreemptionCallback:
 
     @property  # type: ignore[misc]  # nobody assigns another class
     def __class__(self) -> type[PreemptionCallback]:
-        """Class that `isinstance` sees: it also inherits from each imported `Callback`.
+        """Class seen by `isinstance`, with every imported `Callback` as a base class.
 
         `type()` returns the real class, which does not inherit from Keras.
         """
@@ -156,7 +156,7 @@ class PreemptionCallback:
         return _with_keras_bases(own, _imported_callback_classes())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the real class: pickle refuses an object with another `__class__`."""
+        """Pickles the real class: pickle refuses an object of a different class."""
         get_state = getattr(self, "__getstate__", None)  # Python 3.10: of subclasses
         state = vars(self) if get_state is None else get_state()
         return object.__new__, (type(self),), state
@@ -333,7 +333,7 @@ class PreemptionCallback:
 
 
 def _imported_callback_classes() -> tuple[type, ...]:
-    """Returns the `Callback` class of each Keras line that the program has imported."""
+    """Returns the `Callback` class of every imported Keras line."""
     modules = (sys.modules.get(f"{line}.callbacks") for line in ("keras", "tf_keras"))
     found = (getattr(module, "Callback", None) for module in modules)
     return tuple(each for each in found if each is not None)

@@ -232,8 +232,8 @@ def _building(previous: _Function) -> _Function:
             with strategy.scope():
                 self._symbolic_build(iterator=_example(iterator, strategy))
         for variable in self.metrics_variables:
-            # Refuse metrics that differ between workers: an EarlyStopping could stop
-            # one worker, and the others would wait for it forever.
+            # Refuse metrics with different values per worker: an EarlyStopping could
+            # stop a single worker, and the remaining workers would wait forever.
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise errors.ConfigurationError(
                     f"the metric variable {variable.path!r} was made outside of "
@@ -259,9 +259,10 @@ def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]
 
     specs = iterator._distributed_dataset.element_spec
     batch = keras.tree.map_structure(of_one_replica, specs)
-    # Read a batch if a dimension besides the rows is unknown: a layer may need it to
-    # build its weights, and it may distinguish sparse labels from one-hot labels. An
-    # unknown number of rows is fine, because the steps are traced with it.
+    # Read a batch if a dimension besides the rows is unknown: a layer may need the size
+    # to build weights, and the dimension may distinguish sparse labels from one-hot
+    # labels. An unknown number of rows is fine, because the steps are traced with an
+    # unknown number.
     shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch)]
     if any(s is None or s.rank is None or None in s.as_list()[1:] for s in shapes):
         _, _, batches = next(iter(iterator))
@@ -325,9 +326,9 @@ def _several_steps(model: Any, step_function: _Function) -> _Function:
             following = tf.cond(is_last, lambda: batch, iterator.get_next_as_optional)
             return done + 1, following, outputs
 
-        # The first step is before the loop, because its outputs define the structure of
-        # the loop variables, and because its read raises the OutOfRangeError that ends
-        # an epoch.
+        # The first step is before the loop, because the outputs define the structure of
+        # the loop variables, and because the read raises the OutOfRangeError at the end
+        # of an epoch.
         outputs = one_step(iterator.get_next())
         start = (tf.constant(1), iterator.get_next_as_optional(), outputs)
         return tf.while_loop(goes_on, body, start, parallel_iterations=1)[-1]

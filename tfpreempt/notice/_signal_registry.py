@@ -158,9 +158,9 @@ class SignalRegistry:
             if self.wakeup is None or watch is None:
                 return
             if self.wakeup.probe() not in (self.wakeup.fd, -1):
-                # Another fd is installed, whose owner may forward bytes to our fd; we
-                # would forward them back, without end. So install a new socket pair,
-                # and do not read the old pair any longer.
+                # Other code has installed an fd, and may forward bytes to our fd;
+                # forwarding the bytes back would never end. So install a new socket
+                # pair, and stop reading the old pair.
                 retired, self.wakeup = self.wakeup, WakeupFd(self._dispatch)
                 retired.stop()
             current = signal.getsignal(signum)
@@ -168,8 +168,8 @@ class SignalRegistry:
                 if current in watch.hidden:
                     watch.hidden.remove(current)
                 watch.hidden.append(current)
-            # Install it even if Python says that it is installed: C++ code may have
-            # replaced it without Python's knowledge.
+            # Install the handler even if Python reports our handler: C++ code may have
+            # replaced the handler without Python's knowledge.
             signal.signal(signum, watch.handle)
             # Do this last: a pending signal is delivered at once.
             is_blocked = signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -187,7 +187,7 @@ class SignalRegistry:
         with self._lock:
             watch = self.watches.get(signum)
             if watch is None or listener not in watch.listeners:
-                # This is a forked child, which has the source but no watched signals.
+                # A forked child has the source, but watches no signals.
                 return
             remaining = [each for each in watch.listeners if each != listener]
             watch.listeners = tuple(remaining)
@@ -284,7 +284,7 @@ class SignalRegistry:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
     def _after_fork_in_child(self) -> None:
-        """Stops watching signals in the child, so that SIGTERM ends it as usual."""
+        """Stops watching signals in the child, so SIGTERM ends the child as usual."""
         self._lock = threading.RLock()
         self._stay()  # not stay(), which would affect the parent's other children
         for watch in self.watches.values():
@@ -299,5 +299,5 @@ class SignalRegistry:
 
 
 REGISTRY = SignalRegistry()
-# Register it early: hooks that are registered later run before end().
+# Register early: later hooks run before end().
 atexit.register(REGISTRY.end)

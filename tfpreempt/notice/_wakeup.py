@@ -63,7 +63,7 @@ class WakeupFd:
         return current
 
     def put(self, signum: int) -> None:
-        """Reports a signal whose byte was written to another fd. Never blocks."""
+        """Reports a signal if Python wrote the byte to a foreign fd. Never blocks."""
         # Ignore errors. A full socket has enough signals for the thread; a closed
         # socket has no reader any more.
         with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ class WakeupFd:
             _set_wakeup_fd(current)
 
     def stop(self) -> None:
-        """Ends the thread after it has read all bytes, and closes the pair."""
+        """Ends the thread, after a read of the remaining bytes, and closes the pair."""
         self._thread.stop_event.set()
         # Ignore a full socket: the thread also checks the stop event.
         with contextlib.suppress(OSError):
@@ -91,9 +91,9 @@ class WakeupFd:
                 _JOIN_LIMIT_SECONDS,
             )
         elif self._is_shared:
-            # Do not close the pair: other code may have stored our fd as the earlier
-            # wake-up fd, and may write to this number later, when it could belong to
-            # another file.
+            # Do not close the pair: other code may have stored the number of our fd,
+            # and may write to the number later, when the number could belong to a
+            # different file.
             _left_open.append((self._read_end, self._write_end))
         else:
             self.abandon()

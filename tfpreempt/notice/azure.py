@@ -198,7 +198,7 @@ class AzurePoller(Poller):
         super().__init__(watch)
         self._kinds = watch.topics
         self._vm_name = vm_name
-        # Log malformed events separately: they must not hide other events, or delay
+        # Log malformed events separately: an error must not hide valid events, or delay
         # polls.
         self._oddities = FailureLog("azure:events")
         self._seconds = FIRST_REQUEST_SECONDS

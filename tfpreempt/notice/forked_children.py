@@ -123,7 +123,7 @@ def _guard(parent: int) -> None:
 
 
 def _wait_for_the_end(parent: int) -> int:
-    """Waits until the child must end; returns the signal by which to end it."""
+    """Waits until the child must end; returns the signal to use."""
     ignored = 0
     stays_until = time.monotonic() + ENDS_AFTER
     while True:

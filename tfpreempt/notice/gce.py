@@ -1,9 +1,9 @@
 """Notices from Google Compute Engine's metadata server.
 
 A topic is an entry of the server that can be a notice. One thread watches all topics.
-It sends a hanging GET for the directory `instance/`, which the server answers when any
-entry in it changes. Entries that are missing in the answer are requested singly between
-two hanging GETs. docs/decisions/0009 has the reasons.
+The thread sends a hanging GET for the directory `instance/`; the server answers when
+any entry of the directory changes. Entries that are missing in the answer are requested
+singly between two hanging GETs. docs/decisions/0009 has the reasons.
 
 Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
 """
@@ -316,9 +316,9 @@ class GcePoller(Poller):
         return {name: value for name, value in found.items() if value is not ABSENT}
 
     def _tell(self, name: str, report: Report, value: object = ABSENT) -> None:
-        """Reports one topic; requests its entry first, if no value is given.
+        """Reports a topic; requests the entry first, if no value is given.
 
-        An error is logged, and other topics are still reported.
+        An error is only logged, so further topics are still reported.
         """
         topic, now = self._topics[name], self._clock.wall()
         try:
@@ -345,7 +345,8 @@ class GcePoller(Poller):
                 "the entry. Allow the entry in the proxy, or set "
                 f"{HOST_VARIABLES[0]} to a server with the entry"
             )
-            # Log the error instead of raising it, so that other topics are requested.
+            # Log the error, and raise nothing, because further topics must be
+            # requested.
             self._failures[name].note_failure(hidden, self._interval)
             return ABSENT
         if answer.status != 200:

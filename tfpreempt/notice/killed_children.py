@@ -1,8 +1,8 @@
-"""Finds children of this process that a signal has killed.
+"""Finds children of this process killed by a signal.
 
-systemd and Slurm send SIGTERM to all processes of a job, also to processes that read
-data, and then a step may hang because it waits for such a process. A child is found
-only until the code that started it has called wait().
+systemd and Slurm send SIGTERM to every process of a job, also to data readers, and then
+a step may hang while waiting for a killed reader. A child is found only until the code
+that started it has called wait().
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMES = {each.value: each.name for each in signal.Signals}
 
 
 def killed_children() -> list[str]:
-    """Returns killed children as "4711 (python, SIGTERM)", without reaping them."""
+    """Returns killed children as "4711 (python, SIGTERM)"; reaps no child."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Several sources that share one thread, which polls a metadata service."""
+"""Several sources with a common thread, polling a metadata service."""
 
 from __future__ import annotations
 

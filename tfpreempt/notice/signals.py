@@ -38,7 +38,7 @@ class SignalSource(NoticeSourceBase):
     Forked children do not watch the signal. Children of multiprocessing ignore the
     signal unless their parent has sent it (`forked_children.py`). If the main thread
     blocks the signal, for instance by an inherited mask, a thread of tfpreempt receives
-    it.
+    the signal.
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".

@@ -63,8 +63,8 @@ class TimedSource(NoticeSource, Protocol):
     def seconds_left(self) -> float | None:
         """Returns the seconds until the termination by the active notice, or None.
 
-        The value may be 0 or negative. It is measured by the wall clock of this
-        machine, which the clouds synchronize. Any thread may call the method.
+        The value may be 0 or negative. The clock is the wall clock of the machine,
+        synchronized by the cloud. Any thread may call the method.
         """
         ...
 

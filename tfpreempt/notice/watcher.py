@@ -92,7 +92,7 @@ class Watcher:
 
     @property
     def shortest_grace(self) -> float | None:
-        """Shortest known grace period in seconds; None if none is known."""
+        """Shortest known grace period in seconds, or None."""
         known = [each.grace_seconds for each in self.sources if each.grace_seconds]
         return min(known, default=None)
 

@@ -1,4 +1,4 @@
-"""`tfpreempt demo`: trains through real preemptions and shows that nothing was lost."""
+"""`tfpreempt demo`: trains through real preemptions, and checks for lost steps."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def demo(
         # Make these signals end the demo like Ctrl-C: the supervisor and the workers
         # end, too.
         for number in ENDS:
-            # Leave it ignored if the parent process ignores it, such as nohup.
+            # An ignored signal stays ignored, as under nohup.
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda number, _: sys.exit(128 + number))
         echo(f"seed {seed}, files in {directory}", err=True)

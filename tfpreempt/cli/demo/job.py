@@ -160,16 +160,16 @@ def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
-    """Context: runs the supervisor, and yields its output; an error stops it.
+    """Context: runs the supervisor, and yields the output. An error ends the process.
 
     Raises:
-        DemoFailedError: the supervisor exits with another code than 0.
+        DemoFailedError: the exit code of the supervisor is not 0.
     """
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         bufsize=0,  # select does not see bytes in a buffer
-        # Hide GPUs: all workers run on one machine.
+        # Hide GPUs, because the workers share the machine.
         env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
         # Ctrl-C must reach only the demo, which then ends the supervisor.
         start_new_session=True,

@@ -86,10 +86,10 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
 
 
 def count_lost(trained: Iterable[Iterable[int]], steps: int) -> int:
-    """Returns the number of steps that at least one worker did not train exactly once.
+    """Returns the number of steps not trained exactly once on every worker.
 
     Args:
-        trained: for every worker, the steps that it has trained, in order.
+        trained: for every worker, the trained steps, in order.
         steps: number of steps to train.
     """
     lost: set[int] = set()

@@ -87,5 +87,5 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 
 
 def _flag(text: str) -> bool | None:
-    """Converts a flag of scontrol: False for "0", True for other numbers, else None."""
+    """Converts a flag of scontrol: "0" to False, a number to True, else None."""
     return text.strip("0") != "" if text.isascii() and text.isdecimal() else None

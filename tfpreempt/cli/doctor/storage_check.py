@@ -132,10 +132,10 @@ def _time_save(directory: Path, size: int) -> float:
 
 @contextmanager
 def _made(directory: Path) -> Iterator[Path | None]:
-    """Context where the directory exists; missing directories are made for it.
+    """Context where the directory exists; missing directories are made, and removed.
 
     Yields:
-        The uppermost directory of the path that did not exist; None if all existed.
+        The uppermost missing directory of the path; None if the path existed.
     """
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     try:

@@ -37,7 +37,7 @@ class Row:
 
 
 class _Unreadable(click.ClickException):
-    """The directory or URI cannot be read; this says nothing about its checkpoints."""
+    """The directory or URI cannot be read; the checkpoints may be intact."""
 
     exit_code = 2
 
@@ -95,7 +95,7 @@ def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
 
 
 def _row(local: Entry | None, mirror: Entry | None) -> Row:
-    """Merges the copies of a checkpoint; it is corrupt if one of them is corrupt."""
+    """Merges the copies of a checkpoint: corrupt if any copy is corrupt."""
     both = [each for each in (local, mirror) if each is not None]
     shown, *other = both
     is_there = mirror is not None and mirror.condition is not CommitStatus.NOT_COMMITTED

@@ -31,7 +31,7 @@ _NEWEST = 4  # trainings or starts to keep: a late record may belong to an earli
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Records:
-    """Records of one training or one start, oldest first, and their file name."""
+    """Records of a training or a start, oldest first, and the name of the file."""
 
     file: str
     records: list[Record]
@@ -176,7 +176,7 @@ class WorkerJournal(_Journal):
 
     @property
     def training(self) -> WorkerRun | None:
-        """The newest training; None if there is none."""
+        """The newest training, or None."""
         return self.trainings[-1] if self.trainings else None
 
     def _add(self, record: Record) -> None:
@@ -192,7 +192,7 @@ class WorkerJournal(_Journal):
             self.commit = record
 
     def _training(self, record: Record) -> WorkerRun:
-        """Returns the training to which a record belongs, perhaps a new one."""
+        """Returns the training of a record, perhaps a new training."""
         incarnation = record["incarnation"]
         for training in self.trainings[: -_NEWEST - 1 : -1]:
             if training.incarnation == incarnation:
@@ -240,7 +240,7 @@ class SupervisorJournal(_Journal):
 
     @property
     def start(self) -> SupervisorRun | None:
-        """The newest start; None if there is none."""
+        """The newest start, or None."""
         return self.starts[-1] if self.starts else None
 
     def _add(self, record: Record) -> None:

@@ -54,7 +54,7 @@ MADE_STEPS = (*TRAINS, Phase.LOST)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A period in which a worker is in one phase; in seconds since the epoch."""
+    """A period of a worker in a single phase; in seconds since the epoch."""
 
     phase: Phase
     begin: float
@@ -117,8 +117,8 @@ def build_lifetimes(
     clocks, warnings = _clocks(trainings, starts)
     processes = {(each.worker, each.start): each for each in trainings}
     for name, start in starts.items():
-        # A worker may have written no records. It is then known because the supervisor
-        # recorded its end, or because it is the only worker.
+        # A worker may have written no records. The supervisor knows the worker, if the
+        # end of the worker was recorded, or if there is only a single worker.
         for worker in start.workers if len(start.workers) == 1 else start.ends:
             if (worker, name) not in processes:
                 silent = WorkerRun(file="", worker=worker, incarnation=name, records=[])
@@ -311,8 +311,8 @@ def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
         window = _blocked(commit)
         is_own = commit["worker"] == life.worker
         if not is_own and ended is not None and _is_last(commit, ended):
-            # A save ends on all workers at the same time. This worker's exit is that
-            # time on its own clock, so use it as the end of the save.
+            # A save ends on every worker at the same time. So the time of the worker's
+            # exit, on the worker's own clock, is the end of the save.
             took = window[1] - window[0]
             window = ended.at - took, ended.at
         windows.append(window)
@@ -334,7 +334,7 @@ def trained(spans: Iterable[Span], until: float | None = None) -> float:
 
 
 def lose(spans: Sequence[Span], begin: float) -> list[Span]:
-    """Returns the spans, in which all training after a time is marked as lost."""
+    """Returns the spans, with the training after a given time marked as lost."""
     end = max((each.end for each in spans), default=begin)
     return _paint(spans, [(begin, end)], Phase.LOST, over=TRAINS)
 

@@ -273,14 +273,14 @@ def _with_ends(
 
 
 def _is_told(lives: Sequence[ProcessLifetime]) -> bool:
-    """Returns whether a worker has records; without them its steps are unknown."""
+    """Returns whether a worker has records, and so known steps."""
     return any(life.records for life in lives)
 
 
 def _spans(
     lives: Sequence[ProcessLifetime], commits: Sequence[Record], standing: int | None
 ) -> list[Span]:
-    """Returns the spans of a worker: its lifetimes, and the time between them."""
+    """Returns the spans of a worker: the lifetimes, and the time in between."""
     spans: list[Span] = []
     kept = _kept(lives, standing)
     for number, life in enumerate(lives):
@@ -306,10 +306,10 @@ def _has_end(life: ProcessLifetime) -> bool:
 
 
 def _during(commits: Sequence[Record], life: ProcessLifetime) -> list[Record]:
-    """Returns the commits that the chief made during a worker's lifetime.
+    """Returns the chief's commits during a worker's lifetime.
 
-    If clocks differ, commits of another lifetime may seem to be inside; their steps
-    show that they are not.
+    If clocks differ, commits of a different lifetime may seem to be inside, but are
+    recognized by the steps.
     """
     first = 0 if life.restored is None else life.restored["step"]
     last = math.inf if life.exit is None else life.exit["step"]

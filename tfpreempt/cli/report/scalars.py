@@ -102,7 +102,7 @@ def _frames(path: Path) -> Iterator[bytes]:
 
 
 def _number(value: Any) -> float | None:
-    """Returns the value of a summary as a float; None if it is not a scalar."""
+    """Returns the value of a summary as a float; None for a non-scalar."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if not value.HasField("tensor"):

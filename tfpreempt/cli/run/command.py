@@ -263,7 +263,7 @@ def run(
 
 
 def _first_worker() -> int | None:
-    """Returns the index of this machine's first worker; None if it has no worker."""
+    """Returns the index of the first worker on this machine; None without a worker."""
     try:
         return cluster_from_environment(os.environ).worker
     except ConfigurationError:

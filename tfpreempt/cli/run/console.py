@@ -175,7 +175,7 @@ def _write(stream: IO[bytes], data: bytes) -> None:
 
 
 def status_line(stream: IO[bytes]) -> StatusLine | None:
-    """Returns a status line for a stream; None if it is no suitable terminal."""
+    """Returns a status line for a stream; None without a suitable terminal."""
     is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return StatusLine(stream) if is_terminal else None
 

@@ -53,7 +53,7 @@ def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
 
 
 def record_end(journal: str, supervisor: str) -> None:
-    """Records in the supervisor's journal, if it exists, that the supervisor ended."""
+    """Records the end of the supervisor in the supervisor's journal, if present."""
     from tfpreempt.core.clock import SystemClock
     from tfpreempt.core.journal import JsonLines
     from tfpreempt.core.threads import CallTimeoutError, call_within
@@ -119,7 +119,7 @@ def _signal(target: int, number: int) -> bool:
 
 
 def main() -> None:
-    """Waits until the supervisor ends, then ends its workers. Blocks all signals."""
+    """Waits until the supervisor ends, then ends the workers. Blocks every signal."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     sys.path[:0] = [str(Path(__file__).parents[3])]  # for this package only
     grace, journal, supervisor, root, *pairs = sys.argv[1:]

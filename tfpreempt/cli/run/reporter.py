@@ -57,7 +57,7 @@ class Reporter:
         pids: Sequence[int | None],
         first_worker: int | None = 0,
     ) -> None:
-        """Records that all workers were started or restarted.
+        """Records a start or a restart of the workers.
 
         Args:
             incarnation: name of the incarnation.
@@ -89,7 +89,7 @@ class Reporter:
         self._say(f"{signal_name}: waiting for the workers to commit ({limit})")
 
     def urged(self, workers: Sequence[int], seconds: float | None) -> None:
-        """Records another Ctrl-C, and shows for which workers the supervisor waits."""
+        """Records a further Ctrl-C, and shows the awaited workers."""
         self._add("urged", workers=workers, seconds=seconds)
         whom = _names(workers) if workers else "child processes of the workers"
         limit = "" if seconds is None else f" (at most {seconds:.0f} s)"

@@ -211,7 +211,7 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks:
-    """Report that the running workers are hung, and request their stacks."""
+    """Report a hang of the running workers, and request the stacks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,10 +254,9 @@ def decide(limits: RestartLimits, seen: SupervisorState) -> Action:
 
 
 def first_failure(limits: RestartLimits, seen: SupervisorState) -> WorkerExit | None:
-    """Returns the first worker that has failed by itself, or None.
+    """Returns the first worker to fail without a SIGTERM of the supervisor, or None.
 
-    Workers that had been sent SIGTERM do not count: they end because of the first
-    failure.
+    After a SIGTERM, a worker ends because of the first failure.
     """
     own = (e for e in seen.exits if not e.was_asked)
     return next((e for e in own if e.code and not limits.is_preempted(e)), None)
@@ -277,9 +276,9 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
         return SendSigkill()
     if seen.asked_at is not None:
         # After a signal to stop, the workers commit, and get the grace period. If a
-        # worker has ended or the workers are hung, they cannot commit together, so they
-        # get a short time. (Workers that are not hung but slow may commit in this
-        # time.)
+        # worker has ended, or if the workers are hung, a common commit is impossible,
+        # so the workers get a short time. (Workers that are only slow may commit in the
+        # short time.)
         is_whole = seen.hung_at is None and not _ended_by_signal(limits, seen)
         can_commit = seen.stop_at is not None and is_whole
         limit = limits.grace if can_commit else limits.kill_after
@@ -434,8 +433,8 @@ def _after_preemption(
                 is_over_budget=True,
             )
     # Measure the delay from start to start: workers that have trained for a while are
-    # restarted at once. A program that exits immediately, each time, must not be
-    # restarted in a fast loop, even if it commits.
+    # restarted at once. A program that always exits immediately must not be restarted
+    # in a fast loop, even if the program commits.
     delay = max(0.0, _backoff(limits, max(1, spent.idle_in_a_row)) - lasted)
     return Restart(cause=Cause.PREEMPTION, delay=delay, spent=spent)
 

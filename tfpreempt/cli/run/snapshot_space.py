@@ -153,9 +153,9 @@ def _make(directory: Path) -> tuple[Path, int]:
 
 
 def _locked(path: Path) -> int | None:
-    """Locks a directory; returns the descriptor that holds the lock, or None.
+    """Locks a directory; returns the descriptor with the lock, or None.
 
-    None if another process holds the lock, or if the directory was removed meanwhile.
+    None if a different process holds the lock, or if the directory was removed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -218,7 +218,7 @@ class Supervisor:
         ports: tuple[int, ...],
         obstacle: Exception | None,
     ) -> None:
-        """Starts the workers. One that cannot be started is treated as ended.
+        """Starts the workers. A failed start is treated as an ended worker.
 
         Args:
             name: name of this start of all workers (the incarnation).
@@ -369,11 +369,11 @@ class Supervisor:
         self.seen = dataclasses.replace(self.seen, **values)
 
     def _has_progressed(self, first_steps: _Steps) -> bool | None:
-        """Returns whether the workers have committed another step since their start.
+        """Returns whether the workers have committed a new step since the start.
 
         Returns:
-            None if unknown: no commit is seen, but the chief runs on another machine,
-            or commits in a directory that this supervisor does not know.
+            None if unknown: no commit is seen, but the chief runs on a different
+            machine, or commits in a directory unknown to the supervisor.
         """
         steps, chief = self._newest_steps(), self.options.journal_dir / "worker-0.jsonl"
         is_known = self.options.local_dir is not None or chief.exists()

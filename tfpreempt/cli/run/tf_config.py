@@ -67,7 +67,7 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Reserves a port; returns the socket that reserves it, or None if it is in use.
+    """Reserves a port; returns the reserving socket, or None if the port is in use.
 
     Raises:
         OSError: the port could not be tested.

@@ -55,8 +55,8 @@ class WorkerGroup:
         self._left_behind: dict[int, float] = {}  # group -> time of SIGKILL
         self._started: list[subprocess.Popen[bytes]] = []
         # Make orphans of the workers children of this process. Otherwise process 1
-        # would be their parent. In a container it may never reap them, and an ended
-        # process that is not reaped looks like a running process.
+        # would be the parent. In a container process 1 may never reap children, and an
+        # ended process looks like a running process until the parent reaps the process.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pairs = [str(each) for pair in outputs.items() for each in pair]
         self._guard = subprocess.Popen(
@@ -73,7 +73,7 @@ class WorkerGroup:
         self._started.append(self._guard)
 
     def end_orderly(self) -> None:
-        """Tells the guard that the supervisor has written its last record."""
+        """Tells the guard about the last record of the supervisor."""
         self._tell_guard(".\n")
 
     def close(self) -> None:
@@ -149,9 +149,9 @@ class WorkerGroup:
         return ended
 
     def _reap_adopted(self) -> None:
-        """Reaps processes that this process has adopted: orphans of the workers.
+        """Reaps the adopted children of this process: orphans of the workers.
 
-        Does not reap processes started here, whose `Popen` needs the exit code.
+        Does not reap processes started here, because `Popen` needs the exit code.
         """
         self._started = [each for each in self._started if each.poll() is None]
         own = {each.pid for each in self._started}
@@ -185,7 +185,8 @@ class WorkerGroup:
 
     def _tell_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
-        # Ignore a guard that has ended: it is needed only if this process is killed.
+        # Ignore the end of the guard: the guard is needed only if this process is
+        # killed.
         with contextlib.suppress(OSError):
             os.write(self._guard.stdin.fileno(), line.encode("ascii"))
 

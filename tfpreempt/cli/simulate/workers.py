@@ -150,7 +150,7 @@ def _find_workers(journal: Path) -> dict[int, int]:
 
 
 def _choose(pids: set[int], journal: Path, index: int) -> int:
-    """Returns which of the processes that write to a journal is the worker."""
+    """Returns the worker among the processes with the journal open for writing."""
     told = read_worker_status(status_path(journal, index))
     if told is not None and told.pid in pids:
         return told.pid
@@ -160,7 +160,7 @@ def _choose(pids: set[int], journal: Path, index: int) -> int:
 def _journals_of(pid: int, journal: Path) -> Iterator[int]:
     """Yields the indices of the workers whose journals a process has open for writing.
 
-    Yields nothing for a process of another user, because its descriptors are hidden.
+    Yields no index for a process of a different user: the descriptors are hidden.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):

@@ -174,10 +174,10 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """HTTP server that limits the number of connections: a new one ends the oldest.
+    """HTTP server with a limit of connections: a new connection ends the oldest.
 
-    Every connection needs a descriptor of this process. The limit ensures that clients
-    which keep connections open neither use up the descriptors nor block other clients.
+    Every connection needs a descriptor of this process. With the limit, clients with
+    open connections neither use up the descriptors nor block further clients.
     """
 
     allow_reuse_address = True

@@ -39,9 +39,9 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
             at, journals.workers, journals.supervisors, journals.reports
         )
     # If there is no journal of a worker, look for commits: a program that saves States
-    # without a handler makes commits, but writes no journal. Not if the chief's journal
-    # belongs to another supervisor, and is not read here. The journal may also be
-    # written later, so only a commit made after the start of a worker shows that the
+    # without a handler makes commits, but writes no journal. Do not look if the chief's
+    # journal belongs to another supervisor, and is not read here. The journal may also
+    # be written later, so only a commit after the start of a worker shows that the
     # worker trains.
     is_alone = journals.reads_chief and not journals.workers
     commits = commits_in(journals.directory.parent) if is_alone else []

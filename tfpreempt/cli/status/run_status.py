@@ -118,7 +118,7 @@ class RunStatus:
 
     @property
     def step(self) -> int | None:
-        """Lowest step of the workers whose step is known."""
+        """Lowest known step of a worker."""
         return min((w.step for w in self.workers if w.step is not None), default=None)
 
     @property
@@ -129,7 +129,7 @@ class RunStatus:
 
     @property
     def noticed(self) -> Worker | None:
-        """The worker with a notice that has the earliest deadline, or None."""
+        """The worker with a notice and the earliest deadline, or None."""
         told = [each for each in self.workers if each.noticed_at is not None]
         return min(told, key=lambda each: each.deadline or float("inf"), default=None)
 
@@ -252,7 +252,7 @@ def _worker(
 
 
 def _with_records(known: Worker, training: WorkerRun) -> Worker:
-    """Updates the state of a worker by its journal."""
+    """Updates the state of a worker by the journal."""
     reached = training.exit or training.newest("restored", "commit")
     known = dataclasses.replace(
         known, step=None if reached is None else reached["step"]
@@ -282,9 +282,9 @@ def _with_report(known: Worker, report: LastReport) -> Worker:
 
 
 def _at_commit(worker: Worker, commit: Record) -> Worker:
-    """Updates the step of a worker if a commit was made after its last report.
+    """Updates the step of a worker by a commit newer than the last report.
 
-    All workers that train have reached the step of the commit.
+    Every training worker has reached the step of the commit.
     """
     has_part = worker.state in (ReportedState.TRAINING, ReportedState.SAVING)
     if not has_part or (worker.since or 0.0) >= commit.wall:
@@ -299,7 +299,7 @@ def _end(
     training: WorkerRun | None,
     report: LastReport | None,
 ) -> tuple[ReportedState, float, str] | None:
-    """Returns (state, time, reason) if a worker has ended; None while it runs."""
+    """Returns (state, time, reason) if a worker has ended, else None."""
     said = None
     left = None if training is None else training.exit
     if left is not None:

@@ -71,7 +71,7 @@ def has_hooks(callback: Any) -> bool:
 
 
 def class_name(callback: Any) -> str:
-    """Returns the callback's class name; it is equal in all versions of Keras."""
+    """Returns the callback's class name, equal in every version of Keras."""
     cls = type(callback)
     module = cls.__module__
     if module.startswith(ROOTS):
@@ -111,9 +111,9 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     state = dict(state)
     direction = state.pop("direction", None)
     if direction is not None and callback.monitor_op is None:
-        # Set `monitor_op`, because the callback cannot compare the best value without
-        # it. Keras would derive it from the metrics, which may be unknown before the
-        # first step.
+        # Set `monitor_op`, which the callback needs to compare the best value. Keras
+        # would derive `monitor_op` from the metrics, but these may be unknown before
+        # the first step.
         mode, callback.mode = callback.mode, direction
         callback._set_monitor_op()
         callback.mode = mode
@@ -128,7 +128,7 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
 
 
 def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
-    """Restores the progress bar at its batch; a new epoch keeps its own bar."""
+    """Restores the progress bar at the batch; a new epoch keeps the new bar."""
     bar = logger.progbar
     if logger.target is None:
         logger.target = state["target"]
@@ -143,7 +143,7 @@ def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
 
 
 def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
-    """Restores the counters of a TensorBoard; its speeds exclude the restart."""
+    """Restores the counters of a TensorBoard; speeds exclude the restart."""
     elapsed = counters.pop("elapsed")
     if extends:
         # The hooks of the next batch ran before the restore, and counted it from zero.

@@ -26,8 +26,8 @@ KIND = "CSVLogger"
 def resolved(loggers: Sequence[Any]) -> Iterator[None]:
     """Context where each CSVLogger has the absolute name of its file.
 
-    Without it, a program that changes its working directory during the fit would make a
-    relative name refer to another file.
+    Otherwise a relative name would refer to a different file, if the program changes
+    the working directory during the fit.
 
     Args:
         loggers: the CSVLoggers of a fit, before the fit opens their files.
@@ -70,7 +70,7 @@ def capture(logger: Any) -> dict[str, Any]:
 def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     """Restores the state of a CSVLogger and its file.
 
-    A logger that has closed its file stays closed, because training is complete.
+    A closed logger stays closed, because training is complete.
 
     Args:
         logger: the CSVLogger, after its `on_train_begin`.

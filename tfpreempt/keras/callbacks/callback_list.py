@@ -156,7 +156,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
     lost = []
     named = {"Callback", *builtin_callbacks.REMEMBERED}
     for callback in callbacks:
-        # The nearest base class from Keras whose attributes are all known.
+        # The nearest base class from Keras with known attributes only.
         kinds = type(callback).__mro__
         of_keras = (
             kind

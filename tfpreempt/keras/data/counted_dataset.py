@@ -50,5 +50,5 @@ class CountedDataset:
         return number if owner is self else 0
 
     def spare(self) -> Any:
-        """Returns an additional iterator, which is not counted."""
+        """Returns an additional iterator, without counting."""
         return make_iterator(self.dataset)

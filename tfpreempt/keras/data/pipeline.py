@@ -62,7 +62,7 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
 
 
 def caches_in_memory(dataset: Any) -> bool:
-    """Whether a pipeline caches elements in memory; its state then includes them."""
+    """Whether a pipeline caches elements in memory, and so in the state."""
     return any(
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
         for node in parts(*roots(dataset))

@@ -144,11 +144,11 @@ class Tracker:
         """Called when the fit uses an iterator for the first time, before a read."""
 
     def save(self, iterator: Any, position: Position) -> Position:
-        """Returns the position with the values that this tracker adds.
+        """Returns the position, with the values of this tracker added.
 
         Args:
             iterator: the iterator used for training.
-            position: the position without these values.
+            position: the position without the values.
         """
         return position
 
@@ -194,9 +194,9 @@ class IteratorTracker(Tracker):
         for owned in owned_iterators(iterator):
             keep_seeds(owned, *roots)
         self._seeds = seeds_of(*roots) if roots else ShuffleSeeds(())
-        # At the end of an epoch Keras makes iterators without reading them. `hold`
-        # keeps the seeds from before, because a restart that repeats the end of the
-        # epoch makes these iterators again.
+        # At the end of an epoch Keras makes iterators without reading. `hold` keeps the
+        # seeds from before, because a restart repeats the end of the epoch, and makes
+        # the same iterators again.
         self._seeds.release()
         self.data.before_next = self._seeds.hold
 

@@ -89,7 +89,7 @@ class SequenceTracker(Tracker):
         if (one_pass := fit.read_one_pass()) is not None:
             data.dataset = one_pass
         self._shuffle_state: Any = None
-        # The indices that Keras has requested in this pass, in order.
+        # The indices requested by Keras in this pass, in order.
         self._order: list[int] = []
         # An endless sequence is read in ascending order.
         if fit.sequence_length is not None:

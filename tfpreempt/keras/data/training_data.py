@@ -59,7 +59,7 @@ class TrainingData:
         # Number of iterators used for training, including the current iterator.
         self._read = 0
         self._made_before = 0  # number of iterators that were made before the restart
-        # The position at which this process resumes.
+        # The position where this process resumes.
         self._saved: Position | None = None
         # Fingerprints of the pipeline's order that are equal in every epoch.
         self._order: dict[str, int] = {}
@@ -200,8 +200,8 @@ class TrainingData:
         """
         saved = self._saved
         assert saved is not None
-        # Check the order here rather than in `prepare`, which is also called for a
-        # complete fit. Such a fit trains nothing, so its order is irrelevant.
+        # Check the order here rather than in `prepare`: `prepare` is also called for a
+        # complete fit, where the order is irrelevant because no step is trained.
         data_order.check(saved.order, self._order, "The training data")
         self._iterator = iterator
         self._read = saved.read + 1

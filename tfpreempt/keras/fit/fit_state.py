@@ -174,7 +174,7 @@ class FitState:
         )
 
     def close(self) -> None:
-        """Unregisters the States, so that later saves exclude this fit."""
+        """Unregisters the States, to exclude the fit from later saves."""
         self.shared.unregister()
         self.own.unregister()
 
@@ -289,9 +289,9 @@ class FitState:
         now = of_worker(self._fit.model, attach(self.checkpoint))
         metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
         if metrics < progress.metrics or len(now) < len(saved):
-            # The missing variables were made by a validation. Making them here does not
-            # hang: all workers lack the same variables, so every worker reaches this
-            # call.
+            # A validation has made the missing variables. Making variables here does
+            # not hang: the same variables are missing on every worker, so every worker
+            # reaches this call.
             self._fit.build_test(self._data.any_iterator())
             now = of_worker(self._fit.model, attach(self.checkpoint))
         # If the position counts global batches, the number of replicas may have
@@ -337,7 +337,7 @@ def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:
     """
     metrics = [
         # Do not use getattr with a default: to look up a missing attribute, an ON_READ
-        # variable reads its value, which is a reduction over all workers.
+        # variable reads the value, a reduction over the workers.
         (variable.path if "path" in dir(type(variable)) else variable.name, variable)
         for metric in model.metrics
         for variable in metric.variables

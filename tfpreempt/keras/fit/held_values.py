@@ -37,8 +37,8 @@ class HeldValues:
 
     def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
         found, edges = reached(checkpoint, untracked)
-        # The children of the tf.train.Checkpoint include its save counter, which is
-        # excluded.
+        # Exclude the save counter of the tf.train.Checkpoint: a child of the Checkpoint
+        # itself.
         children = {0, *(number for _, number in edges[0])}
         objects = [obj for n, obj in enumerate(found) if n not in children]
         objects += [variable for _, variable in untracked.own]

@@ -270,7 +270,7 @@ class Attributes:
                 self.lose(
                     f"the settings of all traces of the {name} function", _KINDS_WHY
                 )
-        # An entry that shows that the test function was traced.
+        # The entry tells a restart about the trace of the test function.
         if self.traces["test"].values:
             rows.append(
                 ("model", "test_function", EncodedValue(header=""), _KINDS["test"])
@@ -305,7 +305,7 @@ class Attributes:
             location.path: location.value
             for location in object_graph.walk(self._roots, _enters)
         }
-        # Attributes that do not exist yet in this process.
+        # Attributes still missing in this process.
         for (path, name), encoded in newest.items():
             self._set(owners.get(path), name, encoded, path)
         now = self._look()
@@ -605,7 +605,7 @@ def _is_users(kind: type, key: str) -> bool:
 
 @functools.cache
 def _setting(kind: type, key: str) -> str | None:
-    """Returns the attribute by which to set a setting; None if it is no setting."""
+    """Returns the attribute by which to change a setting; None for a non-setting."""
     if not hasattr(kind, "get_config"):
         return None
     names, public = _arguments(kind), key.removeprefix("_")

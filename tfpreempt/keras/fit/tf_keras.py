@@ -90,9 +90,9 @@ class TfKerasFit(Fit):
     def array_way(self) -> str | None:
         if type(self.adapter).__name__ not in _ARRAYS:
             return None
-        # One iterator is used for all epochs, and draws their orders by an op; the
-        # state of the op cannot be saved. But with a seed, a new iterator draws the
-        # same orders again.
+        # The same iterator serves every epoch, and draws the order of an epoch by an
+        # op; the state of the op cannot be saved. But with a seed, a new iterator draws
+        # the same orders again.
         shuffle = getattr(self.adapter, "_shuffle", False)
         if not shuffle or not is_seeded():
             return "iterator"

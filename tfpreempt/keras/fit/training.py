@@ -118,7 +118,7 @@ class Training:
                 amid="model.fit",
                 is_alive=functools.partial(is_running, self.fit),
             ) as self.run:
-                # With several workers, each worker may have other arrays.
+                # With several workers, every worker may have different arrays.
                 self._state.has_own_arrays = self.session.cluster.num_workers == 1
                 if self.run.candidate and self.run.candidate.manifest is not None:
                     self.run.source.load_named_states(self.run.candidate)
@@ -236,7 +236,8 @@ class Training:
             CheckpointMismatchError: the commit is of a complete fit on other data.
         """
         saved, complete = self._saved, self._saved.made_of.get("values")
-        # With other arguments, such as --fold 2, the program may train another fit.
+        # With different arguments, such as --fold 2, the program may train a different
+        # fit.
         command = "\0".join(sys.argv).encode(errors="surrogateescape")
         arguments, refused = f"{checksum.of_bytes(command):08x}", list[str]()
         start, past = (complete, arguments), resume_plan.past_of(self._directory)
@@ -495,7 +496,7 @@ class Training:
     def epoch_ends(self, logs: Any) -> None:
         """Handles `on_epoch_end`, after the user's callbacks."""
         self._phase = phases.after(self._phase, FitEvent.EPOCH_END)
-        # Save again even if this step was committed: that commit lacks the validation.
+        # Save again even if the step was committed: the commit lacks the validation.
         self.run.saved_at = None
         if self.session.cluster.is_chief:
             kept = {
