@@ -1,7 +1,8 @@
-"""Executes the actions of the agreement: keys, waits, and the training loop's flag.
+"""Executes the actions of the agreement: reads and inserts keys, and sets the flag.
 
 Only `wait` blocks, and only the main thread calls `wait`. Any thread may call the
-remaining methods. The training loop uses only `gate`, the counter and the flag.
+remaining methods. The training loop uses only `gate`, with the counter and the flag
+that stops the loop.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ FOREVER = 3600.0  # seconds; a wait without a deadline is a loop of waits of thi
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Round:
-    """Notes on a round: a notice, the agreement that follows, and the save.
+    """This worker's notes on a round: a notice, the agreement after it, and the save.
 
-    A new object replaces the notes at the end of the round. Times are monotonic
+    At the end of the round a new object replaces the notes. Times are monotonic
     seconds.
 
     Attributes:
@@ -131,7 +132,7 @@ class Coordinator:
         self.notes = Round()
 
     def start(self) -> None:
-        """Starts to listen for a notice."""
+        """Starts to wait for the key `notice` of the first round."""
         with self._changed:
             self.state, actions = state_machine.INITIAL
             for action in actions:
@@ -140,7 +141,7 @@ class Coordinator:
     # --- main thread -----------------------------------------------------------------
 
     def wait(self, limit: float | None = None) -> ev.Directive | None:
-        """Waits for the directive after main's last event.
+        """Waits for the directive that answers the main thread's last event.
 
         Args:
             limit: seconds to wait; 0: return at once; None: wait until the deadline.
@@ -165,10 +166,10 @@ class Coordinator:
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
 
     def main_deadline(self) -> float | None:
-        """Returns the deadline of main's wait for a directive, in monotonic seconds.
+        """Returns the deadline of the wait for a directive, in monotonic seconds.
 
-        None means no deadline: main waits while the peers run, possibly for days of
-        training.
+        None means no deadline: the main thread waits as long as the peers run, possibly
+        for days.
         """
         state = self.state
         if state.main is MainThreadState.LEAVING:
@@ -237,7 +238,7 @@ class Coordinator:
             self.runtime.delete(name)
 
     def store_gone(self, error: Exception) -> None:
-        """Handles the loss of the store. Called by the runtime."""
+        """Handles the loss of the store. Called by the `StoreExecutor`."""
         with self._changed:
             if self.state.watch is not WatcherState.GONE:
                 log.warning("%s", error)
@@ -440,7 +441,7 @@ class Coordinator:
                 self.dispatch(ev.AllGoodbyesReceived(action.round))
 
     def _limit(self, gathering: KeyGather) -> None:
-        """Sets the alarm that ends a wait for keys; the time is from `limits`."""
+        """Sets the alarm that ends a wait for keys; `Deadlines.limits` has the time."""
         when = self.deadlines.limits().of[gathering.key]
         seconds = when - self.clock.monotonic()
         why = f"no answer within {seconds:.1f} s"
@@ -456,7 +457,7 @@ class Coordinator:
             self.deadlines.forget()
             self.extra.clear()
             return
-        self.notes.timeouts_left = before.timeouts_left  # not again for each round
+        self.notes.timeouts_left = before.timeouts_left  # one budget for all rounds
         if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.schedule_final_round()
 
@@ -467,7 +468,7 @@ class Coordinator:
                 self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
     def _on_deadline(self, is_told: bool) -> bool:
-        """Ends waits or the process just before the deadline.
+        """Ends the main thread's wait, or the process, just before the deadline.
 
         Returns whether the process is ending; if not, the method is called again.
         """
@@ -477,7 +478,7 @@ class Coordinator:
                 self.dispatch(ev.DeadlinePassed())
                 return not stays
             if self.state.main is MainThreadState.ENDED:
-                return True  # main has its directive, and exits
+                return True  # the main thread has its directive, and exits
             why = self._what_is_late() if is_told else self._abort_reason()
         if why:
             self.on_overrun(why)
@@ -494,13 +495,14 @@ class Coordinator:
         return f"{why} ({self.notes.lost_because})" if self.notes.lost_because else why
 
     def _abort_reason(self) -> str:
-        """Returns the reason to end the process now; "" to let main finish its work.
+        """Returns the reason to end the process now; "" to let the work finish.
 
-        Called at a soft deadline. No source has given a grace period, so main may
-        usually finish the step or save, until the platform kills the process. There are
-        three exceptions: a save with other workers takes too long, because the peers
-        may have left the collectives; the peers have ended the round without this
-        worker, while main is in a step; the chief has given up the save.
+        Called at a soft deadline. No source has given a grace period, so the main
+        thread may usually finish the step or save, until the platform kills the
+        process. There are three exceptions: a save with other workers takes too long,
+        because the peers may have left the collectives; the peers have ended the round
+        without this worker, while the main thread is in a step; the chief has given up
+        the save.
         """
         main, is_alone = self.state.main, self.settings.num_workers == 1
         because = self.notes.lost_because or "saved"

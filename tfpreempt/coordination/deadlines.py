@@ -22,7 +22,7 @@ BYES = 10.0  # maximum seconds that the chief waits for the exit of the other wo
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Latest times for the end of waits for other workers that begin now.
+    """The times at which waits for other workers must end, for waits that begin now.
 
     Attributes:
         of: monotonic seconds at which a wait ends, by the awaited key: `Key.COUNT` for
@@ -144,13 +144,13 @@ class Deadlines:
         return before is None or end < before
 
     def extend(self, *, at_boundary: bool) -> None:
-        """Extends a soft deadline by a full wait, because main begins to wait.
+        """Extends a soft deadline by a full wait: the main thread begins to wait.
 
         Args:
-            at_boundary: whether main waits after a step. If the step ended later than
-                `_ends`, nothing has killed the process at that time. So no platform
-                counts from the notice, and the time for work after the commit begins
-                now.
+            at_boundary: whether the main thread waits after a step. If the step ended
+                later than `_ends`, nothing has killed the process at that time. So no
+                platform counts from the notice, and the time for work after the commit
+                begins now.
         """
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now
@@ -197,7 +197,7 @@ class Deadlines:
         return self.told - (needed + 2 * self.step_seconds())
 
     def limits(self) -> Limits:
-        """Returns the latest times for the end of waits for other workers, begun now.
+        """Returns the times at which waits for other workers must end, if begun now.
 
         The wait for counts is short: a thread that waits for nothing sends the count,
         so a late count means a crashed or frozen worker. The time saved belongs to the
@@ -237,7 +237,7 @@ class Deadlines:
         )
 
     def planned(self, save: float, share: float) -> float:
-        """Returns the expected duration of the next save, in the worst case.
+        """Returns how long the next save takes in the worst case.
 
         In the worst case the chief writes the shares of all workers.
 

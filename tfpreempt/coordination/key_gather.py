@@ -1,9 +1,9 @@
-"""Reads a key of each of many workers; an insert ends the wait for a missing key.
+"""Reads a key of each of many workers; a tombstone ends the wait for a missing key.
 
 A blocking read of the store cannot be cancelled. So the reader of the keys ends a wait
-by inserting a tombstone: at once for a worker that the service reports as crashed, at
-the deadline for a late worker. The first insert of a key decides, so every worker sees
-either the worker's value or the tombstone.
+by inserting a tombstone, a value that means "given up": at once for a worker that the
+service reports as crashed, at the deadline for a late worker. The first insert of a key
+decides, so every worker sees either the worker's value or the tombstone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of keys, and the text stored under the keys.
+"""Defines the names of the keys, and the text that is stored under each key.
 
 Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; the incarnation identifies
 one start of all workers. Values are JSON objects: fields for the agreement, and extra

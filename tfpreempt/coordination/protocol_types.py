@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """Makes a class a frozen dataclass with slots, for the values of the table."""
+    """Decorator: turns a class into a frozen dataclass with slots."""
     return dataclasses.dataclass(frozen=True, slots=True)(cls)
 
 
 class NoticeKind(enum.Enum):
-    """Purpose of a round; the value of the key `notice`."""
+    """Why a round (agreement and save) was opened; the value of the key `notice`."""
 
     FINAL = "final"  # preemption: save, then exit
     TRAIN_ON = "train_on"  # preemption: save, and continue if time is left
@@ -73,7 +73,10 @@ class Key(enum.Enum):
 
 @value
 class StepCount:
-    """The count of a worker; final if the worker starts no further interval."""
+    """The number of intervals that a worker has started.
+
+    The number is final if the worker starts no further interval.
+    """
 
     count: int
     final: bool = False
@@ -88,7 +91,8 @@ class Tombstone:
 class DecidedStep:
     """The boundary at which every worker saves.
 
-    None: a common save is impossible, because a required worker is missing.
+    `boundary` is the count there. None: a common save is impossible, because a required
+    worker is missing.
     """
 
     boundary: int | None
@@ -98,11 +102,11 @@ class WatcherState(enum.Enum):
     """States of the watch role."""
 
     LISTENING = "listening"  # waits for the key `notice`
-    COUNTING = "counting"  # has raised the flag, and reads the own counter next
-    PUBLISHING = "publishing"  # inserts the own count into the store
+    COUNTING = "counting"  # has raised the flag; reads this worker's counter next
+    PUBLISHING = "publishing"  # inserts this worker's count into the store
     DECIDING = "deciding"  # waits for the key `decision`
     FOLLOWING = "following"  # waits for the key `commit`
-    EXCLUDED = "excluded"  # the own `count` is a tombstone: the worker was given up
+    EXCLUDED = "excluded"  # this worker was given up: key `count` is a tombstone
     OVER = "over"  # has read every key of this round
     GONE = "gone"  # the store cannot be reached
 
@@ -116,7 +120,7 @@ class MainThreadState(enum.Enum):
     SAVING = "saving"
     COLLECTING = "collecting"  # chief: own part is saved; reads the `done` keys
     COMMITTING = "committing"  # chief: writes the marker of the commit
-    AWAITING = "awaiting"  # part saved, or no save possible; waits for key `commit`
+    AWAITING = "awaiting"  # own part is saved, or cannot be; waits for key `commit`
     LEAVING = "leaving"  # inserts `bye`; the chief reads the `bye` keys
     ENDED = "ended"
     DETACHED = "detached"  # an error, or a closed handler: the peers were notified
@@ -146,7 +150,7 @@ AWAITED = {
 
 @value
 class ProtocolConfig:
-    """Constants of a worker."""
+    """Constants of a worker, used by the transition table."""
 
     worker: int
     num_workers: int
@@ -169,7 +173,7 @@ class WorkerState:
     own: StepCount | Tombstone | None = None
     decision: DecidedStep | None = None
     commit: CommitKind | None = None
-    at: int = 0  # count at main's newest boundary
+    at: int = 0  # count at the main thread's newest boundary
     last: bool = False  # training is over at boundary `at`
     saved_at: int | None = None  # count at the newest commit of this process
     outcome: Outcome | None = None
@@ -185,7 +189,7 @@ class WorkerState:
 
 @value
 class ProtocolEvent:
-    """An input of the table."""
+    """An input of the transition table."""
 
 
 @value
@@ -202,7 +206,7 @@ class CounterRead(ProtocolEvent):
 
 @value
 class OwnCount(ProtocolEvent):
-    """The watch has inserted this worker's count.
+    """The watch role has inserted this worker's count.
 
     `value` is the value of the key: a tombstone if the worker was given up before.
     """
@@ -230,7 +234,10 @@ class StoreGone(ProtocolEvent):
 
 @value
 class Boundary(ProtocolEvent):
-    """Main has stopped at a boundary: the flag is raised, or training is over."""
+    """The main thread has stopped at a boundary.
+
+    The reason is the flag, or `last`: training is over.
+    """
 
     count: int
     last: bool = False
@@ -238,7 +245,10 @@ class Boundary(ProtocolEvent):
 
 @value
 class FinalCount(ProtocolEvent):
-    """Main has inserted this worker's final count; `value` is the value of the key."""
+    """The main thread has inserted this worker's final count.
+
+    `value` is the value of the key: a tombstone if the worker was given up before.
+    """
 
     round: int
     value: StepCount | Tombstone
@@ -263,12 +273,12 @@ class StepFailed(ProtocolEvent):
 
 @value
 class Detached(ProtocolEvent):
-    """Main raises an error, or closes its handler while the peers train."""
+    """The main thread raises an error, or closes the handler while the peers train."""
 
 
 @value
 class DeadlinePassed(ProtocolEvent):
-    """Main's wait has reached its deadline."""
+    """The deadline of the main thread's wait has passed."""
 
 
 @value
@@ -278,7 +288,7 @@ class GoodbyeSent(ProtocolEvent):
 
 @value
 class NextRound(ProtocolEvent):
-    """Main trains on after the end of a round.
+    """The main thread continues training after the end of a round.
 
     The exit function has returned, or the program has opened another handler.
     """
@@ -298,7 +308,7 @@ class AllCountsReceived(ProtocolEvent):
 class AllStagedReceived(ProtocolEvent):
     """Every worker has reported on its part, or was given up.
 
-    `staged` has the workers with a written part.
+    `staged`: the workers that have written their part of the save.
     """
 
     round: int
@@ -330,12 +340,15 @@ class NoticeExists(ProtocolEvent):
 
 @value
 class Action:
-    """An output of the table; the actions of a row must take effect in order."""
+    """An output of the transition table.
+
+    The actions that one row returns must take effect in order.
+    """
 
 
 @value
 class RaiseFlag(Action):
-    """Makes main stop at its next boundary, to wait for the agreement."""
+    """Stops the main thread at the next boundary, to wait for the agreement."""
 
 
 @value
@@ -345,12 +358,15 @@ class LowerFlag(Action):
 
 @value
 class ReadCounter(Action):
-    """Reads the counter after RaiseFlag took effect; the answer is CounterRead."""
+    """Reads the counter of intervals, after RaiseFlag took effect.
+
+    The result arrives as the event CounterRead.
+    """
 
 
 @value
 class Get(Action):
-    """Reads a key for the watch role, once any worker has inserted the key."""
+    """Waits until any worker has inserted the key, and reads it for the watch role."""
 
     key: Key
     round: int
@@ -370,8 +386,8 @@ class Insert(Action):
 class Gather(Action):
     """Reads the key of every worker in `workers`.
 
-    At the deadline, missing keys are inserted with tombstones. The answer is one event,
-    once every key has a value.
+    At the deadline, a tombstone is inserted for every missing key. Once every key has a
+    value, the values arrive in one event.
     """
 
     key: Key
@@ -395,7 +411,7 @@ class Proceed(Directive):
 class SaveDirective(Directive):
     """Save at this boundary.
 
-    `alone`: the peers do not save. `repeat`: the state is committed already, so no
+    `alone`: the peers do not save. `repeat`: this boundary is committed already, so no
     files are written.
     """
 
@@ -406,7 +422,7 @@ class SaveDirective(Directive):
 
 @value
 class WriteMarker(Directive):
-    """Commit the parts written by these workers; on the chief."""
+    """Write the marker that commits the parts of these workers; on the chief."""
 
     workers: tuple[int, ...]
 

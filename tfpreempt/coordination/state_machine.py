@@ -1,10 +1,10 @@
 """The agreement on a step, as a transition table: events in, actions out.
 
 Every worker has a `WorkerState`; `step(settings, state, event)` returns the next state
-and the actions to take. The module uses no I/O, clock, thread or TensorFlow. So the
+and the actions to take. The module uses no I/O, clock, thread or TensorFlow. So a
 search in tests/cluster can try every order of events in this table, with crashes, false
 suspicion, and late and duplicate notices. docs/agreement.md has the rules, and the
-reason for each rule. Change a rule only together with the search.
+reason for each rule. If you change a rule, change the search in the same commit.
 """
 
 # ruff: noqa: D103 - a row has the name of its event, and the event has the docstring
@@ -62,7 +62,7 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
         IllegalEventError: the state has no row for the event.
     """
     late = getattr(event, "round", state.round) < state.round
-    # Not for NoticeExists: this machine's notice is still to be handled.
+    # Do not skip NoticeExists: this machine's notice is still to be handled.
     if late and not isinstance(event, ev.NoticeExists):
         return state, ()
     kind = type(event)
@@ -161,12 +161,12 @@ def commit_read(
 def notice_ahead(
     settings: ProtocolConfig, state: WorkerState, event: ev.NoticeRead
 ) -> Moved:
-    """Handles a preemption notice of the next round, after a periodic save was dropped.
+    """Handles a preemption notice of the next round, after a periodic save has failed.
 
-    Main is still training up to the boundary of the dropped save. The boundary may be
-    far away, and the chief does not wait so long for this worker's count, so the save
-    is skipped. A save that needs every worker is not skipped: another worker may be in
-    the collectives of the save.
+    The main thread still trains up to the boundary of the failed save. The boundary may
+    be far away, and the chief does not wait so long for this worker's count, so the
+    save is skipped. A save that needs every worker is not skipped: another worker may
+    be in the collectives of the save.
     """
     is_ahead = event.round > state.round and event.kind in PREEMPTION
     if is_ahead and state.main is MainThreadState.TRAINING and settings.saves_alone:
@@ -282,7 +282,7 @@ def saved(settings: ProtocolConfig, state: WorkerState, event: ev.Saved) -> Move
 def marker(
     settings: ProtocolConfig, state: WorkerState, others: tuple[int, ...]
 ) -> Moved:
-    """Starts the commit of the parts of these workers and the chief."""
+    """Starts the commit of the chief's part, and of the parts of `others`."""
     staged = (settings.worker, *others)
     state = set_(state, main=MainThreadState.COMMITTING, staged=staged)
     return state, (ev.WriteMarker(staged),)
@@ -310,9 +310,9 @@ def not_saved(settings: ProtocolConfig, state: WorkerState) -> Moved:
 
 
 def was_dropped(state: WorkerState) -> bool:
-    """Returns whether a periodic save ended without a commit, and without a loss.
+    """Returns whether a periodic save ended without a commit, but no worker was lost.
 
-    No worker was lost, so every worker continues training.
+    Every worker then continues training.
     """
     periodic = state.notice is NoticeKind.PERIODIC
     agreed = state.decision is not None and state.decision.boundary is not None
@@ -327,14 +327,18 @@ def is_given_up(state: WorkerState) -> bool:
 def is_over(state: WorkerState) -> bool:
     """Returns whether the workers have ended the round without this worker.
 
-    True also if the store is lost. Main's current step or save has no use then.
+    True also if the store is lost. The current step or save of the main thread is then
+    of no use.
     """
     has_ended = state.commit is not None and not was_dropped(state)
     return has_ended or state.watch in {WatcherState.EXCLUDED, WatcherState.GONE}
 
 
 def outcome_known(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Ends the round; called once main has saved and the key `commit` was read."""
+    """Ends the round.
+
+    Called once the main thread has saved, and the key `commit` was read.
+    """
     match state.commit:
         case CommitKind.TRAIN_ON:
             state, actions = next_round(set_(state, saved_at=state.at))
@@ -433,7 +437,7 @@ def go_on(settings: ProtocolConfig, state: WorkerState, event: ev.NextRound) -> 
 
 
 def next_round(state: WorkerState) -> Moved:
-    """Opens the next round: a fresh state, and the flag is lowered."""
+    """Opens the next round with a new state, and lowers the flag."""
     state = WorkerState(round=state.round + 1, held=state.held, saved_at=state.saved_at)
     return state, (ev.LowerFlag(), ev.Get(Key.NOTICE, state.round))
 
@@ -491,7 +495,7 @@ def dones_read(
 def local_notice(
     settings: ProtocolConfig, state: WorkerState, event: ev.LocalNotice
 ) -> Moved:
-    if event.kind is NoticeKind.PERIODIC:  # not needed if a round saves anyway
+    if event.kind is NoticeKind.PERIODIC:  # an open round saves anyway
         if state.notice is not None:
             return state, ()
         return state, (Insert(Key.NOTICE, state.round, event.kind),)
@@ -511,7 +515,8 @@ def notice_exists(
 def behind(state: WorkerState, round: int, kind: NoticeKind) -> tuple[Action, ...]:
     """Inserts this machine's notice into a later round, if needed.
 
-    Not needed if the notice of this round ends the process too, or is equal.
+    Not needed if the notice of this round also ends the process, or is of the same
+    kind.
     """
     covered = kind in {NoticeKind.FINAL, NoticeKind.FINISHED, state.held}
     if covered or state.held is None:

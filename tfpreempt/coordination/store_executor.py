@@ -1,4 +1,4 @@
-"""Executes the coordinator's reads, writes and alarms.
+"""Executes the coordinator's reads and writes of the store, and its alarms.
 
 The coordinator itself never blocks: a `StoreExecutor` runs blocking calls in daemon
 threads, and calls the coordinator back with the results. The threads are never joined:
@@ -39,7 +39,8 @@ class StoreExecutor:
     Args:
         store: key-value store of the workers.
         clock: time source for alarms.
-        on_gone: function called when the store cannot be reached, once or more.
+        on_gone: function called when the store cannot be reached; may be called several
+            times.
         deaths_every: seconds between two queries for crashed workers.
     """
 
@@ -76,7 +77,7 @@ class StoreExecutor:
     def get(self, key: str, then: OnValue) -> None:
         """Calls `then` with the value of a key, once the key is inserted.
 
-        A single thread makes the reads of this method, one by one.
+        A single thread executes the reads of all calls, one after the other.
         """
         self._reads.put(lambda: then(self.store.get(key)))
 
@@ -98,8 +99,8 @@ class StoreExecutor:
     def insert(self, key: str, value: str, then: OnValue) -> None:
         """Inserts a key, and calls `then` with the value of the key in the store.
 
-        This is `value`, unless the key was inserted before. Inserts take effect in the
-        order of the calls.
+        The store has `value`, unless the key was inserted before. Inserts take effect
+        in the order of the calls.
         """
 
         def write() -> None:
@@ -222,7 +223,7 @@ def call_and_wait(ask: Callable[[OnValue], None], wait: float) -> str | None:
     """Waits for the result of an asynchronous call.
 
     Args:
-        ask: function that makes the call, with the callback that it receives.
+        ask: function that starts the call; its argument is the callback for the result.
         wait: seconds to wait.
 
     Returns:

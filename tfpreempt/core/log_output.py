@@ -81,7 +81,10 @@ class _PackageLevel(logging.Logger):
 
     @property
     def level(self) -> int:
-        """Level set by the program, or INFO; NOTSET if the root logger has a level."""
+        """The level that the program has set for tfpreempt.
+
+        If there is none: NOTSET if the root logger has a level, INFO otherwise.
+        """
         own: int = vars(self)["level"]
         if own == logging.NOTSET and logging.root.level == logging.WARNING:
             return logging.INFO
@@ -102,7 +105,7 @@ def show_log_lines() -> None:
     if not isinstance(PACKAGE, _PackageLevel):
         own = PACKAGE.level
         PACKAGE.__class__ = type("Logger", (_PackageLevel, type(PACKAGE)), {})
-        PACKAGE.setLevel(own)  # forgets which levels were enabled
+        PACKAGE.setLevel(own)  # clears the logger's cache of enabled levels
     if not PACKAGE.handlers:
         handler = _StderrHandler()
         handler.setFormatter(LineFormatter())

@@ -123,7 +123,7 @@ class Reached:
                 for value in group.values
             ]
         self._is_whole = True
-        self._held = held  # an object created only for the walk is deleted here
+        self._held = held  # drops references: objects created only for the walk end
 
     def is_unchanged(self) -> bool:
         """Returns whether a new walk would find the same objects at the same paths.
@@ -184,13 +184,13 @@ def _of_lists(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_dicts(values: Iterable[Any]) -> Iterable[Collection[Any]]:
-    """Returns the keys, and then the values, of each dict."""
+    """Returns two collections for each dict, in order: the keys, and the values."""
     pairs = ((each, each.values()) for each in values)
     return itertools.chain.from_iterable(pairs)
 
 
 def _of_objects(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Returns the names, and then the values, of the attributes of each object."""
+    """Returns two collections for each object: names and values of the attributes."""
     return _of_dicts(map(vars, values))
 
 

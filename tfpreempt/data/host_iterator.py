@@ -34,7 +34,7 @@ _Trackable: Any = _base.Trackable
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PerReplica:
-    """A worker's source of batches, if every replica gets its own element."""
+    """A worker's source of batches, for a dataset with one element for each replica."""
 
     iterator: Any
     draws: int  # elements needed for a step: one per replica
@@ -49,7 +49,10 @@ class _PerReplica:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _GlobalBatch:
-    """A worker's source of batches, if every replica gets a slice of a global batch."""
+    """A worker's source of batches, for a dataset of global batches.
+
+    Every replica gets a slice of a global batch.
+    """
 
     iterator: Any
     device: str  # device of the host

@@ -360,8 +360,9 @@ class StepTimer:
     clock: Clock
     _since: float | None = None
     _apart: float = 0.0  # seconds since `_since` that were spent outside of steps
-    _no_steps: int = 0  # intervals that were no steps
-    _checked: tuple[int, float] | None = None  # newest boundary without a step
+    _no_steps: int = 0  # number of intervals without a step
+    # At the newest call of `check`: (number of intervals started, monotonic time).
+    _checked: tuple[int, float] | None = None
 
     def begin(self, started: int) -> None:
         """Starts to measure; called after the first step, which also traces.
@@ -372,9 +373,10 @@ class StepTimer:
         self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
 
     def check(self, started: int) -> None:
-        """Records a boundary that is not followed by a step, such as in an evaluation.
+        """Records a boundary (a moment between steps) that no step follows.
 
-        The time between two boundaries of this kind belongs to no step.
+        For example, an evaluation follows. The time between two consecutive boundaries
+        of this kind belongs to no step.
 
         Args:
             started: number of intervals so far, including the interval after this

@@ -336,7 +336,8 @@ class CollectiveSaves:
             self._newest[run.start.token] = name, run.step
 
     def _forget(self, name: str) -> None:
-        """Forgets a save that was not committed; called on any thread."""
+        """Removes a save that was not committed from `_newest`, the newest save of each
+        run. Called on any thread."""
         with self._lock:
             for token, (newest, _) in list(self._newest.items()):
                 if newest == name:
@@ -390,7 +391,9 @@ class CollectiveSaves:
                 raise
             present = sorted(set(range(self.cluster.num_workers)) - absent.keys())
             commit = run.commit(staged, because, present)
-        finally:  # the workers read the outcome if a notice arrives at the same step
+        finally:
+            # After an error, too: if a notice arrives at this step, the workers do not
+            # save again, but read how this save has ended.
             if commit is None:
                 self._forget(name)
             self._publish_outcome(f"{name}/commit", commit is not None)

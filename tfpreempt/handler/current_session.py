@@ -106,7 +106,8 @@ def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
 
 def _warn_of_others() -> None:
     """Warns if TF_CONFIG names workers that the program does not use."""
-    with contextlib.suppress(ConfigurationError):  # TF_CONFIG of another program
+    # Ignore a malformed TF_CONFIG: the variable may be meant for another program.
+    with contextlib.suppress(ConfigurationError):
         named = cluster_from_environment(os.environ)
         if named.num_workers > 1:
             log.warning(

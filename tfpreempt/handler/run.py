@@ -168,8 +168,8 @@ class Run:
             os.environ.get("TFPREEMPT_INCARNATION", start.token),
         )
         self.record = self.journal.record
-        # Also at the end of the interpreter. Python ends running threads then, and the
-        # process would abort if the watcher's thread were in a C++ function.
+        # Close the watcher when the interpreter exits, too. Python then ends running
+        # threads, and a thread inside a C++ function would abort the process.
         weakref.finalize(self, self.watcher.close)
         if self.directory.mirror is not None:
             weakref.finalize(self, self.directory.mirror.stop).atexit = False

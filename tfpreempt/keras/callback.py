@@ -148,7 +148,10 @@ class PreemptionCallback:
 
     @property  # type: ignore[misc]  # nobody assigns another class
     def __class__(self) -> type[PreemptionCallback]:
-        """Class seen by `isinstance`, with every imported `Callback` as a base class.
+        """The class that `isinstance` sees.
+
+        This class inherits from the `Callback` of every imported Keras (keras,
+        tf_keras).
 
         `type()` returns the real class, which does not inherit from Keras.
         """

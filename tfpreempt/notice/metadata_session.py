@@ -169,7 +169,8 @@ class MetadataSession:
                 reader = _Reader(sock, until, HEAD_BYTES + body_bytes)
                 status, fields = reader.read_head()
                 content = reader.read_body(status, fields, body_bytes)
-            # Check again: close() may look like the end of an answer without a length.
+            # Check again: after close(), a response without Content-Length may look
+            # complete.
             self._check_open()
         except (OSError, ValueError) as error:
             self._check_open()

@@ -169,7 +169,9 @@ class MetadataWatch:
         self._lock = threading.Lock()
         self._members: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
-        self._levels: _Levels = {}  # active notices; replaced for each new thread
+        # The active notice of each topic. Each thread gets a new dict, so that a late
+        # report of an ended thread can be ignored.
+        self._levels: _Levels = {}
 
     @staticmethod
     def _find_url(environment: Mapping[str, str]) -> str:

@@ -214,7 +214,7 @@ class TerminationConfig:
         return f"{type(self).__name__}({says})"
 
     def _watch_text(self) -> str:
-        # Use a copy without the user's `sources`, because these functions may have side
+        # Use a copy without `sources`: a call of the user's functions may have side
         # effects.
         probe = copy.copy(self)
         probe._sources = ()

@@ -166,7 +166,7 @@ class GcsClient:
         self._address = _ADDRESS
 
     def object_path(self, key: str) -> str:
-        """Returns the path of an object's resource."""
+        """Returns the URL path of an object in the JSON API."""
         return f"{self.objects}/{quote(key, safe='')}"
 
     def call(

@@ -326,7 +326,9 @@ class FencedFiles:
                         self._files.remove(way)
                 if way is None or error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # save_fn wrote to another disk, which has no fence
+                # save_fn wrote to another disk, where losing the lease does not stop a
+                # write. So check the lease first.
+                self._lease.check()
         write_durably(self._files, path, data)
 
     def rename(self, source: str, target: str) -> None:
@@ -360,6 +362,8 @@ class FencedFiles:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # save_fn wrote to another disk, which has no fence
+                # save_fn wrote to another disk, where losing the lease does not stop a
+                # write. So check the lease first.
+                self._lease.check()
                 way = None
             yield way or path

@@ -30,7 +30,7 @@ from tfpreempt.storage.files import Files, write_durably
 # Bytes of a range. A smaller range means more requests, and each request holds Python's
 # interpreter lock for milliseconds. With a larger range, a killed download loses more.
 _SMALLEST, _LARGEST = 32 << 20, 64 << 20
-_SHARES = 8  # ranges for every thread of a download with the default of 8 threads
+_SHARES = 8  # wanted number of ranges: one for each of the 8 threads (default)
 
 
 class Range(NamedTuple):

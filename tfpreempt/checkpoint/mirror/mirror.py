@@ -474,7 +474,7 @@ class Mirror:
                 pass  # the commit is uploaded later, unless forgotten
             except Exception as error:  # noqa: BLE001 - training continues
                 fault = error
-            with self._changed:  # a task is not retried after an error
+            with self._changed:  # after an error, too: a task is not retried
                 self._tasks = [task for task in self._tasks if task is not act]
             if fault is not None:
                 self._fault(fault)

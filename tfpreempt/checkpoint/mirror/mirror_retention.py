@@ -99,7 +99,8 @@ class Retention:
     def keeps(self, entry: Entry, newest: Entry | None) -> bool:
         """Returns whether retention would keep a commit that is not uploaded yet.
 
-        Retention keeps the newest commits, counted after the upload of every commit.
+        Retention keeps the newest commits. The result assumes that every waiting commit
+        is uploaded already.
 
         Args:
             entry: a local commit to be uploaded.

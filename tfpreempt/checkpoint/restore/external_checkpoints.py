@@ -130,9 +130,10 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
 
 
 def _may_be(prefix: str) -> bool:
-    """Returns False if the index is neither a file nor missing, such as a directory.
+    """Returns whether the index file of a prefix may be that of a checkpoint.
 
-    After an error the result is True: the caller's read reports the error.
+    False if something else, such as a directory, is at the path. True if the file is
+    missing. True after an error, too: the caller's read reports the error.
     """
     try:
         there = file_reading.is_there(prefix + INDEX)
@@ -173,11 +174,12 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a checkpoint without an index is corrupt.
+    """Returns whether a checkpoint lost the index by damage, not by a deletion.
 
-    The checkpoint must be named in TensorFlow's state file and have data files. False
-    if the cause may be an interrupted deletion by the manager: a manager deletes the
-    oldest checkpoint first, never the newest, and the index before the data.
+    The checkpoint must be named in TensorFlow's state file and have data files. A
+    manager deletes the oldest checkpoint first, never the newest, and the index before
+    the data. So a missing index may be an interrupted deletion only if the checkpoint
+    is not the newest, and no older checkpoint has an index.
     """
     try:
         listed = checkpoint_state.named(directory)

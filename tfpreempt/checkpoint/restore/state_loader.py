@@ -137,7 +137,8 @@ class StateLoader:
             CheckpointError: the directory cannot be read.
         """
         found = self._newest([])
-        # A corrupt commit may be imported again, to the same path.
+        # Check corrupt commits again next time: the user may import an intact copy to
+        # the same path.
         self._checked = {key: text for key, text in self._checked.items() if not text}
         return found
 

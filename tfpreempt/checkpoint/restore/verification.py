@@ -30,7 +30,8 @@ def faults(
     watch: Callable[[int], None] = lambda done: None,
     sums: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Returns the problems of a commit's files: one text per faulty file, by name.
+    """Checks the files of a commit. Returns a description of the problem for each
+    faulty file, keyed by file name.
 
     Args:
         commit: the commit, with its manifest.

@@ -124,7 +124,7 @@ class State(metaclass=_Complete):
             tfpreempt.
     """
 
-    _is_reserved = False  # True if the name may begin with RESERVED: tfpreempt's States
+    _is_reserved = False  # True in tfpreempt's own States: allows RESERVED names
 
     def __init__(
         self,

@@ -184,7 +184,9 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     }:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        except (OSError, SyntaxError, TypeError):  # no source, or a lambda's line
+        except (OSError, SyntaxError, TypeError):
+            # There is no source, or the source is a line with a lambda, which Python
+            # cannot parse alone.
             continue
         outer = set[str]()
         for node in ast.walk(tree):

@@ -342,7 +342,7 @@ def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
     """
     text = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
     extent = _ordered(start) + _ordered(rows)
-    everything = b"\x80\x7f"  # start 0 and length -1 mean a whole axis
+    everything = b"\x80\x7f"  # start 0 (80), length -1 (7f): the whole axis
     return b"\0" + text + bytes([1, axes]) + extent + (axes - 1) * everything
 
 

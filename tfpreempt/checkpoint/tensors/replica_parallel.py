@@ -323,10 +323,17 @@ def _fitting(
 
 
 def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) -> Part:
-    """Returns a data file as given by its description.
+    """Returns a data file of another worker, with the rows and checksums that the
+    description of the worker's share lists. Reads no bytes of the file.
+
+    Args:
+        folder: directory of the file.
+        told: entry of the file in the description.
+        by_name: the replicated tensors.
 
     Raises:
-        _InvalidShareError: the file does not have the described size.
+        _InvalidShareError: the size of the file, or the number of checksums, does not
+            fit the description.
     """
     stretches = [
         TensorSlice(tensor=by_name[name], start=start, rows=rows)

@@ -226,7 +226,8 @@ class Element:
         return int(self._values()[self._index])
 
     def with_count(self, count: int) -> Any:
-        """Returns the element as a variant, with a changed count."""
+        """Returns the element as a tf.variant tensor in which the number of drawn seeds
+        is `count`."""
         values = list(self._values())
         values[self._index] = tf.constant(count, tf.int64)
         compressed = tf.raw_ops.CompressElement(components=values)
@@ -236,7 +237,8 @@ class Element:
         return self._variant()
 
     def named(self, prefix: bytes) -> Any:
-        """Returns the element as a variant, under a new prefix."""
+        """Returns the element as a tf.variant tensor, with `prefix` in place of the
+        name prefix that TensorFlow has given."""
         self._data.metadata = _SEPARATOR.join([prefix, *self.names])
         return self._variant()
 

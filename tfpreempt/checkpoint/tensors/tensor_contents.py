@@ -224,8 +224,8 @@ class _Tracked(Contents):
     cluster: Cluster
     options: Any
     states: Sequence[State] = dataclasses.field()
-    # The restored prefix, and the function returned by `reader.restore`, for the names
-    # of variables not restored yet. None after `warn_of_unrestored`.
+    # (restored prefix, function that returns the names of the variables not restored
+    # yet; see `reader.restore`). None before a restore and after `warn_of_unrestored`.
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
@@ -404,7 +404,7 @@ def _whole_number(value: Any) -> int:
 
 @dataclasses.dataclass(eq=False)
 class _OwnContents(_Tracked):
-    """A tf.train.Checkpoint, saved in a directory of tfpreempt's own for every commit.
+    """A tf.train.Checkpoint that tfpreempt itself saves: a new directory per commit.
 
     Args:
         files: the file operations for the files not written by TensorFlow.
@@ -412,8 +412,8 @@ class _OwnContents(_Tracked):
             writes every tensor.
         counts_saves: whether saves increment the checkpoint's `save_counter`.
         keeps_copies: whether to keep the memory of an asynchronous save for the next
-            asynchronous save. The caller begins the next save only after the end of the
-            first.
+            asynchronous save. The caller begins a save only after the previous save has
+            ended.
     """
 
     files: Files

@@ -16,13 +16,15 @@ from tfpreempt.core.journal import journal_directory
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of the demo; the attributes are the keys of the JSON output.
+    """The outcome of the demo: of a job with preemptions, and of one without.
+
+    The attributes are the keys of the JSON output.
 
     Attributes:
         preemptions: number of preemptions that ended in a commit.
         steps_lost: number of steps that some worker trained more than once, or never.
-        bit_identical: whether the final weights of every worker of both jobs are equal,
-            byte for byte.
+        bit_identical: whether the interrupted and the uninterrupted job have equal
+            final weights on every worker, byte for byte.
         notice_to_commit_seconds: seconds from the notice to the commit, per preemption.
         final_accuracy: accuracy of the interrupted job on images never trained on.
         restarts: number of restarts of the workers.

@@ -74,7 +74,7 @@ def show_table(console: Console, found: Sequence[Row], location: str) -> None:
 
 
 def show_states(console: Console, found: Sequence[Row]) -> None:
-    """Prints the named States of every checkpoint with a manifest."""
+    """Prints a table of the saved `State`s, for every checkpoint with a manifest."""
     for row in found:
         shown = row.entry
         if shown.manifest is None:

@@ -31,7 +31,12 @@ _NEWEST = 4  # trainings or starts to keep: a late record may belong to an earli
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Records:
-    """Records of a training or a start, oldest first, and the name of the file."""
+    """The journal records of one training, or of one start of the workers.
+
+    Attributes:
+        file: name of the journal file.
+        records: the records, oldest first.
+    """
 
     file: str
     records: list[Record]

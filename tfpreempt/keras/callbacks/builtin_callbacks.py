@@ -105,7 +105,8 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
         callback: a callback of the captured class. The hooks that lead to the resumed
             position have run.
         state: result of `capture`.
-        extends: whether the state is from the end of a fit, and more epochs follow.
+        extends: whether the state was saved at the end of a fit that now continues with
+            more epochs.
     """
     name = kind(callback)
     state = dict(state)

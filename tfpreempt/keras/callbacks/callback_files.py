@@ -58,7 +58,7 @@ def capture(logger: Any) -> dict[str, Any]:
     try:
         text: bytes | None = _read(logger.filename)
     except FileNotFoundError:
-        text = None if has_writer else b""  # Keras makes the file with the first row
+        text = None if has_writer else b""  # no row yet: the first row creates the file
     return {
         "keys": logger.keys,
         "append_header": logger.append_header,
@@ -75,7 +75,8 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     Args:
         logger: the CSVLogger, after its `on_train_begin`.
         state: result of `capture`; if its text is None, the file does not change.
-        extends: whether the state is from the end of a fit, and more epochs follow.
+        extends: whether the state was saved at the end of a fit that now continues with
+            more epochs.
 
     Raises:
         OSError: the file cannot be written.

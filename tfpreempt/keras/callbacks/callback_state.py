@@ -67,10 +67,11 @@ def restore(
     and saved states without a callback.
 
     Args:
-        callbacks: callbacks of the fit. The hooks that lead to the resumed position
-            have run.
+        callbacks: callbacks of the fit. The hooks of the callbacks, up to the resumed
+            position, were called already.
         states: result of `capture`.
-        extends: whether the state is from the end of a fit, and more epochs follow.
+        extends: whether the state was saved at the end of a fit that now continues with
+            more epochs.
 
     Raises:
         CheckpointCorruptedError: the states were not made by `capture`.
@@ -128,7 +129,8 @@ def restore_files(
     Args:
         callbacks: callbacks of the fit, after their `on_train_begin`.
         states: result of `capture_files`.
-        extends: whether the state is from the end of a fit, and more epochs follow.
+        extends: whether the state was saved at the end of a fit that now continues with
+            more epochs.
 
     Raises:
         CheckpointCorruptedError: the states were not made by `capture_files`.

@@ -233,7 +233,8 @@ class Attributes:
                     self.traces[name] = before.traces[name]
 
     def end(self) -> None:
-        """Stores the values at the end of the fit for the model's next fit."""
+        """Stores digests of the attribute values at the end of the fit, for the model's
+        next fit."""
         model = self._roots["model"]
         now = self._look()
         self._at_end = {key: each.encoded.digest for key, each in now.items()}

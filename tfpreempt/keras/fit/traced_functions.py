@@ -145,7 +145,8 @@ class TracedFunctions:
                 self._attributes.forget_trace(name)
             return result
         name = "test" if method == "make_test_function" else "train"
-        # The first test function is not a change: a restart makes it, too.
+        # Creating the first test function is no change: a restarted process creates one
+        # as well.
         is_first = name == "test" and self._inner[name] is None
         is_again = not is_first or args or any(options.values())
         if self.take_over(name) and is_again:

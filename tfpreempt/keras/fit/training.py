@@ -91,7 +91,7 @@ class Training:
         self._others = UserCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
         self._is_stop_held = False
-        self._saved = Progress()  # progress in the commit
+        self._saved = Progress()  # progress stored in the newest commit
         # Epoch during which the newest commit was made.
         self._committed: int | None = None
         self._state = FitState(
