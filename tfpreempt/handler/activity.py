@@ -41,13 +41,13 @@ SHORTEST = 1.0
 WARM_UP = 5.0
 """Latest time of the second snapshot, in seconds after the first snapshot."""
 
-_COSTS = 3  # use the median cost of 3 snapshots: the machine may be busy during one
-_WINDOWS = 5  # use the median step time of 5 spans without a snapshot
+_COSTS = 3  # use the median cost of 3 snapshots: the machine may be busy once
+_WINDOWS = 5  # use the median step time of 5 time spans without a snapshot
 _FEWEST_STEPS = 2  # steps needed to measure the step time
 _SLACK = 2  # tolerance: an interval is counted before the step in it is completed
-_LOOKS = 0.1  # seconds between two checks
+_LOOKS = 0.1  # seconds between two checks whether a snapshot is due
 _LOOKS_WHILE_WRITTEN = 0.02
-_LATER = 30  # every refused snapshot makes the next wait 30 times longer
+_LATER = 30  # factor: each refused snapshot makes the next wait 30 times longer
 _LOOKS_FOR_A_STEP = 0.005  # seconds between checks, later a tenth of the time waited
 
 
@@ -114,14 +114,15 @@ class IntervalPolicy:
 class ProgressSample:
     """Progress of training at a point in time.
 
-    An interval is the time between two boundaries: usually a step.
+    An interval is the time between two boundaries (moments at which the process can
+    save): usually a step.
 
     Attributes:
-        at: monotonic seconds.
+        at: time of the sample, in monotonic seconds.
         steps: number of completed steps.
         intervals: number of intervals that have begun.
-        saved_at: `Run.saved_at`; if two samples differ here, a commit was made between
-            them.
+        saved_at: value of `Run.saved_at`. If two samples have different values, a
+            commit was made between the samples.
     """
 
     at: float
@@ -152,7 +153,7 @@ class SnapshotScheduler:
         coordinator: coordinator that requests a snapshot from all workers.
         runtime: source of the alarms.
         clock: time source.
-        is_busy: function that returns whether a commit is being written.
+        is_busy: function that returns whether an asynchronous commit is being written.
         interval: policy that chooses the interval between snapshots.
     """
 
@@ -165,7 +166,8 @@ class SnapshotScheduler:
     interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
     _due: float = 0.0
     _quiet: ProgressSample | None = None  # start of a span without a snapshot
-    _written: tuple[float, int] | None = None  # time and step at the end of the write
+    # (time, number of steps) at which the newest snapshot was found to be written.
+    _written: tuple[float, int] | None = None
     _last: int = -1  # steps made at the last snapshot or request
 
     def look(self) -> None:
@@ -281,8 +283,8 @@ class Activity:
         runs: the open runs.
 
     Attributes:
-        traces: number of the newest interval in which a run may trace and compile, as
-            in its first steps. The main thread writes the number.
+        traces: number of the newest interval in which a run may trace and compile a
+            step, such as its first step. Only the main thread changes the number.
     """
 
     coordinator: Coordinator

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 ASKS_AGAIN = 0.05
 """Seconds until a due save is retried while another save is being written."""
 
-_TICK_SECONDS = 0.05  # between two checks for a notice during a wait for a save
+_TICK_SECONDS = 0.05  # time between two checks for a notice, during a wait
 _LONGEST_FOR_SNAPSHOT = 1.0  # longest wait for the previous snapshot, in seconds
 
 _ALL = "all"  # chief's outcome: every worker has captured the snapshot
@@ -66,7 +66,7 @@ PLAIN: RunStages = types.MappingProxyType({})
 class CollectiveSaves:
     """Saves at common points: `save()`, saves by step count, the final save.
 
-    Main thread, unless a method says otherwise.
+    Use on the main thread, unless a method says otherwise.
 
     Args:
         cluster: the workers of the run.
@@ -85,7 +85,7 @@ class CollectiveSaves:
     runs: Runs
     on_broken: Callable[[Exception], None]
     _saves: int = 0  # number of saves begun, without final saves
-    _fit: int = 1  # number of the current training in this process
+    _fit: int = 1  # number of the current training (handler or fit) in this process
     # On the chief: workers that have finished training.
     _final: set[int] = dataclasses.field(default_factory=set)
     _listens: bool = False
@@ -160,7 +160,7 @@ class CollectiveSaves:
                     self.begin(run, name, self._final)
             else:
                 self.save(run, because, stages)
-        except Exception as error:  # from a State, or no thread can be started
+        except Exception as error:  # a State has failed, or no thread can be started
             self.runs.fault(f"{because} save", error)
             if breaks_off(error, self.cluster.num_workers):
                 raise
@@ -176,7 +176,7 @@ class CollectiveSaves:
         """
 
         def is_asked() -> bool:
-            is_snapshot = self.coordinator.is_snapshot  # such a round ends soon: retry
+            is_snapshot = self.coordinator.is_snapshot  # its round ends soon: retry
             if not self.is_busy and self.coordinator.periodic():
                 return True
             return not (self.is_busy or is_snapshot)
@@ -408,8 +408,8 @@ class CollectiveSaves:
     def last_save_is_committed(self, run: Run, timeout: float) -> bool:
         """Returns whether the newest save of a run is a commit of the current step.
 
-        The result is equal on every worker: the chief publishes the outcome, and the
-        other workers wait for the outcome.
+        The result is equal on every worker: the chief publishes whether the save was
+        committed, and the other workers wait for this outcome.
 
         Args:
             run: the run.
@@ -466,7 +466,7 @@ class CollectiveSaves:
         if self._listens:
             return
         self._listens = True
-        final = self._final  # the next training has a new set
+        final = self._final  # `finishing` replaces the set for the next training
 
         def then(index: int, text: str) -> None:
             final.add(others[index])
@@ -533,7 +533,7 @@ class RoundSave:
             run.is_unconfirmed = False  # every worker reads the outcome of a round
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
-        except Exception as error:  # the workers are notified, and exit
+        except Exception as error:  # `done` notifies the other workers
             self._failed(error)
             if is_periodic and breaks_off(error, self.coordinator.settings.num_workers):
                 raise
@@ -553,7 +553,7 @@ class RoundSave:
         self._is_async = True
         try:
             self.collective.begin(run, name, set())  # every worker participates
-        except Exception as error:  # the workers are notified, and train on
+        except Exception as error:  # the workers are notified, and continue training
             self.runs.fault("periodic save", error)
             if breaks_off(error, self.coordinator.settings.num_workers):
                 raise
@@ -595,7 +595,7 @@ class RoundSave:
                 is_captured = run.take_snapshot(name)
             else:
                 snapshots.take_part()
-        except Exception as error:  # all workers train on
+        except Exception as error:  # a snapshot is optional: all workers train on
             self.runs.fault("snapshot", error)
             if breaks_off(error, c.settings.num_workers):
                 raise
@@ -656,7 +656,7 @@ class RoundSave:
         """
         c, snapshots = self.coordinator, self._snapshots
         extra: keys.Extra = {}
-        if c.deadlines.save_seconds is not None:  # measured in the previous save
+        if c.deadlines.save_seconds is not None:  # duration of the previous save
             extra["save_seconds"] = c.deadlines.save_seconds
         c.extra[Key.COMMIT] = extra
         if snapshots is None:

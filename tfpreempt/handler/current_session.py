@@ -59,7 +59,7 @@ def _after_fork_in_child() -> None:
     if _current is None:
         return
     for run in _current.runs:
-        run.stop_at = -1  # so that run() calls the session, and raises
+        run.stop_at = -1  # makes run() call the session, which raises an error
     _current, _pending = None, []
 
 
@@ -190,7 +190,7 @@ SLOWEST = 10.0
 
 _protection: EarlyNoticeHandler | None = None
 _is_starting = False  # whether a handler or fit is being created; main thread writes
-_newest: EarlyNoticeHandler | None = None  # the last one created, even if closed
+_newest: EarlyNoticeHandler | None = None  # the newest object, even if closed
 
 
 class EarlyNoticeHandler:
@@ -233,7 +233,7 @@ class EarlyNoticeHandler:
     def _unheard(
         self, sources: tuple[NoticeSourceConfig, ...]
     ) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources whose names are not among the sources of this object."""
+        """Returns those of the given sources that this object does not watch yet."""
         return tuple(each for each in sources if each.source.name not in self._names)
 
     def close(self) -> None:
@@ -369,7 +369,7 @@ def handle_early_notices(
     global _protection
     show_log_lines()
     config = resolve_config(termination_config)
-    cluster_from_environment(os.environ)  # check TF_CONFIG now, not at a notice
+    cluster_from_environment(os.environ)  # raise errors of TF_CONFIG now, not later
     made = EarlyNoticeHandler(config, config._notice_sources(), config._source_finder())
     before, _protection = _protection, made
     if before is not None:
@@ -434,7 +434,8 @@ def _at_exit() -> None:
     if here is not None and isinstance(error, Exception):
         here.leave_by(error, is_printed=True)
     elif here is not None and error is None and not (_current and _current.exit.left):
-        take_over()  # from handlers closed just now; the process may wait for threads
+        # A handler may just have been closed, and the process may wait for threads.
+        take_over()
 
 
 # Registered at import: the session's hook is registered later and runs earlier.

@@ -154,7 +154,7 @@ class FinalVote:
                 gathering.give_up(
                     gathering.missing, "the worker did not answer in time"
                 )
-                gathering.wait(_RESERVE / 2)  # for the tombstones or late answers
+                gathering.wait(_RESERVE / 2)  # receive the tombstones or late answers
                 break
         return answers
 
@@ -193,7 +193,7 @@ class FinalVote:
         end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
         here = keys.encode(not mine, {"failed": mine})
         name = self._name(f"here/{self.cluster.worker}")
-        self.runtime.insert(name, here, lambda held: None)  # so the chief need not wait
+        self.runtime.insert(name, here, lambda held: None)  # the chief waits for a vote
         return end
 
     # --- all -------------------------------------------------------------------------

@@ -65,7 +65,7 @@ NEVER = 1 << 62
 class Run:
     """The common part of a handler and a fit: counters, saves, journal.
 
-    Main thread unless a method says otherwise.
+    Use on the main thread, unless a method says otherwise.
 
     Args:
         config: configuration of the exit.
@@ -137,7 +137,7 @@ class Run:
         self.snapshots = start.snapshots
         self.candidate = start.candidate
         self.base = 0 if start.candidate is None else start.candidate.step or 0
-        self.source = start.directory  # the commit's directory
+        self.source = start.directory  # directory of the commit to restore
         agreed = start.candidate
         if start.tier == "memory" and start.snapshots is not None:
             self.source = start.snapshots.directory
@@ -160,7 +160,7 @@ class Run:
             self.directory.path, self.directory.cluster, agreed=agreed, after=highest
         )
         self.saves_async = async_save and self.directory.contents.can_be_async
-        self._status: StatusWriter | None = None  # written during training
+        self._status: StatusWriter | None = None  # `arm` starts the status file
         self.journal = Journal(
             journal_directory(self.directory.path),
             self.directory.cluster.worker,
@@ -428,7 +428,7 @@ class Run:
             step_seconds=deadlines.step_seconds() or None,
         )
         took = commit.save_seconds
-        if save.is_async:  # slower than a save for which training waits
+        if save.is_async:  # takes longer than the save that a notice needs
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)

@@ -116,7 +116,7 @@ class Session:
         self.runs = Runs()
         self.start_count = 0
         self._heard: Notice | None = None  # the newest notice of a run
-        self.heard_at = -math.inf  # monotonic seconds of its arrival
+        self.heard_at = -math.inf  # monotonic seconds at which `_heard` arrived
         self.runtime = StoreExecutor(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -173,7 +173,7 @@ class Session:
         self.exit.is_over = False
         if not before:
             self.vote.failures.clear()
-        self.runs.add(run)  # first: a pending notice needs an open run
+        self.runs.add(run)  # before the watcher: a pending notice needs an open run
         try:
             run.watcher.start()
             run.start_mirror()
@@ -243,7 +243,7 @@ class Session:
     def unregister(self, run: Run) -> None:
         """Closes a run; the run no longer participates in saves."""
         self.runs.kept.discard(run)
-        self.saves.wait()  # a save in progress needs the lease
+        self.saves.wait()  # `close` releases the lease, which a save still needs
         run.close()
 
     # --- boundaries ------------------------------------------------------------------
@@ -430,7 +430,7 @@ class Session:
         """
         if self.exit.left:
             self.exit.cancel()
-            self.runs.kept.clear()  # earlier runs are over
+            self.runs.kept.clear()  # runs from before the exit are over
             if (
                 self.coordinator.state.main is ev.MainThreadState.ENDED
             ):  # not after a loss

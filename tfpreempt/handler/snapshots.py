@@ -51,7 +51,7 @@ COPIES = KEPT + 1
 TRIES = 3
 """Rounds without a snapshot after which no more snapshots are taken."""
 
-_RESERVE = 2  # factor: as much memory must stay free as the snapshots take
+_RESERVE = 2  # factor: as much memory must stay free as the new snapshots take
 _PATIENCE_SECONDS = 5.0  # longest wait for the last snapshot in `end`
 _STATES = ".restored"  # folder with the States of the restored snapshot
 
@@ -87,7 +87,7 @@ class SnapshotTiming:
 class Snapshots:
     """The snapshots of this worker in memory, for one checkpoint directory.
 
-    Main thread, unless a method says otherwise.
+    Use on the main thread, unless a method says otherwise.
 
     Args:
         directory: the directory in memory, which only this worker writes.
@@ -153,7 +153,7 @@ class Snapshots:
             return []
 
     def missing(self, attempts: Collection[str]) -> list[str]:
-        """Returns which of the snapshots are missing or corrupt on this worker.
+        """Returns the given snapshots that are missing or corrupt on this worker.
 
         Logs corrupt snapshots.
 
@@ -323,7 +323,7 @@ class Snapshots:
             self._bytes, self._whole = commit.bytes, captured.attempt
 
     def _drop_older(self) -> None:
-        """Deletes the snapshots but one: the agreed snapshot, or else the newest."""
+        """Deletes all snapshots except one: `agreed` if it exists, else the newest."""
         found = self.find()
         kept = [each for each in found if attempt_of(each) == self.agreed] or found[:1]
         for entry in found:
@@ -370,7 +370,7 @@ class Snapshots:
         try:
             available = self.available()
         except OSError:
-            return True  # the free memory is unknown
+            return True  # try the snapshot: the free memory is unknown
         if available >= needed:
             return True
         self._failed(
@@ -384,8 +384,9 @@ class Snapshots:
     def _is_too_large(self) -> bool:
         """Returns whether the state is too large for the lent memory.
 
-        If so, snapshots are ended. If only snapshots of other checkpoint directories
-        make the memory short, these are deleted: no run trains in the directories now.
+        If so, no more snapshots are taken. If memory is short only because of snapshots
+        of other checkpoint directories, those snapshots are deleted: no run trains in
+        the other directories now.
         """
         needed, limit = COPIES * self._bytes, self.memory.bytes
         if needed <= limit:
@@ -536,7 +537,7 @@ def _bytes_in(directory: str) -> int:
 
 
 def _of_other_directories(mine: str) -> list[str]:
-    """Returns the folders with this worker's snapshots for other directories."""
+    """Returns this worker's snapshot folders of other checkpoint directories."""
     memory, name = os.path.split(mine)
     worker = name.rpartition("-")[2]
     return [

@@ -258,7 +258,7 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
     session.saves.finishing()
     with watching_store(session), session.deferring_sigint():
         while True:
-            session.saves.end_async()  # begun by a round during this wait
+            session.saves.end_async()  # a round may have begun a save during this wait
             verdict = session.wait_for_directive(last=True, limit=limit)
             # A notice was handled, and the exit function returned: wait again.
             is_served = verdict == ev.ExitDirective(Outcome.COMMITTED)

@@ -2,7 +2,7 @@
 
 After the last step Keras validates and calls `on_epoch_end`. Both may change any
 variable, and a restart repeats both. So a save in this time, because of a notice or an
-error, must contain the state from before.
+error, must contain the state from before the validation.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EpochEnd:
             Whether the files were captured; False after an error.
         """
         moment = self.hold()
-        # Ignore: a save reads the files again, and reports the error.
+        # Ignore an error: a save reads the files again, and reports the error.
         with contextlib.suppress(OSError):
             files = callback_state.capture_files(callbacks)
             self.moment = dataclasses.replace(moment, files=files)
@@ -74,13 +74,13 @@ class EpochEnd:
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Context where the variables have the values of the kept state."""
+        """Context manager: in the body the variables have the kept values."""
         with self.hold().variables.assigned():
             yield
 
     @contextlib.contextmanager
     def committed_on_error(self) -> Iterator[None]:
-        """Context that commits the kept state if an error leaves the context.
+        """Context manager: commits the kept state if the body raises an error.
 
         With several workers, the save needs every worker, so it succeeds only if every
         worker fails in the same way. No save is tried if the capture itself needs every

@@ -195,7 +195,7 @@ class FitState:
     # --- what a save takes -----------------------------------------------------------
 
     def take_shared(self, reached: Progress) -> Taken:
-        """Returns the values equal on every worker.
+        """Returns the values of the fit that are equal on every worker.
 
         The caller has called `attach(self.checkpoint)` before.
 

@@ -1,7 +1,7 @@
 """`model.fit` of Keras 3 with the TensorFlow backend.
 
-`fit` makes a `TFEpochIterator`. The method `_enumerate_iterator` of the latter yields
-the steps of an epoch, and makes the data iterators. A resumed fit sets
+`fit` makes a `TFEpochIterator`. Its method `_enumerate_iterator` yields the steps of an
+epoch, and makes the data iterators. A resumed fit sets
 `model._initial_epoch` to the first epoch; `fit` never clears the attribute.
 """
 
@@ -139,7 +139,8 @@ class Keras3Fit(Fit):
     def read_one_pass(self) -> Any:
         if (shared := self.adapter.enqueuer) is None:
             return None
-        # Keras' own reader draws an order when an epoch begins, not for a pass.
+        # Remove Keras' own reader, which draws an order when an epoch begins, not for a
+        # pass over the data.
         self.adapter.enqueuer = None
         assert self.sequence is not None
         sequence, shuffles = self.sequence.data, self.sequence.shuffles

@@ -130,9 +130,9 @@ class Trace:
 
     Attributes:
         function: the function traced in this process; None before the first trace.
-        values: small values, by key, at the time of the trace. After a restart, before
-            the trace: the values with which the function must be traced. Empty before
-            the first trace.
+        values: small attribute values, by key, at the time of the trace. After a
+            restart, before the trace: the values with which the function must be
+            traced. Empty before the first trace.
         is_due: whether the next call of the function must set `values` and trace.
         outdated: restored values that differ from the values used by the trace of this
             process.
@@ -171,7 +171,7 @@ class Attributes:
     def __init__(self, model: Any) -> None:
         self.traces = {name: Trace() for name in _KINDS}
         self._roots = {"model": model}
-        self._traced: set[Any] = set()  # keys of values that a trace changes
+        self._traced: set[Any] = set()  # keys of values that a trace changes: not saved
         self._lost: dict[str, str] = {}  # change that cannot be restored -> reason
         # Whether a step was trained, in this process or before a restart.
         self._has_stepped = False
@@ -245,7 +245,10 @@ class Attributes:
         _ended[id(self)] = self
 
     def capture(self) -> EncodedValue:
-        """Returns the changed values; warns once of changes that cannot be saved."""
+        """Returns the attribute values that have changed since the fit began.
+
+        Warns once of each change that cannot be saved.
+        """
         rows: list[tuple[str, Any, EncodedValue, str]] = []  # owner, key, value, kind
         values_of_traces = [
             (_KINDS[name], trace.values) for name, trace in self.traces.items()
@@ -271,7 +274,7 @@ class Attributes:
                 self.lose(
                     f"the settings of all traces of the {name} function", _KINDS_WHY
                 )
-        # The entry tells a restart about the trace of the test function.
+        # With this entry a restart knows that the test function was traced.
         if self.traces["test"].values:
             rows.append(
                 ("model", "test_function", EncodedValue(header=""), _KINDS["test"])
@@ -292,7 +295,11 @@ class Attributes:
         return EncodedValue(header=header, arrays=tuple(arrays))
 
     def restore(self, saved: EncodedValue) -> None:
-        """Restores the values in a result of `capture`."""
+        """Restores the attribute values of a commit.
+
+        Args:
+            saved: result of `capture`.
+        """
         values = _read(saved)
         self._has_stepped = True
         newest = dict(values["newest"])
@@ -306,7 +313,7 @@ class Attributes:
             location.path: location.value
             for location in object_graph.walk(self._roots, _enters)
         }
-        # Attributes still missing in this process.
+        # Set the saved attributes that the objects of this process do not have yet.
         for (path, name), encoded in newest.items():
             self._set(owners.get(path), name, encoded, path)
         now = self._look()
@@ -391,7 +398,9 @@ class Attributes:
 
     @contextlib.contextmanager
     def as_first(self, saved: EncodedValue) -> Iterator[None]:
-        """Context with the settings of the first step, which determine the variables.
+        """Context manager: sets the settings of the first step, until the body ends.
+
+        The settings determine the variables that the model makes.
 
         Args:
             saved: result of `capture`.
@@ -470,7 +479,7 @@ class Attributes:
     def _put(
         self, wanted: Mapping[Any, TrackedAttribute]
     ) -> dict[Any, TrackedAttribute]:
-        """Sets the given values; returns the replaced values, by key."""
+        """Sets the given attribute values; returns the replaced values, by key."""
         replaced = {}
         # A model comes before its layers.
         for key, value in self._look().items() if wanted else ():
@@ -494,7 +503,10 @@ class Attributes:
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
 
     def _look(self) -> Mapping[Any, TrackedAttribute]:
-        """Returns the current values by key; building a model changes no key."""
+        """Returns the current attribute values, by key.
+
+        Building a model changes no key.
+        """
         if self._reached is not None and self._reached.is_unchanged():
             changing = {key: self._looked[key].taken_again() for key in self._changing}
             self._looked = {**self._looked, **changing}
@@ -562,7 +574,7 @@ class Attributes:
                 )
                 looked[key] = _taken(location, path, None)
                 continue
-            # First seen now: the layer may have been made during the fit.
+            # The setting may be new: the layer may have been made during the fit.
             key = id(owner), location.key
             found = self._settings.get(key)
             is_seen = found is not None and found.location.value is value

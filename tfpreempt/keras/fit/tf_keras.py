@@ -52,7 +52,8 @@ class TfKerasFit(Fit):
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
         self.keeps_iterator = not self.adapter.should_recreate_iterator()
-        # 2: before the first epoch tf_keras makes an iterator that it does not use.
+        # The second iterator, because tf_keras makes an unused iterator before the
+        # first epoch.
         self.first_iterator = 1 if self.keeps_iterator else 2
         self.sequence: SequenceData | None = None
         if (sequence := getattr(self.adapter, "_keras_sequence", None)) is not None:
@@ -124,7 +125,7 @@ class TfKerasFit(Fit):
     def _peeked(self) -> list[Any]:
         """Returns the batch that tf_keras has read to find the structure of batches."""
         dataset = self.adapter.get_dataset()
-        while type(dataset).__name__ == "_PrefetchDataset":  # would read more
+        while type(dataset).__name__ == "_PrefetchDataset":  # would read more batches
             (dataset,) = dataset._inputs()
         options = tf.data.Options()
         options.autotune.enabled = False  # would add prefetching again

@@ -66,7 +66,7 @@ class TracedFunctions:
             iterator: argument of the function.
         """
         inner, trace = self._inner[name], self._attributes.traces[name]
-        # No spec: test_on_batch of Keras 3 passes a plain generator.
+        # None for test_on_batch of Keras 3, which passes a plain generator.
         spec = getattr(iterator, "element_spec", None)
         if spec is not None and spec not in trace.kinds:
             trace.kinds.append(spec)
@@ -98,7 +98,7 @@ class TracedFunctions:
         return True
 
     def trace_again(self, *, only_for_settings: bool) -> None:
-        """Makes functions again whose trace used other values than restored.
+        """Makes a function again if it was traced with values that were not restored.
 
         Args:
             only_for_settings: whether only changed settings are a reason; see

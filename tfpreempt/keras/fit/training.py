@@ -190,7 +190,7 @@ class Training:
         if self._phase is FitPhase.SKIP and files is not None:
             callback_state.restore_files(self._others.callbacks, files)
         if self._phase is FitPhase.EXTEND:
-            # Until the state at the end of the last epoch is restored.
+            # The callbacks wake when the end of the last epoch is restored.
             self._others.silence()
         if self._phase in phases.RESTORING:
             saved = self._saved
@@ -201,7 +201,7 @@ class Training:
             is_trained = self._phase in (FitPhase.RESTORE, FitPhase.SKIP)
             if self._state.own.part is not None and not is_trained:
                 self._data.check_shares()
-            # None if the commit has no values of this worker.
+            # Without a position, if the commit has no values of this worker.
             own = self._state.own.loaded
             value = own["position"].value() if own is not None else None
             position = Position.parse(value)
@@ -334,8 +334,8 @@ class Training:
         if beginning is FitPhase.START:
             self._data.begins(iterator)
             steps.stands_at(taken=0)
-        # Try it now, so that an unsupported callback fails at once, not in a later
-        # save.
+        # Capture the callbacks already now, so that an unsupported callback raises its
+        # error at once, not in a later save.
         callback_state.capture(self._others.callbacks)
         if beginning is not FitPhase.START or self._plan.number > 1:
             # Make the variables: a save before the first step must contain those of
@@ -470,7 +470,7 @@ class Training:
             ConfigurationError: no batch was trained.
         """
         self._check_trained(epoch)
-        if self._phase in phases.REPEATING:  # this process has no validation data
+        if self._phase in phases.REPEATING:  # no validation has called `_catch_up`
             self._catch_up()
             self._others.wake()
         was_stopped = bool(self.fit.model.stop_training)
