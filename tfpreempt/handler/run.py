@@ -428,7 +428,7 @@ class Run:
             step_seconds=deadlines.step_seconds() or None,
         )
         took = commit.save_seconds
-        if save.is_async:  # takes longer than the save that a notice needs
+        if save.is_async:  # takes longer than the save after a notice
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)

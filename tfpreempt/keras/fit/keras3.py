@@ -1,8 +1,8 @@
 """`model.fit` of Keras 3 with the TensorFlow backend.
 
 `fit` makes a `TFEpochIterator`. Its method `_enumerate_iterator` yields the steps of an
-epoch, and makes the data iterators. A resumed fit sets
-`model._initial_epoch` to the first epoch; `fit` never clears the attribute.
+epoch, and makes the data iterators. A resumed fit sets `model._initial_epoch` to the
+first epoch; `fit` never clears the attribute.
 """
 
 from __future__ import annotations

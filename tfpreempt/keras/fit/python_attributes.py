@@ -245,7 +245,7 @@ class Attributes:
         _ended[id(self)] = self
 
     def capture(self) -> EncodedValue:
-        """Returns the attribute values that have changed since the fit began.
+        """Returns the attribute values that this fit, or an earlier fit, has changed.
 
         Warns once of each change that cannot be saved.
         """

@@ -92,7 +92,7 @@ class Training:
         self._data = TrainingData(self.fit)
         self._is_stop_held = False
         self._saved = Progress()  # progress stored in the newest commit
-        # Epoch during which the newest commit was made.
+        # Epoch of the newest check for save_freq="epoch", or of the restored commit.
         self._committed: int | None = None
         self._state = FitState(
             self.fit,
