@@ -1,4 +1,4 @@
-"""Reads the large tensors of a checkpoint with many threads; TensorFlow has one.
+"""Reads the large tensors of a checkpoint with many threads; TensorFlow uses one.
 
 TensorFlow's RestoreV2 reads the tensors in sequence. Here several threads read the data
 files in pieces, and compute the checksum of a piece while the piece is still in the
@@ -37,7 +37,7 @@ from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, file_reading
 
 _PIECE_BYTES = 1 << 19  # small enough to be still in the cache for its checksum
-# Bytes per job of a thread; a large tensor gives work to every thread.
+# Bytes that a thread reads in one job. A large tensor is divided into many jobs.
 _JOB_BYTES = 1 << 24
 _SMALL_BLOCK_BYTES = 1 << 16  # bytes of a memory block shared by small tensors
 _UNREADABLE = (
@@ -135,9 +135,9 @@ def read_ahead(prefix: str) -> ReadAhead | None:
     that checksums of whole files are known.
 
     Returns:
-        The tensors and the checksums of the files. None if the tensors are too small
-        for threads to pay off, or cannot be read; a verification of the files then
-        reports the reason.
+        The tensors and the checksums of the files. None if the tensors have too few
+        bytes to be worth several threads. None if the tensors cannot be read; a
+        verification of the files then reports the reason.
     """
     try:
         if _size(prefix) < bundle_writer.WORTH_BYTES or not _is_here():
@@ -149,12 +149,12 @@ def read_ahead(prefix: str) -> ReadAhead | None:
             for name in index.names()
             if (found := index.find(name)) is not None and found.size
         }
-        # An unverified index may claim any number of bytes.
+        # Check the size: an unverified index may claim any number of bytes.
         size = sum(each.size for each in stored.values())
         if not bundle_writer.WORTH_BYTES <= size <= _size(prefix):
             return None
         names = sorted(stored, key=lambda name: stored[name].first_position)
-        # In file order: neighbours get neighbouring memory.
+        # Sort in file order: neighbours in a file then become neighbours in memory.
         stored = {name: stored[name] for name in names}
         tensors, sums = _read(stored, has_gaps=True)
     except (*_UNREADABLE, errors.CheckpointError):
@@ -217,7 +217,7 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
             if shape_and_slices[i]:
                 continue
             if ahead is not None and (found := ahead.tensors.get(tensor_names[i])):
-                # Removed: the eager tensor will own the memory.
+                # Remove the entry: the eager tensor will own the memory.
                 if found[0].dtype == dtypes[i]:
                     ready[i] = ahead.tensors.pop(tensor_names[i])
             elif (

@@ -38,10 +38,10 @@ from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
 
-# Writing threads, each with a separate file; or reading threads.
+# Number of threads that write, each to a separate file; or that read.
 THREADS = min(4, os.cpu_count() or 1)
-SMALL_BYTES = 1 << 14  # TensorFlow writes smaller tensors just as fast
-# If the larger tensors have fewer bytes together, TensorFlow writes everything.
+SMALL_BYTES = 1 << 14  # smaller tensors are left to TensorFlow, which is as fast
+# If the larger tensors together have fewer bytes, TensorFlow writes all tensors.
 WORTH_BYTES = 1 << 25
 _PIECE_BYTES = 1 << 19  # small enough to be still in the cache after the write
 _PIECE_BYTES_ASYNC = 1 << 23
@@ -296,8 +296,8 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _entries_of_cut(stretches: Iterable[TensorSlice]) -> dict[bytes, bytes]:
-    """Returns index entries for the partitioned tensors, by key. Such an entry lists
-    the slices of the tensor. The positions of the slices are in separate entries."""
+    """Returns an index entry for every partitioned tensor, by key. The entry lists the
+    slices of the tensor. Separate entries have the positions of the slices."""
     entries: dict[str, Any] = {}
     for stretch in sorted(stretches, key=lambda each: each.start):
         if stretch.rows is not None:
@@ -347,8 +347,8 @@ def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
 
 
 def _ordered(number: int) -> bytes:
-    """Returns a number in TensorFlow's ordered encoding: its first bits give the number
-    of bytes."""
+    """Returns a number in TensorFlow's ordered encoding, in which the first bits give
+    the number of bytes."""
     size = number.bit_length() // 7 + 1
     header = (0xFF00 >> size & 0xFF) << 8 * (size - 1)
     return (header | number).to_bytes(size, "big")

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 Order = Mapping[str, int]
 
 _PERMUTATION = "_tfpreempt_permutation"
-_FEW = 1024  # compare only the first indices of an order, or numbers of an array
+_FEW = 1024  # only the first indices of an order, or numbers of an array, are compared
 _WARNINGS = {
     "seeds": (
         "the shuffles of the training data have other seeds or buffers than in the "

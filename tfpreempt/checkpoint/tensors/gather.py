@@ -11,8 +11,8 @@ depends on devices.
 
 Between the read and TensorFlow's write, large dense values are extracted, because
 tfpreempt writes large tensors with several threads. TensorFlow writes all other values:
-strings, variants, slices of a partitioned variable, objects with their own saver,
-values on other machines.
+strings, tf.variant tensors, slices of a partitioned variable, objects with their own
+saver, values on other machines.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def known_values(
     In every save, TensorFlow computes the keys, the specifications and the graph of the
     objects: the search. If `attach` has found the same objects as before the last
     search, the keys and the graph of that search are used, and only the values are
-    read. Use on the main thread.
+    read. Called on the main thread.
 
     Args:
         checkpoint: checkpoint to save.
@@ -135,9 +135,11 @@ def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
     """Searches for the keys of all objects ahead of the first save, to make the save
     faster.
 
-    Reads no value. Does nothing if the search would need all workers, for a variable
-    that is reduced across workers; if it would call code of the program, which expects
-    calls only in saves; or if a save could not use the result. Use on the main thread.
+    Reads no value. Called on the main thread. Does nothing in three cases:
+
+    - The search would need all workers: a variable is reduced across workers.
+    - The search would call code of the program, which expects calls only in saves.
+    - A save could not use the result.
 
     Args:
         checkpoint: checkpoint to save later.
@@ -433,7 +435,7 @@ def reading(
                 tensors, *others = gathered = gather(object_graph_tensor)
                 variables = keep(gathered, graph)
             tensors = _evaluate(tensors)
-        # Not TensorFlow's errors, which are of type OpError.
+        # TensorFlow's errors (OpError) are not caught here.
         except (MemoryError, OSError, RuntimeError) as error:
             if not are_others:
                 raise
@@ -474,8 +476,8 @@ def reading(
 
 
 def _evaluate(tensors: Any) -> Any:
-    """Returns the gathered values in the same order; a value that may need other
-    workers is read now, and replaced by a tensor."""
+    """Reads every gathered value whose read may need other workers. Returns the values
+    in the same order, with a tensor in place of each value read here."""
     evaluated = private_api.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {
@@ -532,9 +534,9 @@ _UNCOPIED_BYTES = 1 << 20
 copied by a read, unless an operation prevents the copy. Below this size the operation
 takes longer than the copy."""
 
-_READ_AT_ONCE = 64  # variables per operation
+_READ_AT_ONCE = 64  # number of variables that one operation reads
 
-# Bytes per job of a thread; a large tensor gives work to every thread.
+# Bytes that a thread copies in one job. A large tensor is divided into many jobs.
 _COPIED_AT_ONCE = 1 << 24
 
 
@@ -604,7 +606,7 @@ def replicated(
     is_replicated: IsReplicated,
     wanted: Callable[[Sequence[DenseTensor]], Collection[str]],
 ) -> list[DenseTensor]:
-    """Returns the large tensors that this worker holds as well as the chief.
+    """Returns the large tensors that both the chief and this worker hold.
 
     Only the tensors in `wanted` are copied from a GPU; other tensors have only name,
     shape and type.

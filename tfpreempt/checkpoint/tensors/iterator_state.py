@@ -107,7 +107,7 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
             for number in range(shard)
             if not is_complete(f"{path}_{number}")
         ]
-        # With shard 0 the state's run had not written any file: keep the files.
+        # Keep the files for shard 0: the run had not written a file before the save.
         if shard:
             delete_shards(path, since=0 if missing else shard)
             keep(path)
@@ -374,7 +374,7 @@ def _functions(*datasets: Any) -> Iterator[Any]:
 
 
 class IteratorState(State):
-    """The positions of a worker's dataset iterators, for workers other than the chief.
+    """Saves the positions of dataset iterators on workers other than the chief.
 
     TensorFlow's own files have the chief's positions. Without this State, the other
     workers would resume at the chief's position in their own data.

@@ -1,4 +1,4 @@
-"""Variables whose values differ between replicas; every worker saves its own values."""
+"""Saves variables whose values differ between replicas: every worker saves its own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Array
 
 
 class PerReplicaState(State):
-    """A worker's own values of the variables behind a Checkpoint.
+    """Saves a worker's own values of the variables that belong to a Checkpoint.
 
     Of an ON_READ variable, TensorFlow saves the reduced value, and restores equal
     parts. Totals continued from equal parts differ in the last bits. So the value of

@@ -143,7 +143,7 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
         nodes: nodes from which the program's objects are restored.
     """
     matched = set(nodes)
-    # Not unused: optimizers create their slots later, at the first use.
+    # Slot variables are not unused: optimizers create slots later, at the first use.
     for index in nodes:
         matched.update(
             s.slot_variable_node_id for s in graph.nodes[index].slot_variables
@@ -158,7 +158,7 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
 
 def called(variable: Any) -> str:
     """Returns the name that Keras gave to a variable, with its layer, such as
-    `dense/kernel`; empty without a name by Keras."""
+    `dense/kernel`; "" if Keras gave no name."""
     is_of_keras = hasattr(type(variable), "path")
     name = variable.path if is_of_keras else getattr(variable, "name", "")
     return str(name).partition(":")[0] if "/" in str(name) else ""
@@ -262,7 +262,7 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
         graph = private_api.checkpoint.object_metadata(prefix)
     except ValueError:
         return  # a name-based checkpoint of TensorFlow 1 has no structure
-    # Cannot fail: the index was just read.
+    # This read cannot fail: TensorFlow has just read the index.
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
@@ -346,7 +346,7 @@ class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
 
 
 def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str]]:
-    """Makes layers that are built after the restore restore correctly too.
+    """Lets layers that are built after the restore get their saved values, too.
 
     A mismatch then raises CheckpointMismatchError. Variables created by Keras during
     the tracing of a model are restored as well.

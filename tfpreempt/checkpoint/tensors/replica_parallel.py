@@ -1,11 +1,11 @@
-"""Large tensors that all workers hold: each worker writes a share of the tensors.
+"""Divides the write of large tensors that all workers hold: each writes a share.
 
 A share is a list of tensor slices. Every worker divides the same tensors into the same
 shares; a share belongs to one worker. A worker writes its share into data files
-(`<attempt>.parts/<worker>/`). A description beside the files lists the rows of the
-tensors in every file, with checksums. The chief (worker 0) merges the files into one
-checkpoint. The chief holds the same tensors, so it writes a share itself if the share
-is missing or does not fit.
+(`<attempt>.parts/<worker>/`). A JSON file beside them, the description, lists the rows
+of the tensors in every data file, with checksums. The chief (worker 0) merges the files
+into one checkpoint. The chief holds the same tensors, so it writes a share itself if
+the share is missing or does not fit.
 
 Different values of two workers must not be mixed in one checkpoint: replicas may drift
 apart, and a program may set a variable on each worker separately. So the chief computes

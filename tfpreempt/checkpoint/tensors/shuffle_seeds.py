@@ -148,8 +148,8 @@ class ShuffleSeeds:
 
 
 class _Probe:
-    """An iterator over a single shuffle, used only to get and set the count. No element
-    is read. Creating a probe leaves the count unchanged."""
+    """An iterator over a single shuffle, used only to get and set the count (the number
+    of drawn seeds). No element is read. A new probe leaves the count unchanged."""
 
     def __init__(self, node: Any) -> None:
         self._iterator = iter(node)
@@ -188,7 +188,7 @@ class Element:
     CompressedElement with the values.
 
     Args:
-        variant: a scalar of a state.
+        variant: one scalar of an iterator's state, a tf.variant tensor.
     """
 
     def __init__(self, variant: Any) -> None:
@@ -211,7 +211,7 @@ class Element:
 
         Args:
             name: name of the value.
-            kind: end of the prefix of the iterators to look at.
+            kind: end of the prefix of an element that can have the value.
         """
         if not self.prefix.endswith(kind) or name not in self.names:
             return []
@@ -266,7 +266,7 @@ class Element:
 def _find(state: Any) -> tuple[int, Element]:
     """Finds the element that contains the count in a probe's state. Returns its index,
     and the element."""
-    # Quick: the count is in an early element, before the slots of the shuffle's buffer.
+    # The loop is short: the element comes before the slots of the shuffle's buffer.
     for index in range(len(state)):
         element = Element(state[index])
         if element.has_count:

@@ -159,8 +159,8 @@ def make_contents(
         io_device: device for TensorFlow's files; see `open_directory`.
         files: the file operations, fenced by the lease if there is a lease.
         is_shared: whether every worker sees the directory.
-        is_second: whether the Checkpoint is also saved in a first directory; see
-            `open_directory`.
+        is_second: whether this is the second of two directories in which the
+            Checkpoint is saved; see `open_directory`.
 
     Raises:
         ConfigurationError: the position of an iterator cannot be saved.
@@ -210,14 +210,14 @@ def saving() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(eq=False)
 class _Tracked(Contents):
-    """Base class of the three forms: a tf.train.Checkpoint, read and restored in the
-    same way.
+    """Base class of the three forms, which read and restore a tf.train.Checkpoint in
+    the same way.
 
     Args:
         checkpoint: the user's checkpoint.
         cluster: the workers; the chief writes.
         options: tf.train.CheckpointOptions for TensorFlow's files, or None.
-        states: States of the checkpoint's objects, saved by each worker itself.
+        states: States for the checkpoint's objects; each worker saves its own values.
     """
 
     checkpoint: Any
@@ -229,7 +229,7 @@ class _Tracked(Contents):
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
-    # The tensors of the last `read_ahead`, until a restore or save.
+    # The tensors read by the last `read_ahead`. None after a restore or a save.
     _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
@@ -563,8 +563,8 @@ def _not_yet() -> None:
 
 @dataclasses.dataclass(eq=False)
 class _ManagerContents(_Tracked):
-    """The user's own CheckpointManager. The files are written under the manager's
-    names.
+    """Saves with the user's own CheckpointManager. The files have the names that the
+    manager gives.
 
     Args:
         manager: the CheckpointManager.
@@ -605,7 +605,7 @@ class _ManagerContents(_Tracked):
             finally:
                 manager._max_to_keep = kept
                 del manager._record_state
-        else:  # count like `manager.save` on the chief
+        else:  # increment the counters, as `manager.save` does on the chief
             self._count_step()
             checkpoint.save_counter.assign_add(1)
         save.prefix, save.is_empty = prefix, not is_saved
@@ -675,7 +675,7 @@ class _ManagerContents(_Tracked):
         folder, name = os.path.split(candidate.prefix)
         if folder != os.path.abspath(manager.directory):
             return
-        # In the form in which the manager writes prefixes.
+        # Join the path in the form in which the manager writes prefixes.
         prefix = os.path.join(manager.directory, name)
         manager._latest_checkpoint = prefix
         if prefix not in manager._maybe_delete:
@@ -684,8 +684,8 @@ class _ManagerContents(_Tracked):
 
 @dataclasses.dataclass(eq=False)
 class _SaveFnContents(_Tracked):
-    """A save_fn of the user, called on every worker. The path that save_fn returns gets
-    a manifest.
+    """Saves by a call of the user's save_fn on every worker. The path that save_fn
+    returns gets a manifest.
 
     Args:
         save_fn: the user's save function.
@@ -693,7 +693,7 @@ class _SaveFnContents(_Tracked):
 
     save_fn: Callable[..., Any]
 
-    can_be_async = False  # save_fn may do anything
+    can_be_async = False  # save_fn may do anything, so training waits for the call
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         self.free_read_ahead()
@@ -701,7 +701,8 @@ class _SaveFnContents(_Tracked):
         with saving():
             path = self.save_fn(*args, **kwargs)
             self.checkpoint.sync()
-        # Last, because save_fn may need all workers: no error may prevent the call.
+        # Create the directory after the call of save_fn, which may need all workers: no
+        # error may prevent the call.
         save.create_staging()
         save.take_path(path)
 
@@ -709,4 +710,4 @@ class _SaveFnContents(_Tracked):
         """Does nothing, because save_fn may save any objects."""
 
     def needs_peers(self) -> bool:
-        return self.cluster.num_workers > 1  # save_fn may do anything
+        return self.cluster.num_workers > 1  # save_fn may use collectives

@@ -71,8 +71,8 @@ def _children(view: Any, obj: Any) -> Iterable[Any]:
     """Returns references to the children of an object, as `view.list_children` does.
 
     Variables, and layers and optimizers of Keras 3, have the list of children in an
-    attribute of TensorFlow's. The attribute is read directly, because `list_children`
-    takes ten times as long.
+    attribute defined by TensorFlow. The attribute is read directly, because
+    `list_children` takes ten times as long.
     """
     kind: Any = type(obj)
     own = getattr(obj, "__dict__", {})
@@ -169,8 +169,8 @@ class Search:
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Graph:
-    """The objects found by a traversal of the object graph. A dropped object is not
-    kept alive.
+    """The objects found by a traversal of the object graph. The references are weak:
+    objects that the program drops are not kept alive.
 
     Attributes:
         objects: the objects, in the order of the traversal.
@@ -339,7 +339,7 @@ NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")
 """Attributes of layers, optimizers and modules; of tf_keras' list of metrics; and of
 tf_keras' random generators."""
-_SETTINGS = ("._steps_per_execution",)  # not saved: variables with settings of the user
+_SETTINGS = ("._steps_per_execution",)  # variables with settings of the user: not saved
 
 
 class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
@@ -420,8 +420,8 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
 
 
 def attached(checkpoint: tf.train.Checkpoint) -> Attached:
-    """Returns the result of the last `attach`, which was called earlier in the same
-    save."""
+    """Returns the result of the last `attach`. The caller has called `attach` earlier
+    in the same save."""
     found: Attached = getattr(checkpoint, NAME)
     return found
 
