@@ -1,4 +1,4 @@
-"""A key-value store in this process, for a single worker and for simulation."""
+"""Implements the key-value store in memory, for a single worker and for simulations."""
 
 from __future__ import annotations
 

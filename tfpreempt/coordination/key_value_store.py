@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class KeyValueStore(Protocol):
-    """An insert-once store, shared by all workers from one start to their end.
+    """An insert-once store, shared by all workers from their start to their end.
 
     Any thread may call any method. `get` without a timeout blocks until the key is
     inserted, so call `get` in a daemon thread.

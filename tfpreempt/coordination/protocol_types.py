@@ -114,7 +114,7 @@ class WatcherState(enum.Enum):
 class MainThreadState(enum.Enum):
     """States of the main role."""
 
-    TRAINING = "training"  # in the user's code
+    TRAINING = "training"  # runs the user's code
     WAITING = "waiting"  # stopped at a boundary by the flag, until the decision
     FINISHING = "finishing"  # training is over; waits for other workers or a notice
     SAVING = "saving"
@@ -164,7 +164,11 @@ class ProtocolConfig:
 
 @value
 class WorkerState:
-    """Complete state of a worker in the agreement."""
+    """Complete state of a worker in the agreement.
+
+    `own` is the value of this worker's key `count`. `notice`, `decision` and `commit`
+    are the values of the keys of this round. None: the value is not known yet.
+    """
 
     round: int = 1
     watch: WatcherState = WatcherState.LISTENING
@@ -180,7 +184,7 @@ class WorkerState:
     held: NoticeKind | None = None  # notice for this machine, not handled yet
     counts: tuple[
         StepCount | Tombstone, ...
-    ] = ()  # chief: at first the own count; later the count of every worker
+    ] = ()  # chief: first only the chief's count, then the count of every worker
     staged: tuple[int, ...] = ()  # chief: workers whose parts are in the save
 
 

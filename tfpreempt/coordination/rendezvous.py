@@ -2,8 +2,8 @@
 
 Before training the chief proposes a plan, such as the commit to restore. Every other
 worker compares the plan with its own files, and may object. The chief then publishes
-the objections. A start uses the insert-once keys `plan`, `hello/<i>` (the answer of
-worker i) and `ready` (the objections).
+the objections. Each start of a handler uses the insert-once keys `plan`, `hello/<i>`
+(the answer of worker i) and `ready` (the objections).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def agree(
 
     Raises:
         CoordinationError: a key holds a value that this version does not write.
-        PeerTimeoutError: a worker did not come in time, or has crashed.
+        PeerTimeoutError: a worker did not answer in time, or has crashed.
         CoordinationServiceUnavailableError: the store cannot be reached.
     """
     if cluster.is_chief:

@@ -608,8 +608,8 @@ def replicated(
 ) -> list[DenseTensor]:
     """Returns the large tensors that both the chief and this worker hold.
 
-    Only the tensors in `wanted` are copied from a GPU; other tensors have only name,
-    shape and type.
+    Only the tensors named by `wanted` are copied from a GPU; other tensors have only
+    name, shape and type.
 
     Args:
         checkpoint: checkpoint to gather from; nothing is written.

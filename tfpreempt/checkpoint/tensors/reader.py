@@ -504,8 +504,7 @@ def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
 
 @functools.cache
 def _assigns(kind: type) -> bool:
-    """Returns whether a restore does nothing but assign the value, for objects of a
-    class."""
+    """Returns whether the restore of an object of a class only assigns the value."""
     return kind.__module__.startswith(_CLASSES)
 
 

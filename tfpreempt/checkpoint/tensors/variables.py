@@ -37,8 +37,8 @@ def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
     """Returns the objects reachable from a checkpoint, with their paths, in a fixed
     order.
 
-    TensorFlow's own save has the same order and paths. Both are equal on all workers,
-    and after a restart.
+    TensorFlow's own save has the same order and paths. Order and paths are equal on all
+    workers, and after a restart.
     """
     objects, edges = _walk(checkpoint)
     return list(zip(paths(edges), objects, strict=True))
