@@ -481,7 +481,7 @@ class CollectiveSaves:
 
 @dataclasses.dataclass(eq=False)
 class RoundSave:
-    """The save of a round, made as the coordinator directs.
+    """Makes the save of a round (a notice with its agreement) for the coordinator.
 
     The main thread calls the methods.
 
@@ -500,7 +500,7 @@ class RoundSave:
     clock: Clock
     arrived_at: float
     _began: float = 0.0
-    _is_async: bool = False  # the round writes nothing: async save or snapshot
+    _is_async: bool = False  # a thread writes, not the round: async save, snapshot
     _due: Sequence[Run] = ()
     _staged: Sequence[tuple[Run, Save]] = ()
     _snapshots: Snapshots | None = None
@@ -624,7 +624,7 @@ class RoundSave:
             run.saved_at = None
 
     def go_on(self) -> None:
-        """Ends the round before further steps.
+        """Ends the round on this worker, before training continues.
 
         Starts to write the captured snapshot, or discards the snapshot if a worker has
         none.

@@ -182,7 +182,7 @@ def end_now(exit: SystemExit) -> None:
     with contextlib.suppress(CallTimeoutError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
-    with contextlib.suppress(Exception):  # the next start then waits for the expiry
+    with contextlib.suppress(Exception):  # the next start waits until the lease expires
         call_within(RELEASE_LIMIT, lease.release_all)
     os._exit(_code(exit))
 
@@ -264,7 +264,7 @@ class ExitWatchdog(ManagedThread):
         """
         main = threading.main_thread()
         found: Any = sys._current_exceptions().get(main.ident or 0)
-        error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
+        error = found[1] if isinstance(found, tuple) else found  # tuple: Python < 3.12
         while error is not None and error is not self.exit:
             # A `finally` block may have raised another error during the exit.
             error = error.__context__
@@ -275,7 +275,7 @@ class ExitWatchdog(ManagedThread):
 _newest: ExitWatchdog | None = None
 
 
-@atexit.register  # at import, so that hooks registered later run before
+@atexit.register  # at import: hooks that are registered later run before this hook
 def _skip_the_rest() -> None:
     """Ends the process after the program's exit hooks, if little time is left.
 
@@ -395,7 +395,7 @@ class ExitController:
             )
             if threading.current_thread() is threading.main_thread():
                 end()
-            else:  # SystemExit would end only this thread, not the program
+            else:  # on another thread, SystemExit would end only the thread
                 exit_hard(end)
         except SystemExit as exit:
             deadlines = self.coordinator.deadlines
@@ -590,7 +590,7 @@ def tell_peers(
             peers.
     """
     mine = f"{type(error).__name__}: {error}"
-    notes = getattr(error, "__notes__", ())  # may name a lost worker
+    notes = getattr(error, "__notes__", ())  # a note may name a lost worker
     record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
     tell = functools.partial(runtime.insert, key, json.dumps(record))
     first = call_and_wait(tell, 2.0)

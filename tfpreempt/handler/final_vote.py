@@ -94,10 +94,11 @@ class FinalVote:
         return self._lead(mine) if self.cluster.is_chief else self._follow(mine)
 
     def leave(self) -> None:
-        """Votes for a good end, without waiting for the outcome.
+        """Votes for a successful end, without waiting for the outcome.
 
-        Called if this worker stops waiting for workers that still train. These workers
-        can later exit with 0. If the chief stops waiting, the outcome is a failure.
+        Called if this worker stops waiting for workers that still train. The workers
+        that still train can later exit with 0. But if this worker is the chief, the
+        outcome is a failure.
         """
         if self.cluster.is_chief:
             me = "worker 0 did not wait for the workers that still train"

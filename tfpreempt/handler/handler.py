@@ -257,7 +257,8 @@ class PreemptionCheckpointHandler:
         try:
             yield
         except BaseException as error:
-            self._gate.failed = self._gate.started  # a step inside may not use run()
+            # The step is incomplete: a scope may contain a step without run().
+            self._gate.failed = self._gate.started
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
             # The exit function has returned. The step is incomplete, so close the run.
@@ -466,7 +467,7 @@ class PreemptionCheckpointHandler:
             )
 
     def _enter(self, what: str, stages: RunStages = PLAIN) -> None:
-        """Does the rare work at a boundary: agreement, periodic saves, first steps.
+        """Does the work that few boundaries need: agreement, saves, first steps.
 
         The caller has already counted the interval after the boundary.
         """

@@ -127,7 +127,7 @@ def register(
         takes_snapshots = options.async_save and not (config.save_fn or connected)
 
         # Agree with the peers on the directory and the commit.
-        session.saves.wait()  # a save may still write to the directory
+        session.saves.wait()  # a save in progress may still write to the directory
         start = RestoreAgreement(
             checkpoint=checkpoint,
             directory=storage.directory,
@@ -146,7 +146,7 @@ def register(
                 if not session.is_over(each)
             ],
         )
-        session.start_count += 1  # not for invalid arguments, which raise above
+        session.start_count += 1  # after the checks of the arguments, which may raise
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
 

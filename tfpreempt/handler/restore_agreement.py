@@ -167,7 +167,7 @@ def agree(
             if cluster.num_workers > 1:
                 place = f"{prefix}/place"
                 apart = _find_apart(start, keys, place, timeout, lease_timeout)
-            timeout += FETCH_TIMEOUT  # the agreement above has found missing workers
+            timeout += FETCH_TIMEOUT  # a worker may download; missing workers are known
 
         # The chief opens the directory and proposes a commit, which the peers look up.
         plan, agreed, problems = rendezvous.agree(
@@ -334,7 +334,7 @@ def _find_newest(
         copies: the commits in the mirror; None if the mirror was not listed yet.
     """
     skipped: list[str] = []
-    lost: list[str] = []  # skipped commits that were intact once
+    lost: list[str] = []  # descriptions of skipped commits that were intact before
     mirror, tier = start.mirror, "disk"
     commit = opened.newest(skipped.append, lost.append)
     if mirror is not None and import_commit.look_for_newer(
@@ -344,7 +344,7 @@ def _find_newest(
         instead=RESTORE_FALSE,
         copies=copies,
     ):
-        check_nothing_came(opened.path)  # again: the mirror's commits are fetched now
+        check_nothing_came(opened.path)  # check the fetched commits, too
         commit, tier = opened.newest(skipped.append, lost.append), "mirror"
     corrupt = ""
     if lost and commit is None:

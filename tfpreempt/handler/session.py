@@ -2,9 +2,10 @@
 
 A process has one session, and a run for each handler or fit. A boundary is the moment
 before a step. Boundaries are counted per process, not per run, because the process is
-preempted as a whole: at the agreed boundary every open run saves. The session owns the
-key-value store, the coordinator and the exit; a run owns its commits and its notice
-sources.
+preempted as a whole: at the agreed boundary every open run saves. The gate (`StepFlag`)
+counts the intervals between boundaries, and has a flag that stops the main thread at
+the next boundary. The session owns the key-value store, the coordinator and the exit; a
+run owns its commits and its notice sources.
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ class Session:
         self.start_listening(run)
 
     def enter(self, run: Run, what: str, stages: RunStages = PLAIN) -> None:
-        """Does the rare work at the boundary before a step.
+        """Does the work at a boundary before a step that most steps do not need.
 
         Waits for the agreement if the flag is raised, and prepares the first steps. The
         caller has counted the interval that begins after this boundary.
@@ -370,7 +371,7 @@ class Session:
     def boundary(self, saving: Saving = contextlib.nullcontext) -> None:
         """Passes a boundary that is not followed by a step.
 
-        Under a notice the process may save and exit here.
+        If a notice is pending, the process may save and exit here.
 
         Args:
             saving: returns a context manager, entered before a save at this boundary;
@@ -595,9 +596,9 @@ class Session:
         """Handles a preemption notice, if one exists, when an error was raised.
 
         The error counts as a consequence of the notice, and the process exits to be
-        restarted. A complete state is committed before, unless the agreed boundary is
-        ahead: no step can follow the error. If a step fails because data cannot be
-        read, no state is saved, as after the loss of a worker.
+        restarted. A complete state is committed before the exit, unless the agreed
+        boundary comes later: no step can follow the error. If a step fails because data
+        cannot be read, no state is saved, as after the loss of a worker.
 
         Args:
             error: error raised by a step, or outside of steps.
@@ -661,7 +662,7 @@ class Session:
     def _name_killed(self) -> None:
         """Logs the children of this process that were killed.
 
-        The signal of the notice may have been sent to the children too.
+        The signal that caused the notice may have been sent to the children, too.
         """
         if killed := ", ".join(killed_children()):
             log.warning(

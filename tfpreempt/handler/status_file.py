@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 TOLD_EVERY = 5.0
 """Seconds between reports; a new activity or a notice is reported within 1 s."""
 
-_LOOKS_EVERY = 1.0
-_JOIN_SECONDS = 1.0  # wait for the thread's last write, because a disk may hang
+_LOOKS_EVERY = 1.0  # seconds between two samples of the status
+_JOIN_SECONDS = 1.0  # longest wait for the thread's last write: a disk may hang
 _WINDOW_SECONDS = 60.0  # the rate is the mean of the last minute
 _MOST_BYTES = 1 << 16  # read limit of a status file
 _KINDS = {

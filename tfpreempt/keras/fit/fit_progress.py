@@ -1,4 +1,4 @@
-"""The progress of a fit as a value, and checks that a checkpoint belongs to a fit."""
+"""Describes the progress of a fit, and checks that a checkpoint belongs to a fit."""
 
 from __future__ import annotations
 
@@ -246,11 +246,12 @@ def check_values(
         saved: progress in the checkpoint.
         now: facts about this run.
         directory: checkpoint directory, for the message.
-        refused: values of the arrays in earlier runs of the program, which this check
-            has refused with an error.
+        refused: values of the arrays in earlier runs of the program in which this check
+            raised an error.
 
     Returns:
-        A warning if the values differ but the fit may resume; None if they are equal.
+        A warning if the values differ, but the fit may resume; None for equal or
+        unknown values.
 
     Raises:
         CheckpointMismatchError: the checkpoint is the end of a fit on other data, and

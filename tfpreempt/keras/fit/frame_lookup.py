@@ -26,7 +26,7 @@ LOOPS = ("epoch_iterator", "data_handler")
 
 
 def find(model: Any) -> Fit:
-    """Returns the `fit` call in which a hook of the callback runs.
+    """Finds the running `fit` call of a model; called in a hook of the callback.
 
     Args:
         model: the callback's model.
@@ -73,7 +73,7 @@ def is_running(fit: Fit) -> bool:
 
 
 def is_validation(model: Any) -> bool:
-    """Whether `fit` has called the running `evaluate`; False if the program has."""
+    """Whether the running `evaluate` was called by `fit`, not by the program."""
     name = "use_cached_eval_dataset"
     frame = next(_calls(model, "evaluate", (name,)), None)
     return frame is not None and bool(frame.f_locals[name])

@@ -31,8 +31,8 @@ class HeldValues:
     Args:
         checkpoint: the tf.train.Checkpoint of the fit; its own save counter is not
             kept.
-        untracked: result of `attach(checkpoint)`, called just before. Its metrics and
-            seed generators are kept, too.
+        untracked: result of `attach(checkpoint)`, called just before. The metrics and
+            seed generators in this result are kept, too.
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
@@ -48,7 +48,10 @@ class HeldValues:
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Context where the variables have the kept values; afterwards as before."""
+        """Context manager: gives the variables the kept values, until the body ends.
+
+        Afterwards the variables have their previous values again.
+        """
         now = self._read()
         self._assign(self._values)
         try:

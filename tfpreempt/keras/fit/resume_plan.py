@@ -1,4 +1,4 @@
-"""Decides how a fit begins, from the checkpoint and the fits before.
+"""Decides how a fit begins, from the checkpoint and earlier fits of the process.
 
 A program may call `fit` twice. If the program is interrupted in the second fit, it
 restarts from its first line. The first call must then train nothing, and the second
@@ -23,7 +23,7 @@ from tfpreempt.keras.fit.phases import FitPhase
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
-    """How a fit begins, and what the fits before have returned.
+    """Describes how a fit begins, and the histories of the fits before this fit.
 
     Attributes:
         number: number of the fit, from 1, among the fits with this checkpoint
@@ -48,7 +48,7 @@ def make_plan(
         saved: progress in the checkpoint.
         before: histories of the fits completed in this process.
         epochs: number of epochs passed to `fit`.
-        now: facts about the current fit, as of `made_of`.
+        now: facts about the current fit: result of `made_of`.
 
     Raises:
         CheckpointMismatchError: the checkpoint is of a later fit of the program, and
@@ -96,7 +96,7 @@ def make_plan(
 
 
 def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
-    """Returns the number of the current fit, if the checkpoint is of a later fit.
+    """Finds the number of the current fit, when the checkpoint is of a later fit.
 
     Args:
         saved: progress in the checkpoint.

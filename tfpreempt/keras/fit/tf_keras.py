@@ -247,7 +247,7 @@ class TfKerasFit(Fit):
             self.loop._insufficient_data = loop_state["insufficient_data"]
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        return False  # tf_keras refuses an epoch without a step
+        return False  # tf_keras raises an error for an epoch without a step
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
         name = "_validate_and_get_metrics_result"

@@ -24,8 +24,8 @@ class TrainFunctionWrapper:
         fit: the fit with the train function.
         session: the session of this process.
         run: the run that counts the steps.
-        slow: function called instead, if a step needs more than a call of the train
-            function.
+        slow: function called instead of `run`, if a step needs more than a call of the
+            train function.
 
     Attributes:
         inner: Keras' own train function.
@@ -110,7 +110,7 @@ class TrainFunctionWrapper:
         self.epoch, self.size = epoch, fit.steps_per_execution
         self._limit = fit.steps if fit.cuts_last_step else None
         self._mark = (self._run.steps_made, 0)
-        self.stop_at = 0  # the next step checks for due actions
+        self.stop_at = 0  # the next step calls `slow`, which checks for due saves
 
     def stands_at(self, taken: int, batches: int | None = None) -> None:
         """Sets the counters after a restart, or for a new iterator.
