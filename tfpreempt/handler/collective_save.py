@@ -392,8 +392,8 @@ class CollectiveSaves:
             present = sorted(set(range(self.cluster.num_workers)) - absent.keys())
             commit = run.commit(staged, because, present)
         finally:
-            # After an error, too: if a notice arrives at this step, the workers do not
-            # save again, but read how this save has ended.
+            # After an error, too: if a notice arrives at this step, the workers read
+            # whether this save was committed.
             if commit is None:
                 self._forget(name)
             self._publish_outcome(f"{name}/commit", commit is not None)
