@@ -48,7 +48,7 @@ _SLACK = 2  # tolerance: an interval is counted before the step in it is complet
 _LOOKS = 0.1  # seconds between two checks whether a snapshot is due
 _LOOKS_WHILE_WRITTEN = 0.02
 _LATER = 30  # factor: each refused snapshot makes the next wait 30 times longer
-_LOOKS_FOR_A_STEP = 0.005  # seconds between checks, later a tenth of the time waited
+_LOOKS_FOR_A_STEP = 0.005  # seconds between checks; in a long wait, a tenth of it
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,7 +112,7 @@ class IntervalPolicy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSample:
-    """Progress of training at a point in time.
+    """Records the progress of training at a point in time, to compare two samples.
 
     An interval is the time between two boundaries (moments at which the process can
     save): usually a step.
@@ -168,7 +168,7 @@ class SnapshotScheduler:
     _quiet: ProgressSample | None = None  # start of a span without a snapshot
     # (time, number of steps) at which the newest snapshot was found to be written.
     _written: tuple[float, int] | None = None
-    _last: int = -1  # steps made at the last snapshot or request
+    _last: int = -1  # number of steps at the newest snapshot or request
 
     def look(self) -> None:
         """Requests a snapshot if one is due, and sets the alarm for the next call."""
@@ -197,7 +197,7 @@ class SnapshotScheduler:
         """Requests a snapshot, if due. Returns the seconds until the next check."""
         now, steps = self.clock.monotonic(), run.steps_made
         if self._quiet is None:
-            if steps >= 1:  # the first step also traces
+            if steps >= 1:  # do not measure the first step, which also traces
                 self._quiet, self._due = self._sample(run), now + SHORTEST
             return _LOOKS
         if self.is_busy():  # a commit slows training, so measure again from now on
@@ -290,7 +290,7 @@ class Activity:
     coordinator: Coordinator
     runs: Runs
     traces: int = 0
-    _pauses: int = 0  # open contexts that pause hang detection
+    _pauses: int = 0  # number of open contexts that pause hang detection
 
     def heartbeat(self) -> Heartbeat:
         """Returns the progress and the phase of the main thread.

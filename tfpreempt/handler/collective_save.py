@@ -84,7 +84,7 @@ class CollectiveSaves:
     coordinator: Coordinator
     runs: Runs
     on_broken: Callable[[Exception], None]
-    _saves: int = 0  # number of saves begun, without final saves
+    _saves: int = 0  # number of saves begun, not counting final saves
     _fit: int = 1  # number of the current training (handler or fit) in this process
     # On the chief: workers that have finished training.
     _final: set[int] = dataclasses.field(default_factory=set)
@@ -400,7 +400,7 @@ class CollectiveSaves:
         return commit
 
     def _publish_outcome(self, what: str, is_so: bool) -> None:
-        """Publishes the outcome of a save to the workers; on the chief."""
+        """Publishes (on the chief) whether a save was committed."""
         if self.cluster.is_chief and self.cluster.num_workers > 1:
             key = f"{self.prefix}/{what}"
             self.runtime.insert(key, keys.encode(is_so), lambda held: None)
@@ -530,7 +530,7 @@ class RoundSave:
             due = [each for each in self.runs if not stands(each, limit)]
         self._due = due
         for run in due:
-            run.is_unconfirmed = False  # every worker reads the outcome of a round
+            run.is_unconfirmed = False  # every worker will read the round's outcome
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
         except Exception as error:  # `done` notifies the other workers
@@ -665,7 +665,7 @@ class RoundSave:
             self._refuse(snapshots)
             return
         extra["snapshots"] = _ALL
-        c.forget_rounds(snapshots.rounds[:-1])  # rounds that every worker has left
+        c.forget_rounds(snapshots.rounds[:-1])  # every worker has left these rounds
         del snapshots.rounds[:-1]
 
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:

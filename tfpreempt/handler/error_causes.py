@@ -35,7 +35,7 @@ _ANSWERED = "tensorflow.CoordinationServiceError"  # in errors sent by the servi
 
 
 def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
-    """Returns a line for people that names the lost worker.
+    """Returns a line for the log that names the lost worker.
 
     Args:
         error: error raised by a collective or by the key-value store.
@@ -137,7 +137,7 @@ def _is_reading(code: CodeType, module: str) -> bool:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[CodeType, int, str]]:
-    """Yields the traceback's frames, outermost first.
+    """Yields the frames of an error's traceback, outermost first.
 
     A frame is given as code, offset in the bytecode, and module name.
     """

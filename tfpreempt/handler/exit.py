@@ -330,7 +330,9 @@ _LONGEST = 300
 
 @dataclasses.dataclass(eq=False)
 class ExitController:
-    """Ends this worker's participation, and exits; a process has one object.
+    """Ends this worker's participation, and exits the process.
+
+    A process has one ExitController.
 
     Args:
         cluster: the workers of the run.
@@ -358,7 +360,7 @@ class ExitController:
     process: int = dataclasses.field(default_factory=os.getpid)
     _last_exit: ExitWatchdog | None = None
 
-    @defer_sigint(lambda: True)  # an upload may be in progress
+    @defer_sigint(lambda: True)  # Ctrl-C would interrupt an upload in progress
     def leave(self, outcome: Outcome, reason: str) -> None:
         """Exits by calling the exit function of the oldest run.
 
@@ -464,7 +466,7 @@ class ExitController:
             )
 
     def cancel(self) -> None:
-        """Resets the exit: the process continues."""
+        """Cancels the exit: the process continues to train."""
         self.left = False
         if self._last_exit is not None:
             self._last_exit.stop_event.set()

@@ -27,10 +27,10 @@ from tfpreempt.coordination.protocol_types import Key, Tombstone, WatcherState
 from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core.cluster import Cluster
 
-_TICK_SECONDS = 0.05  # between two checks of the deadline
+_TICK_SECONDS = 0.05  # time between two checks of the deadline
 _RESERVE = 0.5  # seconds of a grace period reserved for the outcome
-_INSERT_TIMEOUT = 5.0  # seconds for one key to be inserted
-_LONGEST = 500  # characters of one worker's vote
+_INSERT_TIMEOUT = 5.0  # seconds allowed for the insert of a key
+_LONGEST = 500  # maximum number of characters of a worker's vote
 _MOST = 3  # maximum number of failures named in the outcome
 
 

@@ -63,7 +63,7 @@ NEVER = 1 << 62
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """The common part of a handler and a fit: counters, saves, journal.
+    """Counts steps, makes saves and writes the journal, for a handler or a fit.
 
     Use on the main thread, unless a method says otherwise.
 
@@ -209,7 +209,8 @@ class Run:
         if found is not None:
             restored = self.source.restore(found, named_states=named_states)
             if self.counter is not None and found.prefix is None:
-                self.counter.assign(restored.step)  # the commit has no counter variable
+                # Without a prefix of TensorFlow, the commit has no counter variable.
+                self.counter.assign(restored.step)
             if self.counter is not None:
                 step = int(self.counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
@@ -258,7 +259,7 @@ class Run:
         return self._states.load(state)
 
     def start_mirror(self) -> None:
-        """Starts to mirror commits; on the chief.
+        """Starts to mirror commits. Does nothing on workers other than the chief.
 
         Raises:
             ConfigurationError: another open handler mirrors to the same location.
@@ -516,7 +517,7 @@ class Runs:
         return any(True for _ in self)
 
     def add(self, run: Run) -> None:
-        """Adds a run; the run participates from now on."""
+        """Adds a run, which takes part in saves and notices from now on."""
         self._refs = [weakref.ref(each) for each in (*self, run)]
 
     def record(self, event: Event) -> None:

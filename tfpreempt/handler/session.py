@@ -238,7 +238,8 @@ class Session:
         Watches the notice sources again, and sets the random generators.
         """
         if not run.is_armed:
-            self.runs.kept.add(run)  # first: a thread must not drop the last reference
+            # Add before `arm`: a thread must not drop the last reference to the run.
+            self.runs.kept.add(run)
             run.arm(self.activity.now)
 
     def unregister(self, run: Run) -> None:
@@ -434,7 +435,7 @@ class Session:
             self.runs.kept.clear()  # runs from before the exit are over
             if (
                 self.coordinator.state.main is ev.MainThreadState.ENDED
-            ):  # not after a loss
+            ):  # not after the loss of a worker
                 self.coordinator.dispatch(ev.NextRound())
 
     def wait_for_directive(

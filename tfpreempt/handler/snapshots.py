@@ -122,7 +122,7 @@ class Snapshots:
     _bytes: int = 0  # expected size of a snapshot
     _latest: str = ""  # newest snapshot captured by every worker; "" after a refusal
     _whole: str = ""  # newest intact snapshot of this worker
-    _why: str = ""  # text of the newest failure
+    _why: str = ""  # error message of the newest failure
     _captured: tuple[Save, CancellationToken, Parent] | None = None
     _under_way: AsyncSave | None = None
 
@@ -164,7 +164,8 @@ class Snapshots:
             if each.condition is CommitStatus.CORRUPT:
                 _tell_of_damage(each.problems[0])
         missing = set(attempts)
-        for each in reversed(self.find()):  # newest last: keeps its tensors in memory
+        # Check the newest snapshot last, so that its tensors stay in memory.
+        for each in reversed(self.find()):
             if attempt_of(each) not in missing:
                 continue
             try:

@@ -63,7 +63,7 @@ class WorkerActivity(StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """Status of a worker, as in its status file.
+    """The contents of a worker's status file.
 
     Times are wall-clock seconds of the worker's machine.
 

@@ -77,7 +77,7 @@ def step_failed(error: BaseException, session: Session) -> None:
 
 
 def was_preemption(error: BaseException, session: Session, *, is_whole: bool) -> bool:
-    """Handles an error that is about to be raised.
+    """Handles an error that the caller is about to raise.
 
     If a preempted worker has caused the error, the process exits.
 
@@ -329,7 +329,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
             lost = _lost_in_save(session, error)
             votes = session.cluster.num_workers > 1 and list(session.runs) == [run]
             if lost and deadlines.shutdown_pending and not votes:
-                session.exit.leave(Outcome.LOST, lost)  # a loss is expected
+                session.exit.leave(Outcome.LOST, lost)  # after a notice: no failure
             because = f"{lost}. " if lost else ""
             add_note(
                 error,
@@ -466,7 +466,7 @@ def at_interpreter_end(session: Session) -> None:
             exit_hard(functools.partial(session.serve, error, is_whole))
         session.exit.fail(error)
     if error is not None or session.exit.detached:
-        for run in runs:  # now, while threads can still be started
+        for run in runs:  # close now, while threads can still be started
             close_failed(session, run, describe(error) if error else "")
     else:
         exit_hard(lambda: _close_all(session, runs))

@@ -84,7 +84,7 @@ class Moment:
 
 
 class WorkerRecord(FitRecord):
-    """The values that every worker saves for itself.
+    """Saves the values that are separate on every worker.
 
     If the number of workers has changed, `reshard` adapts the values of the commit.
 
@@ -179,7 +179,7 @@ class FitState:
         self.own.unregister()
 
     def made_of(self, *, is_built: bool) -> dict[str, Any]:
-        """Returns the value for `Progress.made_of` in a save now.
+        """Returns the facts that a save stores in `Progress.made_of`.
 
         The values of the arrays are read again for every save, because a program may
         change its arrays in place during training.

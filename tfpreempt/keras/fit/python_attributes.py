@@ -60,7 +60,7 @@ _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedAttribute:
-    """An attribute of a model, with the plain Python value as read.
+    """Holds an attribute of a model, with the Python value at the time of reading.
 
     Attributes:
         location: where in the model the value is found.
@@ -87,7 +87,7 @@ class TrackedAttribute:
         return self.encoded.value() if self.problem is None else self.location.value
 
     def taken_again(self) -> TrackedAttribute:
-        """Reads the value again: the contents of a list or dict may have changed."""
+        """Reads the value again, because a list or dict may have changed in place."""
         owner, key = self.name
         return _taken(self.location, owner, key if self.is_setting else None)
 
@@ -489,7 +489,7 @@ class Attributes:
                 self._set(owner, name, wanted[key], path)
             elif value.is_setting and (
                 getattr(owner, value.location.key) is not value.location.value
-            ):  # undo a side effect: `trainable` of a model also sets its layers
+            ):  # undo a side effect: `trainable` of a model also changes its layers
                 setattr(owner, name, value.location.value)
         return replaced
 
@@ -527,7 +527,7 @@ class Attributes:
     def _look_through(
         self, reached: object_graph.Reached
     ) -> dict[Any, TrackedAttribute]:
-        """Traverses the model, and returns all values by key.
+        """Traverses the model, and returns all attribute values, by key.
 
         Args:
             reached: records the traversed objects, so that later changes can be

@@ -174,7 +174,7 @@ def plain(value: Any) -> Any:
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
-            array = array.astype("float64")  # for example bfloat16
+            array = array.astype("float64")  # for types such as bfloat16
     except (TypeError, ValueError):
         return None
     return array if array.ndim else array.item()

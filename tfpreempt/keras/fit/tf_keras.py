@@ -115,7 +115,7 @@ class TfKerasFit(Fit):
         if iter(given) is not given:
             return None
         if self.arguments["workers"] > 1 or self.arguments["use_multiprocessing"]:
-            return None  # unknown position: tf_keras' readers read ahead
+            return None  # tf_keras' readers read ahead, so the position is unknown
         return Loader(
             open=lambda: given,
             taken=self._peeked,
@@ -264,7 +264,7 @@ class TfKerasFit(Fit):
         return train_function if is_traced else None
 
     def build(self, iterator: Any, train_function: Any) -> None:
-        try:  # the train function is not traced with run_eagerly
+        try:  # with run_eagerly, the train function is not a tf.function yet
             tf.function(train_function).get_concrete_function(iterator)
         except Exception as error:  # noqa: BLE001 - Python in the step needs values
             log.debug("the train step cannot be traced: %s", error)

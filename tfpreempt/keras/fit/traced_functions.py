@@ -43,7 +43,8 @@ class TracedFunctions:
         self._attributes = attributes
         self.train = functools.partial(self.call, "train")
         self._ours = {"train": steps, "test": functools.partial(self.call, "test")}
-        self._inner: dict[str, Any] = dict.fromkeys(self._ours)  # made by Keras
+        # The functions made by Keras, by name.
+        self._inner: dict[str, Any] = dict.fromkeys(self._ours)
         for name in self._ours:
             self.take_over(name)
         for method in _MAKERS:
@@ -132,7 +133,7 @@ class TracedFunctions:
         Returns:
             The result for the caller of the method.
         """
-        if not is_running(self._fit):  # the fit was ended by an error
+        if not is_running(self._fit):  # an error has ended the fit: change nothing
             return result
         if method == "compile":
             self._attributes.lose(

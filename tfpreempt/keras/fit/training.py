@@ -53,7 +53,7 @@ A signal's notice takes milliseconds, and longer on an overloaded machine."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions(CheckpointOptions):
-    """The arguments of `PreemptionCallback`, checked; documented in that class."""
+    """The checked arguments of `PreemptionCallback`, which documents them."""
 
     checkpoint_dir: str
     save_freq: Literal["epoch"] | int | datetime.timedelta | None
@@ -310,7 +310,7 @@ class Training:
         if not self._data.dataset.number(iterator):
             # A step of a fit without the PreemptionCallback, or of train_on_batch.
             return steps.inner(iterator)
-        if self._phase in phases.REPEATING:  # Keras checks whether the data have ended
+        if self._phase in phases.REPEATING:  # Keras looks for the end of the data
             if self._phase is FitPhase.DATA_ENDED:
                 self.fit.forget_answer()
             self._phase = phases.after(self._phase, FitEvent.STEP)
@@ -361,7 +361,7 @@ class Training:
         self._save_if_due()
         logs = {} if beginning is FitPhase.START else dict(self._saved.logs)
         if logs:
-            steps.logs = logs  # a save before this step needs the logs
+            steps.logs = logs  # a save at the boundary before this step needs the logs
         try:
             return steps.run(self._functions.train, iterator)
         except END_OF_DATA:
@@ -416,7 +416,7 @@ class Training:
         return self._steps.logs
 
     def _catch_up(self) -> None:
-        """Restores the commit, after the step trained before the restart."""
+        """Restores the commit, once saved logs have replaced the epoch's last step."""
         self.session.start_listening(self.run)
         self._restore()
         self._state.restore_random()
@@ -474,7 +474,7 @@ class Training:
             self._catch_up()
             self._others.wake()
         was_stopped = bool(self.fit.model.stop_training)
-        if was_stopped:  # possibly by the program's own signal handler
+        if was_stopped:  # the program's signal handler may have stopped at a notice
             self.session.is_noticed(_STOPS_WITHIN)
         self.session.ready(self.run, "a callback")
         self.session.boundary(self._epoch_end.assigned)
