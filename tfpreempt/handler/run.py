@@ -209,7 +209,7 @@ class Run:
         if found is not None:
             restored = self.source.restore(found, named_states=named_states)
             if self.counter is not None and found.prefix is None:
-                # Without a prefix of TensorFlow, the commit has no counter variable.
+                # Without a TensorFlow checkpoint, the commit has no counter variable.
                 self.counter.assign(restored.step)
             if self.counter is not None:
                 step = int(self.counter.numpy())
