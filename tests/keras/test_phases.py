@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "keras-phases.md"
 
 def test_the_page_names_every_way_to_begin() -> None:
     page = PAGE.read_text("utf-8")
-    table = page[page.index("| a fit begins in") : page.index("![")]
+    table = page[page.index("| first phase of a fit") : page.index("![")]
     named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert named == [phase.name for phase in FitPhase if phase in BEGINNINGS]
 

@@ -39,7 +39,8 @@ _LINES = {
 )  # fmt: skip
 @click.option(
     "--signal", "signal_name",
-    help="With DIRECTORY: the signal to send (default SIGTERM).",
+    help="With DIRECTORY: the signal to send (default SIGTERM). A signal that the "
+    "job's config does not watch kills the worker.",
 )  # fmt: skip
 @click.option(
     "--follow", "follow_seconds", type=Seconds(),
