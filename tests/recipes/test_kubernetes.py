@@ -168,7 +168,7 @@ def test_nothing_runs_as_root(file: str) -> None:
         "fsGroup": int(user),
     }
     assert container(file)["securityContext"]["allowPrivilegeEscalation"] is False
-    assert f"is {user}, never root" in page("gke")
+    assert f"as user {user}, never as root" in page("gke")
 
 
 @pytest.mark.parametrize("file", JOBS)
@@ -249,5 +249,5 @@ def test_the_jobsets_workers_know_each_other() -> None:
 def test_the_page_says_the_limits() -> None:
     backoff = at(load("job.yaml"), "spec.backoffLimit")
     restarts = at(load("jobset.yaml"), "spec.failurePolicy.maxRestarts")
-    assert f"`backoffLimit` {backoff} " in page("gke")
-    assert f"`maxRestarts` {restarts} " in page("gke")
+    assert f"one of {backoff} retries (`backoffLimit`)" in page("gke")
+    assert f"one of {restarts} restarts (`maxRestarts`)" in page("gke")

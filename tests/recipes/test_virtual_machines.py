@@ -142,7 +142,7 @@ def test_the_page_says_the_units_numbers() -> None:
     for name in VIRTUAL_MACHINES:
         assert "unit" in page(name)
     for name in ("aws", "gce"):
-        assert f"again after {service['RestartSec']} s" in page(name)
+        assert f"{service['RestartSec']} s before it restarts the program" in page(name)
 
 
 @pytest.mark.parametrize("name", ["aws", "azure"])
@@ -282,7 +282,7 @@ def test_amazon_knows_the_group() -> None:
     assert (given["MaxSize"], given["CapacityRebalance"]) == (1, False)
     (hook,) = given["LifecycleHookSpecificationList"]
     assert hook["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
-    assert f"a timeout of {hook['HeartbeatTimeout']} s" in page("aws")
+    assert f"the shutdown for up to {hook['HeartbeatTimeout']} s" in page("aws")
     assert flags(group)["cli-input-json"] == "file://group.json"
     assert {*flags(template), *flags(group)} <= AWS
 
