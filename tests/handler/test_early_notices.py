@@ -223,14 +223,21 @@ def test_a_handler_that_begins_to_listen_meanwhile_hears_it(
     assert program.exits == 1
 
 
-def test_a_second_handler_of_a_cluster_is_waited_for(
-    program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
+def end_a_handler_of_two_workers(
+    program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others make theirs too, and would wait for this worker in vain."""
+    """A handler has trained in this process, as worker 1 of a cluster of two."""
     with program.handler() as handler:
         handler.run(program.step)
     workers = Cluster(worker=1, jobs=(("worker", 2),))
     monkeypatch.setattr(current_session.current(), "cluster", workers)
+
+
+def test_a_second_handler_of_a_cluster_is_waited_for(
+    program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others make theirs too, and would wait for this worker in vain."""
+    end_a_handler_of_two_workers(program, monkeypatch)
     config = out.config()
     tfpreempt.handle_early_notices(config)
     with current_session.handling_notices_during_setup(config):
@@ -257,10 +264,7 @@ def test_a_start_that_fails_under_a_notice_leaves(
     grace: float | None,
 ) -> None:
     """It is no failure: the notice was kept for a handler that will not be there."""
-    with program.handler() as handler:
-        handler.run(program.step)
-    workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(current_session.current(), "cluster", workers)
+    end_a_handler_of_two_workers(program, monkeypatch)
     config = out.config(grace)
     tfpreempt.handle_early_notices(config)
 
@@ -280,10 +284,7 @@ def test_a_start_that_fails_under_a_notice_leaves(
 def test_ctrl_c_in_a_start_is_the_users_under_a_notice_too(
     program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with program.handler() as handler:
-        handler.run(program.step)
-    workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(current_session.current(), "cluster", workers)
+    end_a_handler_of_two_workers(program, monkeypatch)
     config = out.config()
     tfpreempt.handle_early_notices(config)
     with pytest.raises(KeyboardInterrupt):

@@ -43,8 +43,8 @@ def held_signals(*numbers: signal.Signals) -> Iterator[WaitForSignal]:
     def wait(seconds: float | None) -> signal.Signals | None:
         if seconds is None:
             return signal.Signals(signal.sigwait(held))
-        told = signal.sigtimedwait(held, seconds)
-        return None if told is None else signal.Signals(told.si_signo)
+        received = signal.sigtimedwait(held, seconds)
+        return None if received is None else signal.Signals(received.si_signo)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

@@ -195,9 +195,9 @@ class Coordinator:
             deadlines, at = self.deadlines, notice.received_at
             trains_on = deadlines.second_commit_is_worthwhile(notice.grace_seconds)
             is_new = deadlines.shorten(at, notice.grace_seconds)
-            trains = self.state.held is NoticeKind.TRAIN_ON
-            ends_training = trains and not notice.grace_seconds
-            if self.state.held is not None and not is_new and not ends_training:
+            held = self.state.held
+            ends_training = held is NoticeKind.TRAIN_ON and not notice.grace_seconds
+            if held is not None and not is_new and not ends_training:
                 return  # the notice is known already
             deadlines.noticed_at = deadlines.noticed_at or at
             self.extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}

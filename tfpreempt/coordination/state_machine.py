@@ -364,32 +364,32 @@ def step_failed(
     if state.notice not in PREEMPTION:
         state, actions = detached(settings, state, ev.Detached())
         return state, (*actions, ev.Raise())
-    told: tuple[Action, ...] = ()
+    inserts: tuple[Action, ...] = ()
     if state.own is None:
-        told = (Insert(Key.COUNT, state.round, Tombstone(), settings.worker),)
+        inserts = (Insert(Key.COUNT, state.round, Tombstone(), settings.worker),)
     if settings.host:
-        told += (Insert(Key.DECISION, state.round, DecidedStep(None)),)
+        inserts += (Insert(Key.DECISION, state.round, DecidedStep(None)),)
         state, actions = nothing_saved(settings, state)
     else:
         state, actions = leave(settings, state, Outcome.LOST)
-    return state, (*told, *actions)
+    return state, (*inserts, *actions)
 
 
 def detached(settings: ProtocolConfig, state: WorkerState, event: ev.Detached) -> Moved:
     state = set_(state, main=MainThreadState.DETACHED)
-    told: tuple[Action, ...] = ()
+    inserts: tuple[Action, ...] = ()
     if state.own is None:
-        told = (Insert(Key.COUNT, state.round, Tombstone(), settings.worker),)
+        inserts = (Insert(Key.COUNT, state.round, Tombstone(), settings.worker),)
     if not settings.host:
         if state.decision is not None:
-            told += (Insert(Key.DONE, state.round, False, settings.worker),)
-        return state, (*told, Insert(Key.BYE, state.round, True, settings.worker))
+            inserts += (Insert(Key.DONE, state.round, False, settings.worker),)
+        return state, (*inserts, Insert(Key.BYE, state.round, True, settings.worker))
     if state.decision is not None:
         return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE),)
     if state.own is None:
         state = set_(state, own=Tombstone())
     state, actions = gather_counts(settings, state)
-    return state, (*told, *actions)
+    return state, (*inserts, *actions)
 
 
 def deadline_passed(

@@ -639,8 +639,8 @@ class Session:
         """
         self._heard, self.heard_at = notice, notice.received_at
         self.coordinator.notice(notice)
-        told = [each for each in self.runs if each.start.token == token]
-        for run in told:
+        runs = [each for each in self.runs if each.start.token == token]
+        for run in runs:
             if run.directory.mirror is not None:
                 run.directory.mirror.shorten_waits()
             run.record(notice)
@@ -656,7 +656,7 @@ class Session:
             "current step finishes" if self.gate.busy else f"next step {next_step}",
         )
         self.runtime.call_at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
-        for run in told:
+        for run in runs:
             if not run.is_alive():
                 self.exit.force_exit(f"{run.amid} has ended, and no step will follow")
 

@@ -146,7 +146,7 @@ class PreemptionCallback:
         self._last: MirrorStatus | None = None  # status at the end of the newest fit
         self.model: Any = None
 
-    @property  # type: ignore[misc]  # nobody assigns another class
+    @property  # type: ignore[misc]  # the class is never assigned
     def __class__(self) -> type[PreemptionCallback]:
         """The class that `isinstance` sees.
 

@@ -193,12 +193,12 @@ def _give_file(given: str) -> None:
                 "existing, writable directory"
             ) from error
         echo(f"created {path}, for {_FILE_SECONDS:g} s")
-        told = wait(_FILE_SECONDS)
+        received = wait(_FILE_SECONDS)
         with contextlib.suppress(FileNotFoundError):  # removed by another process
             os.remove(path)
-    echo(f"received {told.name}: removed {path}" if told else f"removed {path}")
-    if told:
-        raise SystemExit(128 + told)
+    echo(f"received {received.name}: removed {path}" if received else f"removed {path}")
+    if received:
+        raise SystemExit(128 + received)
 
 
 def _serve(cloud: str, port: int) -> None:
