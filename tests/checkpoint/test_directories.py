@@ -21,7 +21,9 @@ from tfpreempt.storage.files import LocalFiles
 
 @pytest.mark.parametrize("given_directory", [None, ""])
 def test_no_directory(given_directory):
-    with pytest.raises(errors.ConfigurationError, match="needs a directory"):
+    with pytest.raises(
+        errors.ConfigurationError, match="expected the path of the directory"
+    ):
         os_errors.check_directory(given_directory)
 
 
@@ -131,7 +133,7 @@ def test_bytes_are_no_path():
 
 @pytest.mark.parametrize("name", ["x\udcffy", "x\0y"])
 def test_a_path_that_is_no_valid_text(tmp_path, name):
-    with pytest.raises(errors.ConfigurationError, match="no valid text"):
+    with pytest.raises(errors.ConfigurationError, match="not valid text"):
         os_errors.check_directory(str(tmp_path / name))
     assert os.listdir(tmp_path) == []
 
@@ -139,12 +141,14 @@ def test_a_path_that_is_no_valid_text(tmp_path, name):
 @pytest.mark.parametrize("character", ["[", "*", "?", "\\"])
 def test_a_path_where_tensorflow_would_find_nothing_again(tmp_path, character):
     directory = str(tmp_path / f"a{character}b")
-    with pytest.raises(errors.ConfigurationError, match="part of a pattern") as caught:
+    with pytest.raises(
+        errors.ConfigurationError, match="treats as a pattern"
+    ) as caught:
         os_errors.check_directory(directory, name=layout.PAYLOAD)
     assert repr(character) in str(caught.value)
     assert os.listdir(tmp_path) == []
     assert os_errors.check_directory(directory) == directory  # for States alone
-    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+    with pytest.raises(errors.ConfigurationError, match="treats as a pattern"):
         os_errors.check_directory(tmp_path, name=f"ckpt{character}")
 
 

@@ -198,7 +198,7 @@ def test_a_path_that_tensorflow_takes_for_a_pattern_is_told(tmp_path):
         def restore(self, prefix):
             raise AssertionError("nothing is there for TensorFlow")
 
-    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+    with pytest.raises(errors.ConfigurationError, match="treats as a pattern"):
         Checkpoint(place).restore(Restorable())
     assert Checkpoint(place).step == 1  # what needs no TensorFlow works
     copy = Checkpoint(place).to_directory(tmp_path / "copy")
@@ -537,7 +537,7 @@ def test_names_of_the_wrong_place(own, store, remote):
     pathlib.Path(own.path + "-file").touch()
     with pytest.raises(errors.CheckpointError, match="not a directory; expected"):
         own.to_directory(own.path + "-file")
-    with pytest.raises(errors.ConfigurationError, match="expected parts with one"):
+    with pytest.raises(errors.ConfigurationError, match="expected parts separated"):
         Checkpoint("../x", store).get_metadata()
 
 

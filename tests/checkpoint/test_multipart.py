@@ -229,7 +229,7 @@ def test_parts_that_somebody_takes_away_end_the_upload(tmp_path):
         return compose(name, sources, **kwargs)
 
     store.compose = robbed
-    with pytest.raises(errors.CheckpointError, match="no object"):
+    with pytest.raises(errors.CheckpointError, match="does not exist"):
         uploaded(store, entry, **IN_PARTS)
     assert folders(store) == []
 

@@ -422,7 +422,7 @@ def test_a_file_that_is_a_link_is_not_restored_from(three):
     os.symlink(three / "elsewhere", path)
     problems = []
     assert restore.newest_verified(str(three), problems.append).step == 30
-    assert "links aren't followed" in problems[0]
+    assert "links are not followed" in problems[0]
 
 
 def test_a_manifest_of_another_commit_is_noticed(three):

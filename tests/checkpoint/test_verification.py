@@ -161,7 +161,11 @@ def make_odd(path, kind):
 def test_what_is_no_file_is_a_fault_and_not_opened(tmp_path, kind):
     make_odd(tmp_path / "f", kind)
     (fault,) = faults(LocalStore(str(tmp_path)), "", [entry("f", b"")])
-    said = {"link": "is a link", "pipe": "no regular file", "folder": "is missing"}
+    said = {
+        "link": "a symbolic link",
+        "pipe": "not a regular file",
+        "folder": "is missing",
+    }
     assert said[kind] in fault
 
 
@@ -172,7 +176,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
     os.symlink(tmp_path / "outside", tmp_path / "root" / "states")
     store = LocalStore(str(tmp_path / "root"))
     (fault,) = faults(store, "", [entry("states/f", b"x")])
-    assert "links aren't followed" in fault
+    assert "links are not followed" in fault
     assert list(store.folders()) == []
     assert list(store.list("states/")) == []
     assert list(store.list()) == ["states"]

@@ -396,7 +396,9 @@ def test_save_fn_that_returns_none_commits_nothing(tmp_path, caplog):
 
 
 def test_bad_arguments():
-    with pytest.raises(errors.ConfigurationError, match="needs a directory"):
+    with pytest.raises(
+        errors.ConfigurationError, match="expected the path of the directory"
+    ):
         opening.open_directory(tf.train.Checkpoint())
     with pytest.raises(errors.ConfigurationError, match="got int"):
         opening.open_directory(3, "/tmp")

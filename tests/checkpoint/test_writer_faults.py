@@ -172,10 +172,10 @@ def test_a_save_fn_that_writes_outside_the_directory_is_warned(tmp_path, caplog,
 
 @pytest.mark.parametrize("form", ["own", "manager"])
 def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, form):
-    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+    with pytest.raises(errors.ConfigurationError, match="treats as a pattern"):
         Job(tmp_path / "lr=[1,2]", form)
     name = {"max_to_keep": 2, "checkpoint_name": "ckpt[1]"}
-    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+    with pytest.raises(errors.ConfigurationError, match="treats as a pattern"):
         Job(tmp_path / "run", "manager", manager_args=name)
     save(open_directory(tmp_path / "lr=[1,2]"), 1)  # States alone need no TensorFlow
 

@@ -35,7 +35,7 @@ def test_hostile_directories(run: Path) -> None:
     result = inspect(run)
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
-    for part in ("'..'", "links aren't followed", "no regular file", r"a\x1b[2Jb"):
+    for part in ("'..'", "links are not followed", "not a regular file", r"a\x1b[2Jb"):
         assert part in result.stdout
 
 

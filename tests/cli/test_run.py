@@ -768,10 +768,10 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
             "Cannot write the log file",
         ),
         (["--checkpoint-dir", "file", "--", "true"], "Cannot use --checkpoint-dir"),
-        (["--checkpoint-dir", "a[1]", "--", "true"], "has the character '['"),
+        (["--checkpoint-dir", "a[1]", "--", "true"], "contains the character '['"),
         (
             ["--checkpoint-dir", "c", "--mirror-dir", "c/m", "--", "true"],
-            "or one is inside the other",
+            "or one contains the other",
         ),
         (["--", "./train.py"], "use: python ./train.py"),
         (["--no-such-option", "--", "true"], "No such option"),

@@ -188,7 +188,7 @@ class FaultyObjectStore(_Faulty):
             if missing := [
                 check_name(each) for each in parts if each not in self._objects
             ]:
-                raise ObjectNotFoundError(f"There is no object {missing[0]!r}.")
+                raise ObjectNotFoundError(f"The object {missing[0]!r} does not exist.")
             if name in self._objects:
                 return False
             self._objects[name] = b"".join(self._objects[each] for each in parts)
@@ -213,7 +213,7 @@ class FaultyObjectStore(_Faulty):
         check_name(name)
         with self._step("get", name), self._held:
             if name not in self._objects:
-                raise ObjectNotFoundError(f"There is no object {name!r}.")
+                raise ObjectNotFoundError(f"The object {name!r} does not exist.")
             data = self._objects[name]
         end = len(data) if length is None else min(offset + length, len(data))
         for start in range(offset, end, _PIECE):

@@ -115,5 +115,5 @@ def test_a_mirror_that_shares_files_with_the_directory(
     (tmp_path / "link").symlink_to(program.directory)
     place = tmp_path / "link" if beside == "link" else program.directory / beside
     for given in (f"file://{place}", str(place), LocalStore(str(place))):
-        with pytest.raises(errors.ConfigurationError, match="is inside the other"):
+        with pytest.raises(errors.ConfigurationError, match="contains the other"):
             program.handler(mirror_dir=given)

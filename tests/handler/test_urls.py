@@ -337,7 +337,7 @@ def test_a_scratch_directory_without_room(
         ("file:///run", "pass the path itself, '/run'"),
         ("gs://bucket", "is a whole bucket"),
         ("gs://bucket/a/../b", "empty part"),
-        ("gs:/bucket/run", "pass a URL as the str"),
+        ("gs:/bucket/run", "pass the URL as a str"),
     ],
 )
 def test_what_cannot_be_a_checkpoint_directory(url: str, said: str) -> None:

@@ -140,7 +140,7 @@ def test_a_url_that_lost_a_slash_is_no_directory(directory, tmp_path, monkeypatc
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", "gs:/bucket/run")
     words = Words("words")
     for _ in range(2):
-        with pytest.raises(errors.ConfigurationError, match="pass a URL as the str"):
+        with pytest.raises(errors.ConfigurationError, match="pass the URL as a str"):
             tfpreempt.save_all_states()
     assert os.listdir(tmp_path) == []
     del words

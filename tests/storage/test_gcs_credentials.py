@@ -85,7 +85,7 @@ def test_revoked_credentials_are_reported_at_once(
 
 @pytest.mark.parametrize(
     ("is_on_google", "advice"),
-    [(True, "Renew the credentials"), (False, "none were found")],
+    [(True, "Renew the credentials"), (False, "no credentials were found")],
 )
 def test_a_silent_metadata_server_means_no_credentials_elsewhere_than_at_google(
     monkeypatch: pytest.MonkeyPatch,

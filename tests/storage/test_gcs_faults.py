@@ -175,7 +175,7 @@ def test_an_answer_that_got_lost_is_asked_for(server, store):
 
 def test_what_arrives_changed_is_deleted_again(server, store):
     server.corrupt_uploads()
-    with pytest.raises(errors.SaveError, match="deleted again"):
+    with pytest.raises(errors.SaveError, match="was deleted"):
         put(store, "x", LARGE)
     assert server.names() == []
 
@@ -320,7 +320,7 @@ def test_an_answer_that_is_no_http_is_reported(server, store, monkeypatch):
         raise http.client.BadStatusLine("\x15\x03")
 
     monkeypatch.setattr(requests.Session, "request", garbled)
-    with pytest.raises(errors.CheckpointError, match=r"BadStatusLine.* try again"):
+    with pytest.raises(errors.CheckpointError, match=r"BadStatusLine.* retry later"):
         store.stat("x", timeout=SHORT)
 
 
@@ -388,7 +388,9 @@ def test_no_credentials(monkeypatch, tmp_path):
         lambda: get(store, "x"),
         lambda: list(store.folders()),
     ):
-        with pytest.raises(errors.CheckpointError, match="none were found") as caught:
+        with pytest.raises(
+            errors.CheckpointError, match="no credentials were found"
+        ) as caught:
             each()
         assert "gcloud auth" in str(caught.value)
         assert caught.value.is_permanent
@@ -490,7 +492,7 @@ def test_an_answer_without_a_byte_is_the_last(monkeypatch):
 def test_an_answer_that_cannot_be_placed_is_refused(monkeypatch, answer):
     with (
         answering(monkeypatch, answer) as store,
-        pytest.raises(errors.CheckpointError, match="asked for its bytes from 4 on"),
+        pytest.raises(errors.CheckpointError, match="asked for the bytes from 4 on"),
     ):
         get(store, "x", offset=4)
 

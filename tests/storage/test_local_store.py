@@ -30,7 +30,7 @@ def test_reading_makes_no_directory(tmp_path):
     assert list(store.folders()) == []
     assert store.stat("x") is None
     store.delete("x")
-    with pytest.raises(ObjectNotFoundError, match="no object 'x'"):
+    with pytest.raises(ObjectNotFoundError, match="'x' does not exist"):
         store.get("x", io.BytesIO())
     assert os.listdir(tmp_path) == []
     assert put(store, "x")
@@ -80,7 +80,7 @@ def test_links_are_seen_and_not_followed(hostile, name):
     store.delete(name)
     target = io.BytesIO()
     for read in (lambda: store.get(name, target), lambda: store.stat(name)):
-        with pytest.raises(errors.CheckpointCorruptedError, match="links aren't"):
+        with pytest.raises(errors.CheckpointCorruptedError, match="links are not"):
             read()
     assert target.getvalue() == b""
     for write in (lambda: put(store, name), lambda: store.replace(name, b"2")):
@@ -110,7 +110,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     store = LocalStore(str(tmp_path))
     assert list(store.list()) == ["pipe"]
-    with pytest.raises(errors.CheckpointCorruptedError, match="no regular file"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="not a regular file"):
         store.get("pipe", io.BytesIO())
 
 
@@ -118,7 +118,7 @@ def test_nor_is_a_socket(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("socket")
-    with pytest.raises(errors.CheckpointCorruptedError, match="no regular file"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="not a regular file"):
         LocalStore(str(tmp_path)).stat("socket")
 
 

@@ -202,7 +202,9 @@ def test_file_systems_of_others():
 
 
 def test_a_uri_together_with_a_file_system():
-    with pytest.raises(errors.ConfigurationError, match="one of the two"):
+    with pytest.raises(
+        errors.ConfigurationError, match="either a URI or a file system"
+    ):
         open_store("gs://bucket/x", fsspec.filesystem("memory"))
 
 

@@ -218,7 +218,7 @@ def test_no_credentials(monkeypatch):
     store = open_store("s3://bucket/run")
     with pytest.raises(errors.CheckpointError, match="AWS_ACCESS_KEY_ID") as caught:
         list(store.folders())
-    assert "needs credentials, and none were found" in str(caught.value)
+    assert "no credentials were found" in str(caught.value)
     assert caught.value.is_permanent
 
 

@@ -126,7 +126,7 @@ class BucketStore(abc.ABC):
                     piece = next(arriving, None)
             except MissingError as error:
                 raise ObjectNotFoundError(
-                    f"There is no object {name!r} in {self.uri}."
+                    f"The object {name!r} does not exist in {self.uri}."
                 ) from error
             if piece is None:
                 break
@@ -136,8 +136,10 @@ class BucketStore(abc.ABC):
         announced = download.crc32c if is_all else None
         if announced not in (None, crc):
             raise errors.CheckpointCorruptedError(
-                f"{self.uri}/{name} arrived with crc32c {crc:08x}; it was noted with "
-                f"{announced:08x}. Read it again; if that is always so, it is damaged."
+                f"The bytes read from {self.uri}/{name} have crc32c {crc:08x}; "
+                f"expected {announced:08x}, the checksum that the service stores with "
+                "the object. Read the object again. If the checksum differs again, the "
+                "object is corrupt: use another checkpoint."
             )
         return copied
 
@@ -155,7 +157,7 @@ class BucketStore(abc.ABC):
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         key, deadline = self._key(name), Deadline(timeout)
-        with self._translate_errors(f"look at {name!r}", errors.CheckpointError):
+        with self._translate_errors(f"look up {name!r}", errors.CheckpointError):
             return deadline.run(lambda: self._stat(key, deadline))
 
     def delete(self, name: str, *, timeout: float | None = None) -> None:

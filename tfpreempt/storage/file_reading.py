@@ -35,8 +35,8 @@ def check_shortage(error: OSError, path: str) -> None:
     """
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise errors.CheckpointError(
-            f"{path!r} cannot be opened: {error.strerror}. Raise the limit (`ulimit "
-            "-n`), or find what uses them up; nothing is known of the file."
+            f"{path!r} cannot be opened: {error.strerror}. The file may be intact. "
+            "Raise the limit of open files (`ulimit -n`) or free memory, and retry."
         ) from error
 
 

@@ -65,7 +65,9 @@ class FsspecStore:
     ) -> int:
         found = self.stat(name)
         if found is None:
-            raise ObjectNotFoundError(f"There is no object {name!r} in {self.uri!r}.")
+            raise ObjectNotFoundError(
+                f"The object {name!r} does not exist in {self.uri!r}."
+            )
         if offset >= found.size:
             return 0  # some file systems refuse such an offset
         doing = f"read {name!r}"
@@ -95,7 +97,7 @@ class FsspecStore:
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         path = self._path(name)
-        with self._translate_errors(f"look at {name!r}", errors.CheckpointError):
+        with self._translate_errors(f"look up {name!r}", errors.CheckpointError):
             try:
                 self._fs.invalidate_cache()  # other processes write as well
                 info = self._fs.info(path)
@@ -172,8 +174,8 @@ def as_fsspec(filesystem: Any) -> Any:
         from fsspec.implementations.arrow import ArrowFSWrapper
     except ImportError as error:
         raise errors.ConfigurationError(
-            f"Got the pyarrow file system {filesystem!r}, which is read by fsspec, and "
-            f"that cannot be imported: {error}. Run `pip install fsspec`."
+            f"Got the pyarrow file system {filesystem!r}, which can only be used with "
+            f"fsspec, but fsspec cannot be imported: {error}. Run `pip install fsspec`."
         ) from error
     return ArrowFSWrapper(filesystem)
 

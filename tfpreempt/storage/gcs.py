@@ -62,7 +62,7 @@ class GcsStore(BucketStore):
     ) -> bool:
         key, deadline = self._key(name), Deadline(timeout)
         keys = [self._key(each) for each in parts]
-        with self._translate_errors(f"compose {name!r}", errors.SaveError):
+        with self._translate_errors(f"combine the parts of {name!r}", errors.SaveError):
             return deadline.run(lambda: self._compose(key, keys, deadline))
 
     def _compose(self, key: str, keys: Sequence[str], deadline: Deadline) -> bool:
@@ -80,8 +80,8 @@ class GcsStore(BucketStore):
             return self._written_as(resource, deadline) is not None
         except NotFoundError as error:
             raise ObjectNotFoundError(
-                f"One of the {len(keys)} objects of which gs://{self._name}/{key} was "
-                "to be made is not there."
+                f"gs://{self._name}/{key} cannot be combined from {len(keys)} parts: "
+                "at least one of these objects does not exist. Upload the object again."
             ) from error
         return True
 

@@ -130,23 +130,23 @@ ADVICE = (
     ),
     Advice(
         (auth.DefaultCredentialsError,),
-        "It needs credentials, and none were found: run `gcloud auth "
+        "The bucket needs credentials, and no credentials were found: run `gcloud auth "
         "application-default login`, or run on a machine whose service account may use "
-        "the bucket. Until then nothing is read or written there.",
+        "the bucket. Until then nothing is read from or written to the bucket.",
         is_permanent=True,
     ),
     Advice((UnauthorizedError,), _RENEW, is_permanent=True),
     Advice((auth.GoogleAuthError,), _RENEW),
     Advice(
         (TooManyRequestsError,),
-        "The service asks for fewer requests: save less often, or try later.",
+        "The service received too many requests: save less often, or retry later.",
     ),
-    Advice((CallTimeoutError,), "Give it more time, or look at the network."),
+    Advice((CallTimeoutError,), "Use a longer timeout, or check the network."),
     Advice(
         (ServerError, *BROKEN),
-        "The service or the network failed for {tried:.1f} s; try again.",
+        "The service or the network failed for {tried:.1f} s; retry later.",
     ),
-    Advice((GcsError,), "Look at the service's answer and at the network."),
+    Advice((GcsError,), "Check the service's answer and the network."),
 )
 
 

@@ -99,9 +99,9 @@ class GcsUpload:
             params={"ifGenerationMatch": made["generation"]},
         )
         raise errors.SaveError(
-            f"{name!r} arrived with another crc32c than it was sent with, and was "
-            "deleted again. Something on the way, or this machine's memory, changes "
-            "bytes; upload it again."
+            f"The service received {name!r} with another crc32c than was sent, so the "
+            "object was deleted. The network or the memory of this machine changes "
+            "bytes: upload the object again, and if this repeats, use another machine."
         )
 
     def _send_at_once(self) -> None:
@@ -176,7 +176,7 @@ class GcsUpload:
             )
         except NotFoundError as error:
             self._url = ""
-            raise ConnectionError("the service forgot the upload") from error
+            raise ConnectionError("the service does not know this upload") from error
         if answer.status_code != 308:
             made: dict[str, Any] = answer.json()
             return made
@@ -197,8 +197,9 @@ class GcsUpload:
             piece = chunks.read(self._source, min(_PIECE, self._size - at))
             if not piece:
                 raise errors.SaveError(
-                    f"A file of {self._size} bytes ended after {at} while it was "
-                    "uploaded; something else writes to it. Upload it again."
+                    f"A file had {self._size} bytes at the start of its upload and "
+                    f"ends after {at} bytes now, so another program writes to the "
+                    "file. End that program, and upload the file again."
                 )
             new = max(self._summed - at, 0)
             self.crc32c = checksum.extended(self.crc32c, piece[new:])
@@ -295,9 +296,9 @@ class GcsDownload:
         if is_part and not part.startswith(f"bytes {self._at}-"):
             answer.close()
             raise errors.CheckpointError(
-                f"{answer.url} was asked for its bytes from {self._at} on and answered "
-                f"with {part or 'some bytes'!r}. Look at the server, and at proxies on "
-                "the way."
+                f"{answer.url} was asked for the bytes from {self._at} on and sent "
+                f"{part or 'other bytes'!r}. Check the server, and the proxies between "
+                "this machine and the server."
             )
         size = part.rpartition("/")[2]  # "*" if the server does not know the size
         self._size = int(size) if is_part and size.isdecimal() else None

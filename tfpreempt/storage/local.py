@@ -187,10 +187,10 @@ class LocalStore:
         Yields:
             The path of the temporary file, and the path of the object.
         """
-        path, doing = os.path.join(self.uri, check_name(name)), f"put {name!r}"
+        path, doing = os.path.join(self.uri, check_name(name)), f"write {name!r}"
         if self._is_linked(name):
             raise errors.SaveError(
-                f"{path!r} leads through a symbolic link; expected plain directories "
+                f"{path!r} contains a symbolic link; expected plain directories "
                 f"below {self.uri!r}. Remove the link, or choose another directory."
             )
         temporary = os.path.join(self.uri, TEMPORARY + secrets.token_hex(8))
@@ -209,7 +209,7 @@ class LocalStore:
                 self._files.sync_file(temporary)
                 yield temporary, path
         finally:
-            with os_errors.translated("clean up", self.uri):
+            with os_errors.translated("delete a temporary file", self.uri):
                 self._files.remove(temporary)
 
     def _sweep(self, now: float) -> None:
@@ -269,26 +269,30 @@ class LocalStore:
             CheckpointError: the disk cannot read the object; the class is `unreadable`.
         """
         path = os.path.join(self.uri, check_name(name))
-        damaged = errors.CheckpointCorruptedError
+        corrupt = errors.CheckpointCorruptedError
         try:
             yield path
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            text = f"There is no object {name!r} in {self.uri!r}."
+            text = f"The object {name!r} does not exist in {self.uri!r}."
             # The name is missing, or is a folder; or a part of the path is a file.
             raise ObjectNotFoundError(text) from error
         except contained.LinkError as error:
-            raise damaged(
-                f"{name!r} in {self.uri!r} is a link, or behind one; links aren't "
-                "followed."
+            raise corrupt(
+                f"The path of {name!r} in {self.uri!r} contains a symbolic link; "
+                "expected a regular file, because links are not followed. Replace the "
+                "link by the file."
             ) from error
         except contained.UnsafeFileError as error:
-            text = f"{name!r} in {self.uri!r} is no regular file."
-            raise damaged(text) from error
+            text = (
+                f"{name!r} in {self.uri!r} is not a regular file; expected a regular "
+                f"file. Remove {name!r}, or use another checkpoint."
+            )
+            raise corrupt(text) from error
         except OSError as error:
             file_reading.check_shortage(error, path)
             raise self._unreadable(
                 f"{name!r} in {self.uri!r} cannot be read: {error.strerror or error}. "
-                "Check the disk or the mount, and the permissions."
+                "Check the disk, the mount and the permissions."
             ) from error
 
     @contextlib.contextmanager
@@ -297,5 +301,6 @@ class LocalStore:
             yield
         except OSError as error:
             raise errors.CheckpointError(
-                f"{self.uri!r} cannot be listed: {error}."
+                f"The directory {self.uri!r} cannot be listed: {error}. Check the "
+                "disk, the mount and the permissions."
             ) from error

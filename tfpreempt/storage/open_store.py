@@ -33,8 +33,8 @@ def local_path(location: str) -> str | None:
     if match and match[2] == "/" and not os.path.exists(location):
         raise errors.ConfigurationError(
             f"{paths.without_secrets(location)!r} is neither a path nor a URI; "
-            f"expected two slashes, as in '{match[1]}://...'. pathlib.Path makes one "
-            "of them: pass a str."
+            f"expected two slashes, as in '{match[1]}://...'. pathlib.Path replaces "
+            "two slashes by a single slash: pass a str."
         )
     if not is_url(location):
         return os.path.abspath(location)
@@ -42,19 +42,21 @@ def local_path(location: str) -> str | None:
         parts = urllib.parse.urlsplit(location)
     except ValueError as error:
         raise errors.ConfigurationError(
-            f"{location!r} is no URI: {error}; expected one of {_schemes()}."
+            f"{location!r} is not a valid URI: {error}; expected a path or a URI that "
+            f"begins with {_schemes()}."
         ) from error
     if parts.scheme != "file":
         return None
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise errors.ConfigurationError(
-            f"{location!r} names the host {parts.netloc!r}; expected file:///path of "
-            "this machine, with three slashes."
+            f"{location!r} names the host {parts.netloc!r}; expected a path of this "
+            "machine, file:///path with three slashes."
         )
     if parts.query or parts.fragment:
         raise errors.ConfigurationError(
-            f"{paths.without_secrets(location)!r} has a '?' or '#'; expected "
-            "file:///path. Write %3F for a question mark and %23 for a hash in a name."
+            f"{paths.without_secrets(location)!r} contains a '?' or '#'; expected "
+            "file:///path. In a file name, write %3F for a question mark and %23 for a "
+            "hash."
         )
     return os.path.abspath(urllib.parse.unquote(parts.path))
 
@@ -73,10 +75,10 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
     real = [os.path.realpath(location) for location in places if location is not None]
     if len(real) == 2 and os.path.commonpath(real) in real:
         raise errors.ConfigurationError(
-            f"Commits in {checkpoint_dir!r} cannot be copied to {mirror!r}: the two "
-            "are one directory, or one is inside the other, and a cleanup would "
-            "delete the copies. Use a mirror outside of that directory, preferably "
-            "on another disk."
+            f"Commits in {checkpoint_dir!r} cannot be mirrored to {mirror!r}: the two "
+            "are the same directory, or one contains the other, so a cleanup would "
+            "delete mirrored commits. Use a mirror outside of the checkpoint "
+            "directory, preferably on another disk."
         )
 
 
@@ -94,8 +96,8 @@ def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> Obje
     location = os.fspath(location)
     if not isinstance(location, str) or not location:
         raise errors.ConfigurationError(
-            f"Got the location {location!r}; expected a path or a URI of one of "
-            f"{_schemes()}."
+            f"Got the location {location!r}; expected a path, or a URI that begins "
+            f"with {_schemes()}."
         )
     paths.check_no_user_info(location)
     if filesystem is not None:
@@ -128,21 +130,22 @@ def split(uri: str) -> tuple[str, str, str]:
     if scheme not in ("gs", "s3"):
         raise errors.ConfigurationError(
             f"{paths.without_secrets(uri)!r} cannot be opened; expected a local path, "
-            f"or a URI of one of {_schemes()}. For other places pass filesystem=, an "
-            "fsspec or pyarrow file system, and the path in it."
+            f"or a URI that begins with {_schemes()}. For other storage, pass "
+            "filesystem= (an fsspec or pyarrow file system) and the path in that file "
+            "system."
         )
     if "?" in rest or "#" in rest:
         raise errors.ConfigurationError(
-            f"{paths.without_secrets(uri)!r} has a '?' or '#'; expected "
-            f"{scheme}://bucket/prefix without options. Endpoint and credentials come "
-            "from the environment."
+            f"{paths.without_secrets(uri)!r} contains a '?' or '#'; expected "
+            f"{scheme}://bucket/prefix without options. Set endpoint and credentials "
+            "by environment variables."
         )
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise errors.ConfigurationError(
-            f"{uri!r} names the bucket {bucket!r}; expected {scheme}://bucket/prefix "
-            "with a bucket's name of 3 to 222 lower-case letters, digits, '-', '_' and "
-            "'.', which begins and ends with a letter or digit."
+            f"{uri!r} names the bucket {bucket!r}; expected {scheme}://bucket/prefix. "
+            "The name of a bucket has 3 to 222 lower-case letters, digits, '-', '_' "
+            "and '.', and begins and ends with a letter or digit."
         )
     return scheme, bucket, _checked(prefix, uri)
 
@@ -151,8 +154,8 @@ def _in_filesystem(location: str, filesystem: Any) -> ObjectStore:
     if is_url(location):
         raise errors.ConfigurationError(
             f"Got the URI {paths.without_secrets(location)!r} together with "
-            f"filesystem={filesystem!r}; expected one of the two. Pass the path in "
-            "that file system, or leave it out."
+            f"filesystem={filesystem!r}; expected either a URI or a file system. Pass "
+            "the path in the file system, or leave filesystem= out."
         )
     if isinstance(filesystem, ObjectStore):
         prefix = _checked(location, location)
@@ -161,8 +164,8 @@ def _in_filesystem(location: str, filesystem: Any) -> ObjectStore:
         _checked(location, location)
         return FsspecStore(theirs, location)
     raise errors.ConfigurationError(
-        f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
-        "system object of pyarrow or fsspec."
+        f"Got filesystem={filesystem!r}; expected a file system object of pyarrow or "
+        "fsspec, or an object store of tfpreempt."
     )
 
 
@@ -180,8 +183,8 @@ def _checked(prefix: str, location: str) -> str:
     reason = paths.why_unsafe(trimmed) if trimmed else None
     if reason:
         raise errors.ConfigurationError(
-            f"The path {trimmed!r} in {location!r} {reason}; expected parts with one "
-            "'/' between them."
+            f"The path {trimmed!r} in {location!r} {reason}; expected parts separated "
+            "by one '/'."
         )
     return trimmed
 

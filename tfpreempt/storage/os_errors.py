@@ -17,19 +17,19 @@ ADVICE = {
     errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
     errno.EDQUOT: "the quota is used up: free space, or lower max_to_keep",
     errno.EROFS: "the file system is mounted read-only: choose another directory",
-    errno.EACCES: "permission denied: make it writable for this user",
-    errno.EPERM: "not permitted: make it writable for this user",
+    errno.EACCES: "permission denied: make the directory writable for this user",
+    errno.EPERM: "not permitted: make the directory writable for this user",
     errno.ENOTDIR: "a part of the path is a file: choose another directory",
-    errno.ELOOP: "remove the link: inside of this directory links are not followed",
+    errno.ELOOP: "links inside of this directory are not followed: remove the link",
     errno.EIO: "the device reports an I/O error: use another disk",
     errno.ESTALE: "the network file system lost the file: check the mount",
-    errno.EREMOTEIO: "the storage service refuses: check its name, the network and the "
-    "credentials",
+    errno.EREMOTEIO: "the storage service refuses the request: check the URI, the "
+    "network and the credentials",
     errno.ETIMEDOUT: "the storage service does not answer: check the network",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
     errno.ENFILE: "too many open files on this machine: raise fs.file-max",
 }
-_DAMAGED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_MALFORMED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def advice_on(said: str) -> str | None:
@@ -63,8 +63,8 @@ def translated(doing: str, directory: str) -> Iterator[None]:
     except OSError as error:
         advice = ADVICE.get(error.errno or 0, "check the directory and the disk")
         raise errors.SaveError(
-            f"Could not {doing} in {directory!r}: {error}; {advice}. "
-            "No older checkpoint was touched."
+            f"Could not {doing} in {directory!r}: {error}; {advice}. Older checkpoints "
+            "are unchanged."
         ) from error
 
 
@@ -86,9 +86,9 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
-            "A tf.train.Checkpoint needs a directory to be saved in; got "
-            f"checkpoint_dir={directory!r}. Pass checkpoint_dir=, or a "
-            "tf.train.CheckpointManager in place of the checkpoint."
+            f"Got checkpoint_dir={directory!r} with a tf.train.Checkpoint; expected "
+            "the path of the directory for its saves. Pass checkpoint_dir=, or pass a "
+            "tf.train.CheckpointManager instead of the Checkpoint."
         )
     if not isinstance(directory, str | os.PathLike):
         raise errors.ConfigurationError(
@@ -99,22 +99,23 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
     if is_url(text):
         raise errors.ConfigurationError(
             f"{paths.without_secrets(text)!r} is a URL; expected a directory of this "
-            "machine, because files written here are not uploaded."
+            "machine, because files written to a URL here would not be uploaded."
         )
     paths.check_text(os.path.abspath(text))
     if name is not None:
         paths.check_restorable(os.path.join(os.path.abspath(text), name))
     if text.startswith("~"):
         raise errors.ConfigurationError(
-            f"checkpoint_dir={text!r} would be a directory of that name in "
-            f"{os.getcwd()!r}: only a shell takes ~ for the home directory. Pass "
-            "os.path.expanduser() of it, or './~' if it is meant so."
+            f"checkpoint_dir={text!r} would be a directory named '~' in "
+            f"{os.getcwd()!r}: only a shell replaces ~ by the home directory. Pass "
+            "os.path.expanduser(checkpoint_dir), or './~' if the directory has this "
+            "name."
         )
-    if "://" in text or _DAMAGED_URL.match(text):
+    if "://" in text or _MALFORMED_URL.match(text):
         raise errors.ConfigurationError(
             f"checkpoint_dir={text!r} is neither a local path nor a URL. pathlib and "
-            "os.path.abspath make 'gs:/bucket' of 'gs://bucket': pass a URL as the str "
-            "that it was."
+            "os.path.abspath change 'gs://bucket' to 'gs:/bucket': pass the URL as a "
+            "str."
         )
     path = os.path.abspath(text)
     files = LocalFiles(path)
@@ -129,7 +130,7 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
     except OSError as error:
         advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(
-            f"checkpoint_dir={path!r} cannot be made: {error}; {advice}."
+            f"checkpoint_dir={path!r} cannot be created: {error}; {advice}."
         ) from error
     if is_file:
         raise errors.ConfigurationError(

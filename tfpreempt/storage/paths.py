@@ -41,9 +41,9 @@ def check_no_user_info(path: str, name: str = "The URL") -> None:
     if is_url(path) and _USER_INFO.match(path):
         raise errors.ConfigurationError(
             f"{name} {without_secrets(path)!r} has a user name or password before the "
-            "'@'; expected neither, because URLs are written to logs, file names and "
-            "metrics. Give credentials in the way of the storage's own client, such as "
-            "environment variables."
+            "'@'; expected a URL without them, because URLs are written to logs, file "
+            "names and metrics. Pass the credentials as the storage's own client "
+            "expects them, for example by environment variables."
         )
 
 
@@ -59,8 +59,8 @@ def check_text(path: str) -> None:
         is_text = False
     if not is_text:
         raise errors.ConfigurationError(
-            f"The path {path!r} is no valid text: it has a NUL, or bytes that are not "
-            "UTF-8. Rename the directory or choose another one."
+            f"The path {path!r} is not valid text: it contains a NUL, or bytes that "
+            "are not UTF-8. Rename the directory or choose another directory."
         )
 
 
@@ -77,10 +77,11 @@ def check_restorable(prefix: str) -> None:
         if character in prefix:
             shown = without_secrets(prefix) if is_url(prefix) else prefix
             raise errors.ConfigurationError(
-                f"{shown!r} has the character {character!r}, which TensorFlow takes "
-                "for a part of a pattern: TensorFlow writes a checkpoint there and "
-                "does not find it again. Use a path without [, *, ? and \\. Existing "
-                "files can be moved, or copied by Checkpoint(...).to_directory()."
+                f"{shown!r} contains the character {character!r}, which TensorFlow "
+                "treats as a pattern: TensorFlow writes a checkpoint there and does "
+                "not find the checkpoint again. Use a path without [, *, ? and \\. To "
+                "keep existing checkpoints, move the files, or copy a checkpoint by "
+                "Checkpoint(...).to_directory()."
             )
 
 
@@ -98,9 +99,9 @@ def why_unsafe(name: object) -> str | None:
     if len(name) > 1024:
         return f"is {len(name)} characters long, more than 1024"
     if "\0" in name or "\\" in name or any(ord(c) < 32 for c in name):
-        return "has a NUL, a control character or a backslash"
+        return "contains a NUL, a control character or a backslash"
     if name.startswith("/"):
         return "is absolute"
     if any(part in ("", ".", "..") for part in name.split("/")):
-        return "has an empty part, '.' or '..'"
+        return "contains an empty part, '.' or '..'"
     return None

@@ -58,4 +58,4 @@ class Deadline:
         return left
 
     def _is_over(self) -> CallTimeoutError:
-        return CallTimeoutError(f"it was not done within {self._seconds:g} s")
+        return CallTimeoutError(f"not complete within {self._seconds:g} s")

@@ -73,18 +73,18 @@ _ADVICE = (
     ),
     Advice(
         (said.UnauthenticatedError,),
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL, where "
-        "it is not Amazon's), or run with an instance role; ~/.aws is not read.",
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL, if the "
+        "service is not Amazon's), or run with an instance role. ~/.aws is not read.",
         is_permanent=True,
     ),
     Advice(
         (CallTimeoutError,),
-        "Give it more time, or look at the network; without AWS_ACCESS_KEY_ID the "
-        "machine is asked for a role first.",
+        "Use a longer timeout, or check the network. Without AWS_ACCESS_KEY_ID, "
+        "credentials are first requested from the machine's metadata server.",
     ),
     Advice(
         (said.BaseError,),
-        "The service or the network failed; look at AWS_ENDPOINT_URL, or try later.",
+        "The service or the network failed: check AWS_ENDPOINT_URL, or retry later.",
     ),
 )
 
@@ -94,7 +94,7 @@ def _cause(error: Exception) -> Exception:
     text = str(error)
     code = re.search(r"<Code>(\w+)</Code>", text)
     if not code and ("redential" in text or _METADATA.search(text)):
-        return said.UnauthenticatedError("it needs credentials, and none were found")
+        return said.UnauthenticatedError("no credentials were found")
     first = _MARKUP.sub("", text.strip().partition("\n\n")[0]).rstrip(".")
     kind = said.NotFoundError if _is_about_the_bucket(error) else type(error)
     return kind(f"{first}: {code[1]}" if code else first)
@@ -289,8 +289,8 @@ def _connect(bucket: str) -> Client:
         )
     except (said.BaseError, ValueError) as error:
         raise errors.ConfigurationError(
-            f"s3://{bucket} cannot be opened: {error}. Check the variables that begin "
-            "with AWS_."
+            f"s3://{bucket} cannot be opened: {error}. Check the environment variables "
+            "that begin with AWS_."
         ) from error
 
 
