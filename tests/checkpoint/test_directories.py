@@ -67,7 +67,9 @@ def test_saving_below_a_file_is_a_save_error(tmp_path):
     saver = open_directory(tmp_path / "d", OwnContents())
     os.rmdir(tmp_path / "d")
     (tmp_path / "d").write_text("")
-    with pytest.raises(errors.SaveError, match="something else is there"):
+    with pytest.raises(
+        errors.SaveError, match="now leads to another directory or file"
+    ):
         write_part(saver, 1, "a")
 
 

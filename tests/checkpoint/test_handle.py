@@ -274,12 +274,13 @@ def test_a_copy_waits_for_another_no_longer_than_it_may(remote, tmp_path, caplog
     (tmp_path / "copy").mkdir()
     with (
         file_locks.locked(str(tmp_path / "copy"), "copy", seconds=1),
-        pytest.raises(errors.CheckpointError, match="Another process has"),
+        pytest.raises(errors.CheckpointError, match="Another process still has"),
     ):
         remote.to_directory(tmp_path / "copy", timeout=0.01)
     assert os.listdir(tmp_path / "copy") == []
     assert (
-        caplog.text.count(f"waiting for another process that works on {tmp_path}") == 1
+        caplog.text.count(f"waiting for another process that has locked {tmp_path}")
+        == 1
     )
 
 

@@ -185,7 +185,7 @@ def test_what_is_provably_dead_is_taken_over_at_once(tmp_path, holder, caplog):
     pause = Waiting()
     acquired(tmp_path, pause)
     assert pause.waited == 0
-    assert "which is dead" in caplog.text
+    assert "which has terminated" in caplog.text
 
 
 def test_a_leftover_of_an_earlier_version_is_taken_over_and_removed(tmp_path):
@@ -307,7 +307,12 @@ def test_a_living_holder_is_named_when_its_time_to_leave_is_over(
     with pytest.raises(errors.DirectoryLockedError) as caught:
         acquired(tmp_path, pause)
     assert limit <= pause.waited < limit + 1
-    for part in (str(tmp_path), "process 4711 on node-7", "since 20", "end it"):
+    for part in (
+        str(tmp_path),
+        "process 4711 on node-7",
+        "since 20",
+        "end the other run",
+    ):
         assert part in str(caught.value)
     assert [e for e in sorted(tmp_path.rglob("*")) if e.name != "renewals"] == before
 
@@ -480,7 +485,7 @@ def test_letting_go_waits_for_no_server(tmp_path, monkeypatch, caplog):
     lease = acquired(tmp_path, disk=disk)
     disk.answers.clear()
     lease.release()
-    assert "does not answer" in caplog.text
+    assert "does not respond" in caplog.text
     disk.answers.set()
     wait_until(lambda: is_free(tmp_path), "the server ended it after all")
 
@@ -728,7 +733,9 @@ def test_a_run_that_let_go_does_not_mix_its_steps_with_those_of_another(
     save(saver, 1)
     lease.release()
     commit_of_another_run(tmp_path, 2, monkeypatch)
-    with pytest.raises(errors.LeaseLostError, match="another run has held the lease"):
+    with pytest.raises(
+        errors.LeaseLostError, match="another run has acquired the lease"
+    ):
         save(saver, 3)
     assert saver.newest().step == 2
     assert len(heard) == 1
@@ -756,7 +763,7 @@ def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
     saver.start()
     (tmp_path / "mount").rename(tmp_path / "away")
     run.mkdir(parents=True)
-    with pytest.raises(errors.SaveError, match="not the directory any more"):
+    with pytest.raises(errors.SaveError, match="now leads to"):
         save(saver, 1)
     run.rmdir()
     (tmp_path / "mount").rmdir()

@@ -139,7 +139,7 @@ def test_after_a_kill_the_next_start_waits_for_nothing(run, tmp_path):
     word, path, seconds = second.save().split()
     assert (word, path) == ("saved", str(tmp_path / "ckpt" / "2"))
     assert float(seconds) < 2.0
-    assert "which is dead" in second.end()
+    assert "which has terminated" in second.end()
 
 
 def unshared(*options):

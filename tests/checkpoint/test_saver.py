@@ -247,4 +247,4 @@ def test_a_commit_stands_where_what_follows_it_finds_too_many_files_open(
 ):
     broken(tmp_path / "checkpoint", errno.EMFILE)
     assert save(open_directory(tmp_path, OwnContents()), 2).step == 2
-    assert "its cleanup failed" in caplog.text
+    assert "old files could not be deleted" in caplog.text

@@ -61,7 +61,7 @@ def test_a_directory_that_is_another_one_is_a_save_error(run, form, how):
     save(saver, 1)
     replace(run, how)
     before = content(run.parent.parent)
-    with pytest.raises(errors.SaveError, match="not the directory any more") as caught:
+    with pytest.raises(errors.SaveError, match="now leads to") as caught:
         save(saver, 2)
     assert repr(str(run)) in str(caught.value)
     assert "Mount the file system" in str(caught.value)
@@ -80,7 +80,7 @@ def test_one_that_is_replaced_during_a_save(run, how):
             return written
 
     saver = started(run, Slow())
-    with pytest.raises(errors.SaveError, match="not the directory any more"):
+    with pytest.raises(errors.SaveError, match="now leads to"):
         save(saver, 1)
     left = {path.name for path in run.parent.parent.glob("mount/**/*")}
     assert ".tfpreempt-staging" not in left
@@ -93,7 +93,7 @@ def test_one_that_is_replaced_between_the_two_phases(run, how):
     staged = write_part(saver, 1, "a-1")
     replace(run, how)
     before = content(run.parent.parent)
-    with pytest.raises(errors.SaveError, match="not the directory any more"):
+    with pytest.raises(errors.SaveError, match="now leads to"):
         staged.publish("preemption", [0])
     assert content(run.parent.parent) == before
 
@@ -103,7 +103,7 @@ def test_a_workers_shard_does_not_go_elsewhere(run):
     chief.start()
     other, _ = worker(run, 1, 2)
     replace(run, "empty")
-    with pytest.raises(errors.SaveError, match="not the directory any more"):
+    with pytest.raises(errors.SaveError, match="now leads to"):
         write_part(other, 1, "a-1")
     assert os.listdir(run) == []
 
@@ -161,6 +161,6 @@ def test_a_mount_that_vanishes_and_comes_back(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     error, below, step = ended.stdout.splitlines()
-    assert "something else is there" in error
+    assert "now leads to another directory" in error
     assert below == "[]"
     assert step == "3"

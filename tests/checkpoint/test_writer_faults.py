@@ -135,7 +135,7 @@ def test_a_save_fn_that_wrote_nothing_is_an_error(tmp_path, name):
     (tmp_path / "empty").mkdir()
     path = str(tmp_path / name)
     job = Job(tmp_path, save_fn=lambda: path)
-    with pytest.raises(errors.SaveError, match="nothing to commit") as caught:
+    with pytest.raises(errors.SaveError, match="no checkpoint has this path") as caught:
         job.save(3)
     assert repr(path) in str(caught.value)
     assert job.saver.newest() is None

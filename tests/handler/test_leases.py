@@ -97,7 +97,9 @@ def test_training_that_goes_on_after_another_run_leaves_as_lost(
     assert program.exits == 1
     assert is_free(program.directory)
     commit_of_another_run(program.directory, 7, monkeypatch)
-    with pytest.raises(errors.LeaseLostError, match="another run has held the lease"):
+    with pytest.raises(
+        errors.LeaseLostError, match="another run has acquired the lease"
+    ):
         handler.save()
     wait_until(lambda: handler._session.gate.flag)  # the notice comes by a thread
     handler.run(program.step)

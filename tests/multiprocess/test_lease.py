@@ -51,7 +51,7 @@ def test_a_killed_chief_is_followed_at_once(here: Place) -> None:
     second.expect(0)
     assert second[0].lines("restored") == [["4", "4"]]
     assert "waiting up to" not in second[0].output
-    assert "which is dead" in second[0].output
+    assert "which has terminated" in second[0].output
     assert not (here.checkpoints / layout.LEASE).exists()
 
 

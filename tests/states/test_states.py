@@ -350,7 +350,7 @@ def test_a_directory_that_is_gone_is_not_made_anew(directory):
     tfpreempt.save_all_states()
     directory.rename(directory.with_name("away"))
     words.text = "two"
-    with pytest.raises(errors.SaveError, match="not the directory any more"):
+    with pytest.raises(errors.SaveError, match="now leads to"):
         tfpreempt.save_all_states()
     assert not directory.exists()
     directory.with_name("away").rename(directory)

@@ -90,7 +90,7 @@ def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
         ConfigurationError: the directory belongs to another user, is writable for other
             users, is a link, or cannot be created.
     """
-    advice = f"Set {variable} to a directory of yours."
+    advice = f"Set {variable} to a directory that only this user can write."
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -102,11 +102,11 @@ def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
             return path
     except OSError as error:
         raise errors.ConfigurationError(
-            f"The directory {path!r} cannot be made: {error}. {advice}"
+            f"The directory {path!r} cannot be created: {error}. {advice}"
         ) from error
     raise errors.ConfigurationError(
-        f"The directory {path!r} is a link, or other users may write there, or this "
-        f"user may not; its files cannot be trusted. {advice}"
+        f"The directory {path!r} cannot be trusted: expected a directory that belongs "
+        f"to this user, is not a link, and is writable for this user only. {advice}"
     )
 
 
@@ -152,7 +152,8 @@ def reading(
             _sweep(root)
         except OSError as error:
             _log.warning(
-                "could not delete old copies in %s, which only take up disk space: %s",
+                "could not delete old downloads in %s, which only take up disk space: "
+                "%s",
                 root,
                 error,
             )
@@ -213,7 +214,7 @@ def _using(root: str) -> Iterator[None]:
     except OSError as error:
         raise errors.CheckpointError(
             f"The cache directory {root!r} cannot be used: {error}. Set "
-            f"{CACHE_VARIABLE} to a directory of this machine with room."
+            f"{CACHE_VARIABLE} to a directory of this machine with free space."
         ) from error
 
 

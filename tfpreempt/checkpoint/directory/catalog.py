@@ -291,16 +291,17 @@ def read(entry: Entry) -> Entry:
         return dataclasses.replace(entry, remarks=() if fault is None else (fault,))
     token = token_of(marker, entry.sequence)
     if fault is None and data is None:
-        fault = f"{where} is missing, but its marker exists."
+        fault = f"{where} is missing, but its marker exists. Use another checkpoint."
     elif fault is None and marker != marker_bytes(data or b"", entry.sequence or 0):
         fault = (
-            f"{where} and its marker do not match; the manifest or the marker is "
-            "corrupt."
+            f"{where} and its marker do not match, so one of them is corrupt. Use "
+            "another checkpoint."
         )
     elif fault is None and entry.token not in ("", token):
         fault = (
-            f"{where} belongs to the commit {token}, not to the commit named by its "
-            "folder; the files were moved."
+            f"{where} belongs to the commit {token}; expected the commit "
+            f"{entry.token}, named by its folder. Files were moved between commits: "
+            "move the files back, or use another checkpoint."
         )
     if fault is not None:
         return corrupt(entry, fault)
@@ -369,8 +370,8 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
         what_else = f", or restore {prefix!r} with tf.train.Checkpoint"
     return corrupt(
         entry,
-        f"{marker!r} is missing, but this was a commit; remove "
-        f"{os.path.dirname(marker)!r}{what_else}.",
+        f"{marker!r} is missing from a commit, so the commit cannot be verified. "
+        f"Delete {os.path.dirname(marker)!r}{what_else}.",
     )
 
 
@@ -464,8 +465,8 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
     names = list(itertools.islice(store.folders(timeout=timeout), MAX_FOLDERS + 1))
     if len(names) > MAX_FOLDERS:
         raise errors.CheckpointError(
-            f"{store.uri} has more than {MAX_FOLDERS} folders; expected the few of one "
-            "run. Give each run a separate directory."
+            f"{store.uri} has more than {MAX_FOLDERS} folders; expected only the "
+            "commits of one run. Use a separate directory for each run."
         )
     return in_order(
         unread_entry(store, name)
@@ -589,7 +590,7 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
         return None, problem
     if count > most:
         return None, (
-            f"{os.path.join(entry.store.uri, name)} is larger than {most} "
-            "bytes, the limit of a marker or manifest."
+            f"{os.path.join(entry.store.uri, name)} is larger than {most} bytes; "
+            "expected a marker or manifest of at most this size."
         )
     return target.getvalue(), None

@@ -59,7 +59,9 @@ class CancellationToken:
             SaveError: the save was cancelled.
         """
         if self._is_given_up:
-            raise errors.SaveError("an asynchronous save was given up for a newer one")
+            raise errors.SaveError(
+                "an asynchronous save was cancelled, because a newer save has started"
+            )
 
     def begin_commit(self) -> None:
         """Begins the commit. Called before the staging directory is renamed; from then
@@ -261,7 +263,7 @@ def finish(
     directory: str,
     entries: Iterable[Entry],
     max_to_keep: int | None,
-    damaged: Collection[str] = (),
+    corrupt: Collection[str] = (),
     is_pinned: Callable[[str], bool] = lambda path: False,
 ) -> None:
     """Names the newest commit in TensorFlow's state file, and deletes old commits:
@@ -271,7 +273,7 @@ def finish(
     `max_to_keep` is None, no commit is deleted. A commit stays as long as `is_pinned`
     returns True for its path.
     """
-    kept, dropped = retention.plan(entries, max_to_keep, damaged)
+    kept, dropped = retention.plan(entries, max_to_keep, corrupt)
     point(files, directory, kept, dropped)
     for entry in kept:
         path = os.path.join(entry.path, layout.WITNESS)
@@ -291,8 +293,8 @@ def tidying(directory: str) -> Iterator[None]:
         yield
     except (OSError, errors.CheckpointError) as error:
         _log.warning(
-            "the commit in %s is valid, but its cleanup failed; the next commit will "
-            "retry: %s",
+            "the commit in %s is valid, but old files could not be deleted; the next "
+            "commit retries this: %s",
             directory,
             error,
         )

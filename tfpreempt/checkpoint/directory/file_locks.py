@@ -85,11 +85,11 @@ def acquire(
         os.close(descriptor)
         if not is_said:
             is_said = True
-            _log.info("waiting for another process that works on %s", path)
+            _log.info("waiting for another process that has locked %s", path)
         if time.monotonic() > limit:
             raise errors.CheckpointError(
-                f"Another process has worked on {path!r} for {seconds:g} s. End that "
-                "process, or retry later."
+                f"Another process still has {path!r} locked after {seconds:g} s. End "
+                "that process, or retry later."
             )
         threading.Event().wait(_POLL)
 

@@ -152,15 +152,15 @@ def publish(
     payload = payload_files(prefix)
     if not payload:
         raise errors.SaveError(
-            f"There is nothing to commit at {prefix!r}, which save_fn returned: no "
-            f"file or directory of this name with files in it, no {stem + '.index'!r}. "
-            "Return the path that it wrote."
+            f"save_fn returned {prefix!r}, but no checkpoint has this path: expected a "
+            f"file, a directory with files, or {stem + '.index'!r}. Return the path of "
+            "the checkpoint that save_fn wrote."
         )
     if os.path.realpath(base) != os.path.realpath(directory):
         _log.warning(
-            "save_fn wrote %r, which is not in the checkpoint directory %r but in "
-            "%r. The checkpoint is committed there, but a restart searches only the "
-            "checkpoint directory.",
+            "save_fn wrote %r, which is not in the checkpoint directory %r but in %r. "
+            "The checkpoint is committed there, but a restart searches only the "
+            "checkpoint directory. Let save_fn write into the checkpoint directory.",
             prefix,
             directory,
             base,

@@ -95,8 +95,8 @@ def staging_directory(directory: str, attempt: str) -> str:
     """
     if not ATTEMPT.fullmatch(attempt):
         raise errors.ConfigurationError(
-            f"The attempt {attempt!r} becomes a directory name; expected letters, "
-            "digits, '_', '.' and '-' only, at most 100 of them."
+            f"Got the attempt {attempt!r}, which is used as a directory name; expected "
+            "at most 100 letters, digits, '_', '.' and '-'."
         )
     return os.path.join(directory, STAGING, attempt)
 
@@ -136,8 +136,8 @@ def check_state_name(name: object) -> str:
     """
     if not isinstance(name, str) or not _STATE_NAME.fullmatch(name):
         raise errors.ConfigurationError(
-            f"State name {name!r} becomes a file name; expected 1 to 100 letters, "
-            "digits, spaces, '_', '.' and '-', beginning with a letter, a digit or "
-            "'_'. Rename the State."
+            f"Got the State name {name!r}, which is used as a file name; expected 1 to "
+            "100 letters, digits, spaces, '_', '.' and '-', beginning with a letter, a "
+            "digit or '_'. Rename the State."
         )
     return name

@@ -112,9 +112,9 @@ _DEFAULTS: dict[str, Any] = {
 }
 _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "format": (lambda it: it == _FORMAT, f"{_FORMAT}"),
-    "step": (_IS_SEQUENCE, "a whole number from 0 on"),
-    "sequence": (_is_whole(1, 1 << 63), "a whole number from 1 on"),
-    "world_size": (_is_whole(1, 1 << 31), "a whole number from 1 on"),
+    "step": (_IS_SEQUENCE, "an integer of 0 or more"),
+    "sequence": (_is_whole(1, 1 << 63), "an integer of 1 or more"),
+    "world_size": (_is_whole(1, 1 << 31), "an integer of 1 or more"),
     "files": (lambda it: type(it) is list, "a list of files"),
     "versions": (lambda it: type(it) is dict, "a JSON object"),
     "because": (lambda it: type(it) is str, "a string"),
@@ -143,7 +143,8 @@ def from_json(data: bytes, source: str) -> Manifest:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise errors.CheckpointCorruptedError(
-            f"The manifest {source} is not JSON: {error}"
+            f"The manifest {source} is not valid JSON: {error}. The file is corrupt, "
+            "or was not written by tfpreempt; use another checkpoint."
         ) from error
     _check(source, "(whole file)", record, type(record) is dict, "a JSON object")
     record = {**_DEFAULTS, **record}
@@ -174,24 +175,24 @@ def from_json(data: bytes, source: str) -> Manifest:
         _check(source, at, file, type(file) is dict, "a JSON object")
         name, size, crc32c = (file.get(part) for part in ("name", "size", "crc32c"))
         if reason := paths.why_unsafe(name):
-            expected = f"a safe relative path; it {reason}"
+            expected = f"a relative path inside the checkpoint; the name {reason}"
             _check(source, f"{at}.name", name, False, expected)
-        _check(source, f"{at}.name", name, name not in found, "every name once")
+        _check(source, f"{at}.name", name, name not in found, "each name only once")
         _check(source, f"{at}.size", size, _IS_SIZE(size), "a number of bytes")
-        _check(source, f"{at}.crc32c", crc32c, _IS_CRC32C(crc32c), "32 bits, unsigned")
+        _check(source, f"{at}.crc32c", crc32c, _IS_CRC32C(crc32c), "a 32-bit number")
         found[name] = FileEntry(name=name, size=size, crc32c=crc32c)
     in_order = tuple(found[name] for name in sorted(found))
 
     # The prefix of TensorFlow's files, and the parent.
     if record["prefix"] is not None and (reason := paths.why_unsafe(record["prefix"])):
-        expected = f"a safe relative path; it {reason}"
+        expected = f"a relative path inside the checkpoint; the prefix {reason}"
         _check(source, "prefix", record["prefix"], False, expected)
     if (parent := record["parent"]) is not None:
         _check(source, "parent", parent, type(parent) is dict, "a JSON object")
         token, sequence = parent.get("token"), parent.get("sequence")
         is_token = type(token) is str and len(token) <= _MAX_TOKEN
         _check(source, "parent.token", token, is_token, "the token of a commit")
-        expected = "a whole number from 0 on"
+        expected = "an integer of 0 or more"
         _check(source, "parent.sequence", sequence, _IS_SEQUENCE(sequence), expected)
         record["parent"] = Parent(token=token, sequence=sequence)
 
@@ -209,5 +210,5 @@ def _check(
     shown = shown if len(shown) <= 120 else shown[:120] + "..."
     raise errors.CheckpointCorruptedError(
         f"The manifest {source} has {field} = {shown}; expected {expected}. The file "
-        "is corrupt, or was not written by tfpreempt."
+        "is corrupt, or was not written by tfpreempt; use another checkpoint."
     )

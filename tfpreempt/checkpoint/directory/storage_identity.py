@@ -48,14 +48,16 @@ class DirectoryIdentity:
         if self.is_same():
             return
         found = (
-            "something else" if file_reading.is_there(self._directory) else "nothing"
+            "another directory or file"
+            if file_reading.is_there(self._directory)
+            else "no directory"
         )
         raise errors.SaveError(
-            f"{self._directory!r} is not the directory any more that it was at the "
-            f"start: {found} is there. A file system was unmounted, or the directory "
-            "was moved, deleted or replaced. Mount the file system or restore the "
-            "directory, and saving continues. Nothing was written; the last commit "
-            "is in the directory of the start."
+            f"The path {self._directory!r} now leads to {found}; expected the "
+            "directory of the start of this run. A file system was unmounted, or the "
+            "directory was moved, deleted or replaced. Mount the file system, or put "
+            "the directory back; later saves then succeed. This save wrote nothing; "
+            "the last commit is in the directory of the start."
         )
 
     def is_same(self) -> bool:

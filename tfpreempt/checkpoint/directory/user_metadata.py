@@ -36,13 +36,14 @@ def encoded(metadata: object) -> bytes:
         text = json.dumps(dict(metadata), indent=1, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.ConfigurationError(
-            f"Metadata must be what JSON can hold: {error}. Convert the value, such as "
-            "by float() or str()."
+            f"Metadata cannot be written as JSON: {error}; expected a dict of strings, "
+            "numbers, booleans, None, lists and dicts. Convert the value, for example "
+            "with float() or str()."
         ) from error
     if len(text) > _MAX_BYTES:
         raise errors.ConfigurationError(
-            f"Metadata of {len(text)} bytes; expected at most {_MAX_BYTES}. Put large "
-            "things into a State."
+            f"Got metadata of {len(text)} bytes; expected at most {_MAX_BYTES} bytes. "
+            "Save large values in a State."
         )
     return text.encode()
 

@@ -204,7 +204,9 @@ class DirectoryLease:
         else:
             return True
         if not self._identity.is_same():
-            raise OSError(f"{self.where!r} is not there, or it is another directory")
+            raise OSError(
+                f"the path {self.where!r} does not lead to the directory of the start"
+            )
         return False
 
     def renew(self, token: str, count: int) -> None:

@@ -120,15 +120,15 @@ def try_acquire(
         try:
             backend.end(found.token)
         except PermissionError as error:
-            who = found.holder or "a process"
+            owner = found.holder or "an unknown process"
             raise errors.SaveError(
-                f"{backend.where!r} still has the lease of {who}, {why}, which this "
-                f"user may not delete: {error}. Delete the lease as its owner, or "
-                "give both users write permission"
+                f"{backend.where!r} still has the lease of {owner} ({why}), and this "
+                f"user has no permission to delete the lease: {error}. Delete the "
+                "lease as its owner, or give both users write permission"
             ) from error
         if found.holder is not None and why:
             _log.info(
-                "took over %s from %s, %s",
+                "took over the lease of %s from %s (%s)",
                 backend.where,
                 found.holder,
                 why,
@@ -191,7 +191,7 @@ class Lease:
         if self._backend is not None:
             return
         name = where if isinstance(where, str) else where.where
-        with os_errors.translated("take the lease", name):
+        with os_errors.translated("acquire the lease", name):
             backend: LeaseBackend = (
                 DirectoryLease(where, self.disk) if isinstance(where, str) else where
             )
@@ -204,8 +204,8 @@ class Lease:
                 if wait.waited >= said_at + SAID_EACH:
                     said_at = wait.waited
                     _log.info(
-                        "%s is held by %s; waiting up to %.0f s for that process to "
-                        "exit (each run needs a separate directory)",
+                        "the lease of %s is held by %s; waiting up to %.0f s for that "
+                        "process to exit (each run needs a separate directory)",
                         backend.where,
                         wait.holder or "a process that just acquired the lease",
                         wait.limit - wait.waited,
@@ -226,7 +226,7 @@ class Lease:
         Raises:
             SaveError: error of the disk.
         """
-        with os_errors.translated("take the lease", directory):
+        with os_errors.translated("acquire the lease", directory):
             backend = DirectoryLease(directory, self.disk)
             found = backend.read_owner()
             if found is not None and _of_this_process(found) is not None:
@@ -273,7 +273,7 @@ class Lease:
         Raises:
             LeaseLostError: always.
         """
-        self._lose("another run has held the lease meanwhile, and committed")
+        self._lose("another run has acquired the lease in the meantime, and committed")
         raise errors.LeaseLostError(self._lost)
 
     @contextlib.contextmanager
@@ -315,8 +315,8 @@ class Lease:
             call_within(RELEASE, tenure.end)
         except CallTimeoutError:
             _log.warning(
-                "%s does not answer; the next start may have to wait until the lease "
-                "expires",
+                "%s does not respond, so the lease is not released; the next start may "
+                "have to wait until the lease expires",
                 tenure.backend.where,
             )
         except RuntimeError:  # the interpreter is exiting, and starts no more threads
@@ -350,12 +350,13 @@ class Lease:
         is_forked = tenure is not None and tenure.process != os.getpid()
         if tenure is not None and is_forked:
             why = (
-                f"process {tenure.process} holds the lease, and this process was "
-                "forked from that process; save there, or in a separate directory"
+                f"process {tenure.process} holds the lease, and this process is a fork "
+                f"of process {tenure.process}; save in process {tenure.process}, or in "
+                "a separate directory"
             )
         why = why or (
-            f"{_who_has(self._backend)} holds the lease now. This process was "
-            "suspended, or cut off from the storage, for longer than "
+            f"the lease is now held by {_who_has(self._backend)}. Either this process "
+            "was suspended, or without access to the storage, for longer than "
             f"{self._backend.pace.expiry:g} s; or the lease was deleted"
         )
         with self._telling:
@@ -493,12 +494,12 @@ def _in_use(backend: LeaseBackend, wait: LeaseWait) -> str:
     if wait.holder is None:
         return (
             f"{backend.where!r} has a lease without an owner, which cannot be "
-            f"acquired: {layout.LEASE!r} there is not a lease. Delete "
-            f"{layout.LEASE!r} there"
+            f"acquired: {layout.LEASE!r} in this directory is not a lease. Delete "
+            f"{layout.LEASE!r}"
         )
     return (
-        f"{backend.where!r} is in use: its lease is held by {wait.holder}, which "
-        f"still renews the lease after {wait.waited:.0f} s. Two runs in one "
-        "checkpoint directory would mix their steps. Wait until the other run ends, "
-        "or end it; or give this run a separate directory"
+        f"{backend.where!r} is in use: its lease is held by {wait.holder}, which still "
+        f"renews the lease after {wait.waited:.0f} s. Two runs in one checkpoint "
+        "directory would overwrite each other's commits. Wait until the other run "
+        "ends, or end the other run, or use a separate directory for this run"
     )

@@ -79,9 +79,9 @@ class LeaseWait:
             self._last, self._silent = (found.token, found.renewals), 0.0
         self.holder = found.holder
         if found.holder is None:
-            return "which was leaving"
+            return "which was exiting"
         if found.holder.is_dead(self.here):
-            return "which is dead"
+            return "which has terminated"
         if self._silent >= self.pace.expiry:
             return f"which did not renew the lease for {self._silent:.0f} s"
         grace = found.holder.grace_seconds

@@ -111,8 +111,8 @@ class ObjectStoreLease:
             )
         except CallTimeoutError as error:
             raise errors.SaveError(
-                f"{self.where} did not accept an object within {_PUT_SECONDS:g} s. "
-                "Check the network and the service."
+                f"{self.where} did not confirm the write of an object within "
+                f"{_PUT_SECONDS:g} s. Check the network and the storage service."
             ) from error
         if not is_mine:
             return None
@@ -130,7 +130,8 @@ class ObjectStoreLease:
                 self._store.delete(name)
         except errors.CheckpointError as error:
             _log.warning(
-                "could not delete older leases in %s, which do no harm: %s",
+                "could not delete records of older leases in %s, which only take up "
+                "space: %s",
                 self.where,
                 error,
             )
@@ -161,7 +162,7 @@ class ObjectStoreLease:
             FileNotFoundError: the lease was ended.
         """
         if not self.has(token):
-            raise FileNotFoundError(f"the lease of {self.where} is over")
+            raise FileNotFoundError(f"the lease of {self.where} was ended")
         self._store.replace(_name(int(token), _RENEWALS), b"%d" % count)
 
     def sweep(self) -> None:
