@@ -50,5 +50,7 @@ def test_a_length_that_nothing_can_have(tmp_path, number):
     field = varint(2 << 3 | 2) + varint(number)
     for first in (entry(b"", length=number), entry(field)):
         (tmp_path / "x.index").write_bytes(table(first))
-        with pytest.raises(errors.CheckpointCorruptedError, match="is not complete"):
+        with pytest.raises(
+            errors.CheckpointCorruptedError, match="is incomplete or corrupt"
+        ):
             bundle.check(str(tmp_path / "x"))

@@ -282,7 +282,7 @@ def test_a_flipped_bit_anywhere_is_found(written, rng, shard):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         file.seek(0)
         file.write(data)
-    assert_nothing_is_assigned(checkpoint, prefix, "another checksum")
+    assert_nothing_is_assigned(checkpoint, prefix, "is corrupt: the checksum")
 
 
 @pytest.mark.parametrize("shard", [1, 2])

@@ -105,4 +105,4 @@ def test_state_that_a_step_changes_and_no_commit_holds_is_named(
         assert caplog.text == ""
     else:
         assert f"changes state that is not in the commits: {name}. " in caplog.text
-        assert "Put them into a named State (tfpreempt.states)." in caplog.text
+        assert "Put these values into a named State (tfpreempt.states)." in caplog.text

@@ -381,7 +381,7 @@ def test_the_chief_writes_a_share_that_does_not_fit(tmp_path, caplog, kind):
     unusable(layout.parts_directory(staged.staging, 1), kind)
     with caplog.at_level(logging.WARNING):
         chief.stage(1).publish("save", [0, 1])
-    assert "cannot use the share of worker 1 of step 1" in caplog.text
+    assert "that worker 1 wrote for step 1" in caplog.text
     job.check(1)
     assert job.left_over() == []
 
@@ -434,7 +434,7 @@ def test_what_differs_once_is_the_chiefs_from_then_on(tmp_path, caplog):
             staged.publish("save", [0, 1])
             job.check(step)
     assert len(caplog.messages) == 1
-    assert "from now on" in caplog.text
+    assert "From now on" in caplog.text
     assert written >= shared * 300 * 100 * 4  # at once, not once the others are done
     assert job.left_over() == []
 
@@ -657,7 +657,10 @@ def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
     job = Job(tmp_path, files={1: NoPlace(error)})
     with caplog.at_level(logging.WARNING):
         job.save(1)
-    assert "cannot write this worker's share of step 1" in caplog.text
+    assert (
+        "cannot write this worker's share (a part of the tensors) of step 1"
+        in caplog.text
+    )
     job.check(1)
     assert (tmp_path / "1" / "worker-0001").is_dir()
     told = json.loads((tmp_path / "1" / "MANIFEST.json").read_text())

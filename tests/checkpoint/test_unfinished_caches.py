@@ -224,7 +224,7 @@ def test_files_of_others_and_files_that_are_needed_are_kept(
     with (path.parent / "numbers_0.data-00000-of-00001.tempstate7").open("ab"):
         clear_interrupted([] if why == "no record" else [record], since=since)
     assert sorted(path.parent.iterdir()) == before
-    assert ("is unfinished" in caplog.text) == (why != "restored")
+    assert ("is incomplete" in caplog.text) == (why != "restored")
 
 
 @pytest.mark.parametrize("is_shuffled", [False, True])

@@ -217,7 +217,7 @@ def test_a_pipeline_of_ours_in_another_order_is_refused(
     undisturbed = iter(numbers(7))
     expected = [int(next(undisturbed)[0]) for _ in range(4)]
     assert use(7) + use(7) == expected
-    with pytest.raises(errors.CheckpointMismatchError, match="in another order"):
+    with pytest.raises(errors.CheckpointMismatchError, match="have another order"):
         use(8)
 
 

@@ -328,7 +328,7 @@ def test_tensorflows_distributed_iterator_is_named_with_what_to_write_instead(
     with program.handler() as handler:
         for _ in range(3):
             handler.run(read, theirs)
-    told = "make it with tfpreempt.data.distribute(dataset, strategy)"
+    told = "create the iterator with tfpreempt.data.distribute(dataset, strategy)"
     assert caplog.text.count(told) == 1
     caplog.clear()
     ours = distribute(numbers, strategy)
@@ -504,4 +504,4 @@ def test_what_cannot_be_looked_at_hinders_no_training(
     with program.handler() as handler:
         for _ in range(3):
             handler.run(shy.step)
-    assert caplog.text.count("cannot find the state that the step changes") == 1
+    assert caplog.text.count("cannot check whether the step changes state") == 1

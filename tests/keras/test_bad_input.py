@@ -213,7 +213,7 @@ def test_a_layer_more(on: Machine, line: str, interrupted: Check) -> None:
         model.add(on.keras.layers.Dense(1, name="third"))
         return on.fit(model)
 
-    words = ("third/kernel", "(1, 1)", "the checkpoint has no such", "another check")
+    words = ("third/kernel", "(1, 1)", "the checkpoint has no value", "another check")
     refused(on, errors.CheckpointMismatchError, program, *words)
     interrupted()
 

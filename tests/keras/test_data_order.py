@@ -27,7 +27,7 @@ from tfpreempt.keras.data.position import Position  # noqa: E402
 from tfpreempt.keras.fit.keras3 import Keras3Fit  # noqa: E402
 
 Data = Callable[[], dict[str, Any]]
-OTHER_ORDER = "in another order than in the interrupted run"
+OTHER_ORDER = "have another order than in the interrupted run"
 
 
 @pytest.fixture
@@ -149,10 +149,14 @@ def generated(seed: int | None) -> Data:
     ("before", "after", "named"),
     [
         (shuffled(1), shuffled(1), ""),
-        (shuffled(1), shuffled(2), "have other seeds or buffers"),
+        (shuffled(1), shuffled(2), "have other seeds or buffer sizes"),
         (generated(1), generated(1), ""),
-        (generated(1), generated(2), "is not the batch that was trained there"),
-        (generated(None), generated(None), "is not the batch that was trained there"),
+        (generated(1), generated(2), "differs from the batch of the interrupted run"),
+        (
+            generated(None),
+            generated(None),
+            "differs from the batch of the interrupted run",
+        ),
     ],
 )
 def test_an_order_that_differs_where_a_position_is_inexact_is_named(

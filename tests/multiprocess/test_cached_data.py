@@ -32,8 +32,8 @@ def test_a_run_killed_in_its_first_epoch_is_started_again(
     assert records(here.checkpoints, "commit") == []
     last = here.start("cached.py", kind, 0)
     last.expect(0)
-    assert last[0].output.count("left files of an unfinished cache") == 1
-    assert "is unfinished" not in last[0].output
+    assert last[0].output.count("left files of an incomplete cache") == 1
+    assert "is incomplete" not in last[0].output
     with place(zygote) as other:
         undisturbed = other.start("cached.py", kind, 0)
         undisturbed.expect(0)

@@ -139,7 +139,7 @@ class BucketStore(abc.ABC):
                 f"The bytes read from {self.uri}/{name} have crc32c {crc:08x}; "
                 f"expected {announced:08x}, the checksum that the service stores with "
                 "the object. Read the object again. If the checksum differs again, the "
-                "object is corrupt: use another checkpoint."
+                "object is corrupt."
             )
         return copied
 

@@ -283,10 +283,7 @@ class LocalStore:
                 "link by the file."
             ) from error
         except contained.UnsafeFileError as error:
-            text = (
-                f"{name!r} in {self.uri!r} is not a regular file; expected a regular "
-                f"file. Remove {name!r}, or use another checkpoint."
-            )
+            text = f"{name!r} in {self.uri!r} is not a regular file."
             raise corrupt(text) from error
         except OSError as error:
             file_reading.check_shortage(error, path)

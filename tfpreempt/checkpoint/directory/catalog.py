@@ -291,17 +291,14 @@ def read(entry: Entry) -> Entry:
         return dataclasses.replace(entry, remarks=() if fault is None else (fault,))
     token = token_of(marker, entry.sequence)
     if fault is None and data is None:
-        fault = f"{where} is missing, but its marker exists. Use another checkpoint."
+        fault = f"{where} is missing, but its marker exists."
     elif fault is None and marker != marker_bytes(data or b"", entry.sequence or 0):
-        fault = (
-            f"{where} and its marker do not match, so one of them is corrupt. Use "
-            "another checkpoint."
-        )
+        fault = f"{where} and its marker do not match, so one of them is corrupt."
     elif fault is None and entry.token not in ("", token):
         fault = (
             f"{where} belongs to the commit {token}; expected the commit "
             f"{entry.token}, named by its folder. Files were moved between commits: "
-            "move the files back, or use another checkpoint."
+            "move the files back."
         )
     if fault is not None:
         return corrupt(entry, fault)

@@ -144,7 +144,7 @@ def from_json(data: bytes, source: str) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise errors.CheckpointCorruptedError(
             f"The manifest {source} is not valid JSON: {error}. The file is corrupt, "
-            "or was not written by tfpreempt; use another checkpoint."
+            "or was not written by tfpreempt."
         ) from error
     _check(source, "(whole file)", record, type(record) is dict, "a JSON object")
     record = {**_DEFAULTS, **record}
@@ -210,5 +210,5 @@ def _check(
     shown = shown if len(shown) <= 120 else shown[:120] + "..."
     raise errors.CheckpointCorruptedError(
         f"The manifest {source} has {field} = {shown}; expected {expected}. The file "
-        "is corrupt, or was not written by tfpreempt; use another checkpoint."
+        "is corrupt, or was not written by tfpreempt."
     )

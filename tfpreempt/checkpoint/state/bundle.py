@@ -42,7 +42,7 @@ def check(prefix: str) -> None:
         _check_data(prefix, shards, ends)
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
         raise errors.CheckpointCorruptedError(
-            f"The checkpoint {prefix!r} is not complete: {error}"
+            f"The checkpoint {prefix!r} is incomplete or corrupt: {error}"
         ) from error
 
 
@@ -61,9 +61,12 @@ def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
         path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
         size, needed = os.stat(path).st_size, ends.get(shard, 0)
         if size < needed:
-            raise ValueError(f"{path!r} has {size} bytes, {needed} are needed")
+            raise ValueError(f"{path!r} has {size} bytes; expected at least {needed}")
     if any(shard >= shards for shard in ends):
-        raise ValueError("a tensor lies in a data file that the header doesn't count")
+        raise ValueError(
+            f"the index names a data file beyond the {shards} files that its header "
+            "counts"
+        )
 
 
 def _read(data: bytes) -> tuple[int, dict[int, int]]:
@@ -83,7 +86,9 @@ def _read(data: bytes) -> tuple[int, dict[int, int]]:
             end = fields.get(4, 0) + fields[5]
             ends[shard] = max(ends.get(shard, 0), end)
     if not 1 <= shards <= 100_000:
-        raise ValueError(f"the header counts {shards} data files")
+        raise ValueError(
+            f"the index header has {shards} data files; expected 1 to 100,000"
+        )
     return shards, ends
 
 
@@ -98,7 +103,7 @@ def _fields(message: bytes) -> dict[int, int]:
         elif kind in (1, 2, 5):
             file.seek({1: 8, 5: 4}.get(kind) or varint(file), os.SEEK_CUR)
         else:
-            raise ValueError("an entry of the index is not a protocol buffer")
+            raise ValueError("an entry of the index is not a valid protocol buffer")
     return found
 
 
@@ -116,9 +121,9 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         IndexError, OverflowError, struct.error: the table is corrupt.
     """
     if len(data) < _FOOTER_BYTES:
-        raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
+        raise ValueError(f"the index has only {len(data)} bytes, so it is incomplete")
     if not data.endswith(_MAGIC_BYTES):
-        raise ValueError("the index doesn't end with a table's magic number")
+        raise ValueError("the index does not end with the magic number of a table")
     footer = io.BytesIO(data[-_FOOTER_BYTES:])
     varint(footer), varint(footer)  # skips the handle of the metaindex
     for _, handle in _block(data, footer):
@@ -137,7 +142,7 @@ def read(file: IO[bytes]) -> bytes:
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - len(_MAGIC_BYTES)))
     if file.read() != _MAGIC_BYTES:
-        raise ValueError("the index doesn't end with a table's magic number")
+        raise ValueError("the index does not end with the magic number of a table")
     file.seek(0)
     return file.read()
 
@@ -174,7 +179,7 @@ def varint(file: IO[bytes]) -> int:
         if byte < 128:
             return result
         shift += 7
-    raise ValueError("a number in the index is too long")
+    raise ValueError("a number in the index has too many bytes")
 
 
 def _varint_bytes(number: int) -> bytes:
@@ -191,12 +196,12 @@ def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
     offset, size = varint(handle), varint(handle)
     end = offset + size
     if end + 5 > len(data):
-        raise ValueError("the index is cut short")
+        raise ValueError("the index is incomplete")
     if data[end : end + 1] != _IS_PLAIN:
-        raise ValueError("the index is compressed, which TensorFlow never does")
+        raise ValueError("the index is compressed; expected an uncompressed index")
     crc = masked(checksum.of_bytes(data[offset : end + 1]))
     if crc != struct.unpack_from("<I", data, end + 1)[0]:
-        raise ValueError("a block of the index has another checksum")
+        raise ValueError("the checksum of a block of the index is wrong")
     restarts = struct.unpack_from("<I", data, end - 4)[0]
     key, block = b"", io.BytesIO(data[offset:end])
     while block.tell() < size - 4 * (restarts + 1):

@@ -77,7 +77,8 @@ class StagedSave(StagedFiles):
             self.prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
         except TypeError:
             raise errors.SaveError(
-                f"save_fn returned {path!r}; expected the path that it wrote, or None."
+                f"save_fn returned {path!r}; expected the path of the checkpoint that "
+                "save_fn wrote, or None."
             ) from None
 
 

@@ -62,17 +62,21 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
         fileobj.seek(start)
         magic, size = _HEADER.unpack(fileobj.read(_HEADER.size))
         if magic != MAGIC:
-            raise ValueError(f"it begins with {magic!r}")
+            raise ValueError(
+                f"expected a file that begins with {MAGIC!r}, not {magic!r}"
+            )
         left -= _HEADER.size + size
         if left < 0:
-            raise ValueError("it is cut short")
+            raise ValueError("the file is incomplete")
         head = json.loads(fileobj.read(size))
         header, sizes = head["header"], head["sizes"]
         # Check the sizes before reading: a hostile file may claim terabytes.
         if not all(type(size) is int and size >= 0 for size in sizes):
-            raise ValueError("it has a part of an impossible size")
+            raise ValueError("a size in the header is negative or not an integer")
         if sum(sizes) != left:
-            raise ValueError(f"its parts have {left} bytes, not {sum(sizes)}")
+            raise ValueError(
+                f"expected {sum(sizes)} bytes after the header, not {left}"
+            )
     except UNREADABLE as error:
         raise errors.CheckpointCorruptedError(
             f"The state file {getattr(fileobj, 'name', '')!r} cannot be read: {error}"
@@ -137,7 +141,7 @@ def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:
     if not _is_plain(dtype):
         raise errors.SaveError(
             f"{path} is an array of dtype {dtype}; expected numbers, bools, strings or "
-            "times of one plain dtype, not objects or records"
+            "times of a simple dtype, not objects or records"
         )
     name = dtype.str if dtype.kind in _KINDS else dtype.name
     data = value.tobytes()
@@ -181,7 +185,7 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
         return {decode(k, arrays): decode(v, arrays) for k, v in encoded["pairs"]}
     dtype: np.dtype[Any] = np.dtype(str(encoded["dtype"]))
     if not _is_plain(dtype):  # NumPy would take bytes for addresses of objects
-        raise ValueError(f"the dtype {dtype}, which is never saved")
+        raise ValueError(f"got the dtype {dtype}, which tfpreempt never saves")
     if "scalar" in encoded:
         return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
     where = encoded["array"]
@@ -210,7 +214,7 @@ def readable(state: object) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         raise errors.CheckpointCorruptedError(
-            f"What was saved for {state!r} cannot be read: {type(error).__name__}: "
+            f"The saved state of {state!r} cannot be read: {type(error).__name__}: "
             f"{error}"
         ) from error
 
@@ -228,10 +232,15 @@ def check_bit_generator(state: Any) -> None:
         KeyError: a key of the state is missing.
     """
     if type(state) is not dict or not isinstance(state["bit_generator"], str):
-        raise ValueError(f"a bit generator's state is a {type(state).__name__}")
+        raise ValueError(
+            f"the state of a bit generator is a {type(state).__name__}; expected a dict"
+        )
     inner = state["state"]
     if type(inner) is not dict:
-        raise ValueError(f"a bit generator's inner state is a {type(inner).__name__}")
+        raise ValueError(
+            f"the inner state of a bit generator is a {type(inner).__name__}; expected "
+            "a dict"
+        )
     for holder, field, top in (
         (inner, "pos", 624),  # MT19937
         (state, "buffer_pos", 4),  # Philox
@@ -239,4 +248,6 @@ def check_bit_generator(state: Any) -> None:
         if field not in holder:
             continue
         if type(holder[field]) is not int or not 0 <= holder[field] <= top:
-            raise ValueError(f"{field} is {holder[field]!r}")
+            raise ValueError(
+                f"{field} is {holder[field]!r}; expected an integer from 0 to {top}"
+            )

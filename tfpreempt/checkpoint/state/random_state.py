@@ -117,9 +117,9 @@ def _generators(framework: str) -> Any | None:
         return frameworks.adapter(framework, "generators")
     except errors.TensorFlowMissingError:
         _log.warning(
-            "the commit has the state of the random generators of %s, which "
-            "is not installed here, so that state is not restored. If the program "
-            "draws from these generators, install %s and start again",
+            "the commit has the state of the random generators of %s, which is not "
+            "installed here, so their state is not restored. If the program draws from "
+            "these generators, install %s and start the program again",
             framework,
             framework,
         )

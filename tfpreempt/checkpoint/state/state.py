@@ -93,14 +93,16 @@ class _Complete(abc.ABCMeta):
                 ("load", "save") if cls.save is State.save else ("save", "load")
             )
             raise errors.ConfigurationError(
-                f"{cls.__name__} defines {has}() and not {lacks}(), so its value would "
-                f"not survive a restart; expected both, or neither. Define {lacks}()."
+                f"{cls.__name__} defines {has}() but not {lacks}(); expected both "
+                "methods or neither, because a value that is saved must be loaded "
+                f"after a restart. Define {lacks}()."
             )
         made: T = super().__call__(*args, **kwargs)  # type: ignore[misc]
         if isinstance(made, State) and not hasattr(made, "_registry"):
             raise errors.ConfigurationError(
                 f"{cls.__name__}.__init__() did not call super().__init__(name), so "
-                "this State has no name and would not be saved; call it there."
+                "this State has no name and would not be saved. Call "
+                f"super().__init__(name) in {cls.__name__}.__init__()."
             )
         return made
 
@@ -136,8 +138,8 @@ class State(metaclass=_Complete):
         self.name = layout.check_state_name(name)
         if name.startswith(RESERVED) and not self._is_reserved:
             raise errors.ConfigurationError(
-                f"State name {name!r} begins with {RESERVED!r}, as tfpreempt's own do. "
-                "Rename the State."
+                f"State name {name!r} begins with {RESERVED!r}, which is reserved for "
+                "the States of tfpreempt. Rename the State."
             )
         self.per_worker = per_worker
         self._registry = registry
@@ -217,10 +219,10 @@ def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchErr
         now: current number of workers.
     """
     return errors.CheckpointMismatchError(
-        f"{state!r} was saved by each of {before} workers, now there are {now}, and it "
-        f"has no rule for that. Start {before} workers; or override reshard() of the "
-        "State; or call unregister() before the restore, so that the new workers start "
-        "with the initial value."
+        f"{state!r} was saved by {before} workers, and this run has {now} workers. The "
+        f"State has no rule to change the number of workers. Start {before} workers; "
+        "or override reshard() of the State; or call unregister() of the State before "
+        "the restore, so that the State keeps the initial value of the program."
     )
 
 
@@ -236,11 +238,11 @@ def check_state(given: Any, call: str) -> None:
     """
     if isinstance(given, State):
         return
-    advice = "pass the object that keeps the value"
+    advice = "pass the State object that keeps the value"
     if isinstance(given, type) and issubclass(given, State):
-        advice = f"make one of this class first: {given.__name__}(...)"
+        advice = f"create an instance first: {given.__name__}(...)"
     elif isinstance(given, str | os.PathLike):
-        advice = "pass the State itself, not its name or a path"
+        advice = "pass the State object, not its name or a path"
     raise errors.ConfigurationError(
         f"{call} got {given!r} as the State; expected a tfpreempt.State: {advice}."
     )

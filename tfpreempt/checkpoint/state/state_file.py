@@ -85,21 +85,24 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
             if len(head) < _HEADER.size or not head.startswith(_MAGIC):
                 raise errors.CheckpointCorruptedError(
                     f"{path!r} is not a State that tfpreempt saved; expected a file "
-                    f"that begins with {_MAGIC!r}. Remove the file. (Its bytes are not "
-                    "shown: the file may be a link to a file with secrets.)"
+                    f"that begins with {_MAGIC!r}. Remove the file. (The message does "
+                    "not show the bytes, because the file may be a link to a file with "
+                    "secrets.)"
                 )
             body = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, MemoryError) as error:  # a hostile sparse file may be huge
         raise errors.CheckpointCorruptedError(
-            f"The State in {path!r} cannot be read: {error!r}"
+            f"The State in {path!r} cannot be read: {error!r}. The file is corrupt; "
+            "remove the file."
         ) from error
     crc, expected = checksum.of_bytes(body), _HEADER.unpack(head)[1]
     if crc != expected or len(body) < _RANK.size:
         raise errors.CheckpointCorruptedError(
-            f"The State in {path!r} has crc32c {crc:08x} in {len(body)} bytes; its "
-            f"head says {expected:08x}."
+            f"The State in {path!r} has crc32c {crc:08x} in {len(body)} bytes; "
+            f"expected {expected:08x}, the checksum in its header. The file is "
+            "corrupt; remove the file."
         )
     (sequence,) = _RANK.unpack_from(body)
     return sequence, io.BytesIO(body[_RANK.size :])

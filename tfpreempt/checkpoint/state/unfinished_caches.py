@@ -147,7 +147,7 @@ def clear_abandoned(paths: Iterable[str]) -> None:
         locks = [file for rest, file in _files(path) if rest.endswith(".lockfile")]
         if locks and not is_complete(path):
             _log.warning(
-                "the cache %s is unfinished: another program writes the cache now, "
+                "the cache %s is incomplete: another program is writing the cache now, "
                 "or a run was killed during the write. TensorFlow refuses to write a "
                 "cache while %s exists. If no other program uses the cache, delete "
                 "%s_*",
@@ -239,15 +239,15 @@ def _delete(files: Sequence[str]) -> None:
             pass
         except OSError as error:
             _log.warning(
-                "an interrupted run left the file %r of an unfinished "
-                "cache, and the file cannot be deleted: %s. TensorFlow may refuse the "
-                "cache; delete the file, or give the cache another path",
+                "an interrupted run left the file %r of an incomplete cache, and the "
+                "file cannot be deleted: %s. TensorFlow may refuse the cache; delete "
+                "the file, or give the cache another path",
                 file,
                 error,
             )
     if deleted:
         _log.warning(
-            "an interrupted run left files of an unfinished cache: %s were deleted, "
+            "an interrupted run left files of an incomplete cache: %s were deleted, "
             "and the cache is written again",
             ", ".join(deleted),
         )

@@ -47,10 +47,10 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 _NOT_CHECKED = (
-    "cannot find the state that the step changes, so state that a restart would lose "
-    "is not named"
+    "cannot check whether the step changes state that is not in the commits; a restart "
+    "may lose such state without a warning. Training continues"
 )
-_ADVICE = "Put them into a named State (tfpreempt.states)."
+_ADVICE = "Put these values into a named State (tfpreempt.states)."
 
 _ANY_ITEM = ("item", ...)  # the index or dict key is not a constant
 _MOST_PLACES = 20_000
@@ -510,7 +510,7 @@ def _warn(
         )
     if unread:
         problems.append(
-            f"The step reads from {', '.join(unread)}, and the commits lack the "
+            f"The step reads from {', '.join(unread)}, but the commits lack the "
             "position in these data."
         )
     for each in values:

@@ -378,8 +378,9 @@ def _read(
     for stretch, whole in sums.items():
         if stretch.crc32c not in (_UNKNOWN, bundle.masked(whole.crc32c)):
             raise errors.CheckpointCorruptedError(
-                f"{stretch.path!r} is damaged: the {stretch.size} bytes from byte "
-                f"{stretch.offset} on have another checksum than the index says"
+                f"{stretch.path!r} is corrupt: the checksum of the {stretch.size} "
+                f"bytes from byte {stretch.offset} on differs from the checksum in the "
+                "index"
             )
         file = files.setdefault(stretch.path, checksum.ChecksumWriter())
         if file.size == stretch.offset:
@@ -447,7 +448,7 @@ def _read_job(job: Sequence[_Piece]) -> list[int]:
                 while have < memory.nbytes:  # a read may return fewer bytes
                     if not (more := _fill(file, [memory[have:]], offset + have)):
                         raise errors.CheckpointCorruptedError(
-                            f"{path!r} is damaged: it ends within a tensor"
+                            f"{path!r} is incomplete: the file ends within a tensor"
                         )
                     have += more
                 have -= memory.nbytes

@@ -120,7 +120,7 @@ def write(
     def check_all() -> None:
         if failed.is_set():
             # The failed thread reports its own error.
-            raise errors.SaveError("another thread has failed")
+            raise errors.SaveError("another thread of this save has failed")
         if check is not None:
             check()
 
@@ -212,8 +212,8 @@ def _moved(files: Files, part: Part, path: str) -> Part:
         files.rename(part.path, path)
     except OSError as error:
         _log.warning(
-            "cannot move %s, so the file is written again, which takes longer and "
-            "loses nothing: %s",
+            "cannot move %s, so the file is written again; the save takes longer, but "
+            "nothing is lost: %s",
             part.path,
             error,
         )

@@ -40,17 +40,18 @@ _PERMUTATION = "_tfpreempt_permutation"
 _FEW = 1024  # only the first indices of an order, or numbers of an array, are compared
 _WARNINGS = {
     "seeds": (
-        "the shuffles of the training data have other seeds or buffers than in the "
-        "interrupted run. This epoch continues in its order, but later epochs have "
-        "another order than in an uninterrupted run. Use the seeds and buffers of "
+        "the shuffles of the training data have other seeds or buffer sizes than in "
+        "the interrupted run. This epoch continues in its order, but later epochs have "
+        "another order than in an uninterrupted run. Use the seeds and buffer sizes of "
         "the interrupted run"
     ),
     "element": (
-        "the training data were read again up to the position of the checkpoint, and "
-        "the last batch is not the batch that was trained there. The data come in "
-        "another order than in the interrupted run, so some samples are trained twice "
-        "and others not at all. Seed everything random in the data, or use a "
-        "keras.utils.PyDataset or tfpreempt.data, which need not be read again"
+        "the training data were read again up to the position of the checkpoint, but "
+        "the last batch differs from the batch of the interrupted run at this "
+        "position. The data have another order than in the interrupted run, so some "
+        "samples are trained twice and other samples not at all. Set a seed for every "
+        "random operation in the data; or use a keras.utils.PyDataset or "
+        "tfpreempt.data, whose data are not read again"
     ),
 }
 
@@ -133,12 +134,12 @@ def check(saved: Order, here: Order, where: str) -> None:
     differing = [kind for kind in here if saved.get(kind, here[kind]) != here[kind]]
     if "permutation" in differing:
         raise errors.CheckpointMismatchError(
-            f"{where} come in another order than in the interrupted run: the indices "
-            f"have the fingerprint {here['permutation']:08x} here, and "
+            f"{where} have another order than in the interrupted run: the indices have "
+            f"the fingerprint {here['permutation']:08x} here, and "
             f"{saved['permutation']:08x} in the checkpoint. A resumed run would train "
-            "on some samples twice and on others not at all. Use the seed, the number "
-            "of samples, the batch size and the versions of Keras and TensorFlow of "
-            "the interrupted run, or another checkpoint directory."
+            "on some samples twice and on other samples not at all. Use the seed, the "
+            "number of samples, the batch size and the versions of Keras and "
+            "TensorFlow of the interrupted run, or another checkpoint directory."
         )
     for kind in differing:
         log.warning("%s.", _WARNINGS[kind])
@@ -154,7 +155,7 @@ def parse(saved: Any) -> Order:
         isinstance(kind, str) and type(crc) is int for kind, crc in saved.items()
     )
     if not is_order:
-        raise ValueError(f"it has no fingerprints of data: {str(saved)[:200]}")
+        raise ValueError(f"expected fingerprints of data, got {str(saved)[:200]}")
     return dict(saved)
 
 

@@ -440,10 +440,10 @@ def reading(
             if not are_others:
                 raise
             raise errors.CollectiveReadError(
-                "this worker failed in a read of the state by all workers: "
+                "this worker failed while all workers read the state together: "
                 f"{type(error).__name__}: {error}. The other workers are blocked in "
                 "this read, so restart all workers; the last commit is still valid. "
-                "Give this worker more memory, or save less."
+                "Give this worker more memory, or save less state."
             ) from error
         if read.extract is not None:
             return read.extract(tensors, variables), *others
@@ -466,7 +466,7 @@ def reading(
             raise  # more important than the body's error: other workers wait
         except Exception as error:  # noqa: BLE001  (the body's error is raised)
             _log.warning(
-                "the read of the state by all workers failed too, in addition to the "
+                "the read of the state by all workers failed, too, in addition to the "
                 "raised error: %s",
                 error,
             )

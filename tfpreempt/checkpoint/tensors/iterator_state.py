@@ -69,9 +69,9 @@ def check_cache_files(state: Any, paths: Sequence[str]) -> None:
         raise errors.CheckpointMismatchError(
             "The position in the data was saved with an iterator that reads a cache, "
             f"and files of the cache are missing: {', '.join(missing)}. Put the files "
-            "back; or keep the iterator out of the tf.train.Checkpoint and derive the "
-            "batch from the step: iter(dataset.skip(handler.total_run_calls)). A cache "
-            "must lie on storage that outlives the machine."
+            "back; or leave the iterator out of the tf.train.Checkpoint and skip the "
+            "batches already read: iter(dataset.skip(handler.total_run_calls)). Keep "
+            "caches on storage that outlives the machine."
         )
 
 
@@ -263,12 +263,12 @@ def check_position(iterator: Any, where: str) -> None:
     found = [] if dataset is None else [dataset]
     if reads_data_service(*found):
         raise errors.ConfigurationError(
-            f"{where} reads from the tf.data service, which decides itself which batch "
-            "comes next, so the iterator has no position that can be saved. "
+            f"{where} reads from the tf.data service. The service chooses the next "
+            "batch, so the iterator has no position that can be saved. "
             f"{KEEP_SERVICE_OUT}."
         )
     if reads_generator(*found):
-        why, instead = "it reads a Python generator", ""
+        why, instead = "the dataset reads a Python generator", ""
     else:
         try:
             iterator._serialize_to_tensors()
@@ -280,28 +280,29 @@ def check_position(iterator: Any, where: str) -> None:
             keep_seeds(iterator)
             expect_caches(cache_paths(*found))
             return
-        why = f"an op in it may keep a state of its own: {said.rstrip('.')}"
+        why = f"an operation in the dataset may have state: {said.rstrip('.')}"
         instead = (
-            " If the result of the op depends only on its arguments, say so: options "
-            "= tf.data.Options(); options.experimental_external_state_policy = "
+            " If the result of the operation depends only on its arguments, set an "
+            "option: options = tf.data.Options(); "
+            "options.experimental_external_state_policy = "
             "tf.data.experimental.ExternalStatePolicy.IGNORE; dataset = "
             "dataset.with_options(options)."
         )
     raise errors.ConfigurationError(
-        f"{where} has no position that can be saved: {why}. Every save would fail, "
-        "and each restart would start from the beginning. Keep the iterator out of "
-        "the checkpoint, and derive the batch from the step, or skip the batches "
-        "already read: iter(dataset.skip(handler.total_run_calls)). tfpreempt.data "
+        f"{where} has no position that can be saved: {why}. Every save would fail, and "
+        "each restart would start from the beginning. Leave the iterator out of the "
+        "checkpoint, and skip the batches already read: "
+        "iter(dataset.skip(handler.total_run_calls)). Or use tfpreempt.data, which "
         f"makes datasets whose position is saved.{instead}"
     )
 
 
 KEEP_SERVICE_OUT = (
-    "Keep the iterator out of what is saved. A restarted run takes the batches that "
-    "the service gives then, so samples of the interrupted epoch may come twice or not "
-    "at all. With a job_name, a dispatcher that outlives the run continues the same "
-    "epoch. For exact resume read the data in the workers themselves, for instance "
-    "with tfpreempt.data"
+    "Leave the iterator out of the saved objects. A restarted run takes the batches "
+    "that the service sends at that time, so samples of the interrupted epoch may "
+    "come twice or not at all. With a job_name, a dispatcher that outlives the run "
+    "continues the same epoch. For an exact resume read the data in the workers, for "
+    "instance with tfpreempt.data"
 )
 """Advice for a loop over the tf.data service."""
 

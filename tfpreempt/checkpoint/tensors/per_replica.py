@@ -124,17 +124,19 @@ class PerReplicaState(State):
                         part.assign(tf.constant(array, dtype=part.dtype))
                 continue
             _log.warning(
-                "%s has the shapes %s on the replicas here, and %s in the "
-                "checkpoint, so its value is not restored.",
+                "%s has the shapes %s on the replicas here, and %s in the checkpoint, "
+                "so its value is not restored. Use the number of replicas of the "
+                "checkpoint to restore the value.",
                 path,
                 here,
                 [array.shape for array in values],
             )
         if saved:
             _log.warning(
-                "the checkpoint has metrics or seed generators that are not here, or "
-                "not under the same path, so they are not restored: %s. Build the "
-                "model before the handler, or the fit, in the same way as the run "
-                "that saved them: called once or not, with a strategy or without.",
+                "the checkpoint has metrics or seed generators that this program does "
+                "not have under the same path, so they are not restored: %s. Build the "
+                "model before the handler or the fit, in the same way as the run that "
+                "made the checkpoint: with the same calls before, and with or without "
+                "a strategy.",
                 ", ".join(saved),
             )

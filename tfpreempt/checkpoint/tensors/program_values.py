@@ -114,7 +114,7 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
     ]
     if lost:
         _log.warning(
-            "the layers %s of tf_keras draw random numbers from ops whose state "
+            "the layers %s of tf_keras draw random numbers from operations whose state "
             "cannot be saved, so after a restart the numbers differ from an "
             "uninterrupted run. Call "
             "tf_keras.backend.experimental.enable_tf_random_generator() before the "
@@ -200,9 +200,9 @@ ADVICE = (
     "into a named State (tfpreempt.states), or numbers into a tf.Variable."
 )
 _MAKE_OURS = (
-    "TensorFlow cannot save a distributed iterator; make it with "
+    "TensorFlow cannot save a distributed iterator; create the iterator with "
     "tfpreempt.data.distribute(dataset, strategy), which gives the same batches, and "
-    "put it into the "
+    "put this iterator into the "
 )
 
 

@@ -71,8 +71,8 @@ def problem(here: VariableSpec, saved: VariableSpec | None) -> str | None:
     """
     if saved is None:
         return (
-            f"the model has it with shape {here.shape} and type "
-            f"{here.dtype}, the checkpoint has no such value"
+            f"the model has a variable of shape {here.shape} and type {here.dtype}, "
+            "the checkpoint has no value"
         )
     if saved.dtype != here.dtype:
         return f"the model has type {here.dtype}, the checkpoint {saved.dtype}"
@@ -96,11 +96,11 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
     more = f"\nIn the checkpoint but not in the model: {listed(unused)}"
     return errors.CheckpointMismatchError(
         f"The checkpoint {prefix!r} was written by another model; nothing was "
-        f"restored. What doesn't match ({len(problems)}):\n  "
+        f"restored. Differences ({len(problems)}):\n  "
         + "\n  ".join(problems[:_SHOWN])
         + (f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")
         + (more if unused else "")
-        + "\nUse the model that wrote it, or another checkpoint directory."
+        + "\nUse the model that wrote the checkpoint, or another checkpoint directory."
     )
 
 
@@ -242,7 +242,7 @@ def restore(
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
         raise errors.CheckpointCorruptedError(
-            f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
+            f"TensorFlow cannot read {prefix!r}: {plain_message(error)}"
         ) from error
     status.expect_partial()
     return follow_later_restores(status, prefix)
@@ -288,16 +288,16 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
         raise mismatch(prefix, problems, _unused(graph, nodes.values()))
     if new:
         _log.warning(
-            "%s does not have %s, which are in lists, dicts or objects of the "
-            "program; these keep the initial values of the program.",
+            "%s does not have %s, which are in lists, dicts or objects of the program; "
+            "these variables keep the initial values of the program.",
             prefix,
             listed(sorted(new)),
         )
     if begun := other_places(objects, graph, nodes):
         _log.warning(
-            "%s has the position in the data of %s for other workers or replicas, "
-            "which divided the data in another way: these data start from the "
-            "beginning.",
+            "%s has the position in the data of %s for another number of workers or "
+            "replicas, which divided the data in another way: these data start from "
+            "the beginning.",
             prefix,
             listed(begun),
         )
@@ -338,9 +338,11 @@ class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
         value = tf.constant(reader.get_tensor(key))
         if (tuple(value.shape), value.dtype) != (tuple(shape), tf.as_dtype(dtype)):
             raise errors.CheckpointMismatchError(
-                f"A layer that was built after the restore doesn't fit the checkpoint: "
-                f"{key} has shape {value.shape} and type {value.dtype.name} there, and "
-                f"{shape} and {dtype} here"
+                "A layer that was built after the restore does not match the "
+                f"checkpoint: {key} has shape {value.shape} and type "
+                f"{value.dtype.name} in the checkpoint, and shape {shape} and type "
+                f"{dtype} in the program. Build the layer as the interrupted run did, "
+                "or use another checkpoint directory"
             )
         return value
 
@@ -370,8 +372,9 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
         except (ValueError, tf.errors.OpError) as error:
             names = ", ".join(sorted(map(str, saveables)))
             raise errors.CheckpointMismatchError(
-                f"A layer that was built after the restore doesn't fit the checkpoint "
-                f"{prefix!r}: {names}: {error}"
+                "A layer that was built after the restore does not match the "
+                f"checkpoint {prefix!r}: {names}: {error}. Build the layer as the "
+                "interrupted run did, or use another checkpoint directory"
             ) from error
 
     coordinator.restore_saveables = restore_saveables

@@ -151,8 +151,8 @@ class ReplicaParallelWriter:
                     continue
             except _InvalidShareError as error:
                 _log.warning(
-                    "cannot use the share of worker %d of step %d, so worker 0 "
-                    "writes the share; nothing is lost: %s",
+                    "cannot use the share (a part of the tensors) that worker %d wrote "
+                    "for step %d, so worker 0 writes this share; nothing is lost: %s",
                     worker,
                     save.step,
                     error,
@@ -211,11 +211,11 @@ class ReplicaParallelWriter:
         names = sorted({stretch.tensor.name for _, stretch in unlike})
         self._unlike |= set(names)
         _log.warning(
-            "at step %d %r%s has another value on worker(s) %s than on worker 0. "
-            "Either the program sets a different value on each worker, or the "
-            "replicas have diverged, although the strategy should keep them equal: "
-            "find the cause. Every commit has the value of worker 0, which writes "
-            "the value alone from now on",
+            "at step %d, %r%s has another value on worker(s) %s than on worker 0. "
+            "Either the program sets a different value on each worker, or the replicas "
+            "have diverged, although the strategy should keep them equal: find the "
+            "cause. Every commit has the value of worker 0. From now on, worker 0 "
+            "writes this value alone",
             step,
             names[0],
             f" (and {len(names) - 1} more)" if names[1:] else "",
@@ -307,7 +307,7 @@ def _fitting(
         for what in ("step", "num_workers", "tensors"):
             if told[what] != expected[what]:
                 raise _InvalidShareError(
-                    f"its {what}: {told[what]}, here {expected[what]}"
+                    f"its {what} is {told[what]}; expected {expected[what]}"
                 )
         by_name = {each.name: each for each in shared}
         parts = [_part(folder, each, by_name) for each in told["files"]]
@@ -318,7 +318,7 @@ def _fitting(
     ) as error:
         raise _InvalidShareError(f"{type(error).__name__}: {error}") from error
     if covered != _covered(share):
-        raise _InvalidShareError("it has other rows")
+        raise _InvalidShareError("it does not have the expected rows of the tensors")
     return parts
 
 
@@ -349,7 +349,9 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
     )
     size = os.stat(part.path).st_size
     if size != part.size or len(part.sums) != len(part.stretches):
-        raise _InvalidShareError(f"{part.path!r} has {size} bytes, not {part.size}")
+        raise _InvalidShareError(
+            f"{part.path!r} has {size} bytes; expected {part.size}"
+        )
     return part
 
 

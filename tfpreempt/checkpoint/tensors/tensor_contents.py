@@ -93,9 +93,9 @@ def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -
     """
     if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
         raise DirectoryRequiredError(
-            "checkpoint_or_checkpoint_manager is a tf.train.Checkpoint and "
-            f"checkpoint_dir is {checkpoint_dir!r}; pass the directory too, or a "
-            "tf.train.CheckpointManager, which has one"
+            "checkpoint_or_checkpoint_manager is a tf.train.Checkpoint, and "
+            f"checkpoint_dir is {checkpoint_dir!r}; expected a directory for its "
+            "saves. Pass checkpoint_dir=, or a tf.train.CheckpointManager"
         )
 
 
@@ -169,7 +169,11 @@ def make_contents(
     is_managed = isinstance(given, tf.train.CheckpointManager)
     checkpoint = given.checkpoint if is_managed else given
     if not tf.executing_eagerly():
-        raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
+        raise errors.UsageError(
+            "tfpreempt needs eager execution, and eager execution is disabled. Call "
+            "tf.compat.v1.enable_eager_execution() at the start, or remove the call "
+            "that disables eager execution."
+        )
     found = attach(checkpoint)
     if not is_second:
         if save_fn is None or not cluster.is_chief:
@@ -373,7 +377,7 @@ def _writing(what: str) -> Iterator[None]:
         raise errors.SaveError(
             f"Could not write {what}: {type(error).__name__}: {said}"
             + (f"; {advice}" if advice else "")
-            + ". No older checkpoint was touched."
+            + ". Older checkpoints are unchanged."
         ) from error
     finally:
         if fallback is not None:
@@ -391,8 +395,8 @@ def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
         given = manager_save.bind(None, *args, **kwargs).arguments
     except TypeError as error:
         raise errors.ConfigurationError(
-            "Arguments for the save are those of tf.train.CheckpointManager.save "
-            f"{manager_save}; got {args!r}, {kwargs!r}: {error}"
+            f"Got the arguments {args!r}, {kwargs!r} for a save; expected the "
+            f"arguments of tf.train.CheckpointManager.save {manager_save}: {error}"
         ) from error
     return {name: value for name, value in given.items() if value is not None}
 
@@ -549,8 +553,8 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - any error
         _log.warning(
-            "cannot write this worker's share of step %d, so worker 0 writes the "
-            "share; nothing is lost: %s: %s",
+            "cannot write this worker's share (a part of the tensors) of step %d, so "
+            "worker 0 writes this share; nothing is lost: %s: %s",
             step,
             type(error).__name__,
             error,
@@ -632,8 +636,9 @@ class _ManagerContents(_Tracked):
                 del self.manager._maybe_delete[prefix]
                 _log.warning(
                     "the file %r in %s names the checkpoint %r; expected only "
-                    "checkpoints in %s. That checkpoint is kept, and the name is "
-                    "removed from the file. Find the program that wrote the name.",
+                    "checkpoints in %s. That checkpoint is kept, and its name is "
+                    "removed from the file. Find the program that wrote the name into "
+                    "the file.",
                     layout.POINTER,
                     self.manager.directory,
                     prefix,
