@@ -114,9 +114,9 @@ def test_a_damaged_url_is_no_local_directory(tmp_path, monkeypatch, url):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("file:///tmp/x", "pass the path itself, '/tmp/x'"),
+        ("file:///tmp/x", "Pass '/tmp/x'"),
         ("gs://", "names the bucket ''"),
-        ("gs://bucket", "is a whole bucket"),
+        ("gs://bucket", "is a bucket without a folder"),
         ("gs://bucket//run", "empty part"),
         ("gs://bucket/../run", "'..'"),
     ],

@@ -19,7 +19,7 @@ def store():
 
 
 HOSTILE = {
-    "10 TB": ([{"size": 10 << 40}], "claims to have"),
+    "10 TB": ([{"size": 10 << 40}], "according to its manifest"),
     "a file in a file": ([{"name": "a"}, {"name": "a/b"}], "below another file"),
     "the manifest": ([{"name": "MANIFEST.json"}], "beside the manifest"),
     "the marker": ([{"name": "COMMITTED"}], "beside the manifest"),
@@ -104,7 +104,7 @@ def test_a_file_with_another_name_is_not_written_into(store, tmp_path, name):
 
 def test_another_commit_is_not_written_over(store, tmp_path):
     (tmp_path / layout.MARKER).write_bytes(b"another")
-    with pytest.raises(errors.CheckpointError, match="committed checkpoint of another"):
+    with pytest.raises(errors.CheckpointError, match="a commit of another save"):
         download.download(put_commit(store), str(tmp_path))
     assert os.listdir(tmp_path) == [layout.MARKER]
 

@@ -32,7 +32,7 @@ class LikeAManager:
     [
         (None, "create a Checkpoint"),
         (Restorable, "create a Checkpoint"),
-        (LikeAManager(), "its .checkpoint"),
+        (LikeAManager(), "pass the .checkpoint"),
     ],
 )
 def test_what_cannot_be_restored_into(handle, given, advice):
@@ -50,7 +50,9 @@ def test_a_timeout_that_is_none(handle, timeout, tmp_path):
 
 
 def test_a_scheme_is_no_file_system():
-    with pytest.raises(errors.ConfigurationError, match="Pass a URI without"):
+    with pytest.raises(
+        errors.ConfigurationError, match="For a URI, leave filesystem= out"
+    ):
         Checkpoint("x", "gs")
 
 

@@ -90,7 +90,7 @@ def test_a_commit_is_mirrored_without_the_state_file(
         0,
     )
     assert len(folders(store)) == 2  # the state file named neither
-    assert caplog.text.count("cannot be written, and the write is retried") == 1
+    assert caplog.text.count("cannot be written; the write is retried") == 1
     store.is_open = True
     while len(folders(store)) == 2:  # the retry, and retention behind it
         threading.Event().wait(0.01)
@@ -195,7 +195,7 @@ def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     assert [each.where for each in told] == ["mirror"]
     assert "503" in told[0].error
     assert [r.message for r in caplog.records if "Training continues" in r.message]
-    assert any("works again" in r.message for r in caplog.records)
+    assert any("succeed again" in r.message for r in caplog.records)
     assert mirror.status.error_count == 2
     assert mirror.status.last_error is None
 
@@ -212,7 +212,7 @@ def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, c
     mirror.add(newer)
     assert not mirror.wait(PATIENCE)
     assert mirror.status.skipped == 1
-    assert "is abandoned for this commit" in caplog.text
+    assert "and this commit is not uploaded" in caplog.text
 
 
 def test_a_manifest_that_once_arrives_changed_is_read_again(tmp_path):
@@ -232,7 +232,7 @@ def test_a_manifest_that_once_arrives_changed_is_read_again(tmp_path):
 
 def test_progress_in_words():
     status = MirrorStatus(uri="memory://")
-    assert status.progress == "not begun"
+    assert status.progress == "not started"
     half = {"uploading": 5, "sent_bytes": 1 << 20, "total_bytes": 3 << 20}
     assert dataclasses.replace(status, **half).progress == "1.0 of 3.0 MiB"
 
@@ -315,9 +315,9 @@ def test_older_commits_give_way_if_the_disk_has_no_room(
         return [e.step for e in entries if mirror.is_pinned(e.path)]
 
     assert pinned(2 * largest) == [5, 6, 7, 8]
-    assert "no room for two more commits" not in caplog.text
+    assert "no space for two more commits" not in caplog.text
     assert pinned(2 * largest - 1) == [5, 7, 8]  # the room of 6 is enough for 7
-    assert caplog.text.count("no room for two more commits") == 1
+    assert caplog.text.count("no space for two more commits") == 1
     assert pinned(0) == [5, 8]
 
 

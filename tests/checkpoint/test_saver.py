@@ -75,7 +75,7 @@ def test_another_world_size_restores_what_is_everyones_with_one_warning(
     save_all(tmp_path, 3)
     assert restore(tmp_path, 1, 2)[2] == ["fresh1", "text0"]
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert "3 worker(s), now there are 2" in record.getMessage()
+    assert "3 worker(s), and this run has 2" in record.getMessage()
     assert "dataset iterator starts from the beginning" in record.getMessage()
 
 
@@ -90,7 +90,7 @@ def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):
 def test_only_the_chief_commits(tmp_path):
     saver, _ = worker(tmp_path, 1, 2)
     staged = write_part(saver, 1, "a")
-    with pytest.raises(errors.UsageError, match="only worker 0 can"):
+    with pytest.raises(errors.UsageError, match="the only worker that can"):
         staged.publish("save", [0, 1])
 
 

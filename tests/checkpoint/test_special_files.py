@@ -133,7 +133,7 @@ def test_a_state_file_that_cannot_be_read_is_said_and_made_anew(tmp_path, caplog
     assert restored(tmp_path) == 3
     (said,) = caplog.messages
     assert "cannot read TensorFlow's state file" in said
-    assert "only a pointer" in said
+    assert "finds the commits without this file" in said
 
 
 def test_a_strangers_index_that_cannot_be_read_is_passed_over(tmp_path, caplog, broken):

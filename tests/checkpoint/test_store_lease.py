@@ -270,7 +270,7 @@ def test_a_store_that_takes_nothing_does_not_keep_a_program_from_its_start(
     store.put_if_absent = lambda *a, **k: is_open.wait(20) and put_if_absent(*a, **k)
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     mirror.look()
-    assert "the first upload will retry" in caplog.text
+    assert "the first upload retries this" in caplog.text
     is_open.set()
 
 

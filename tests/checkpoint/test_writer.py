@@ -203,7 +203,7 @@ def test_an_interval_that_the_caller_asked_for_may_say_no(tmp_path, caplog):
     job.save(0)
     step.assign(5)
     assert job.save(5, check_interval=True) is None
-    assert "checkpoint_interval has not passed" in caplog.text
+    assert "checkpoint_interval of the CheckpointManager has not passed" in caplog.text
     assert Job(tmp_path, "manager", manager_args=interval).restore()[0].step == 0
 
 

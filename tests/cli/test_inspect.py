@@ -357,7 +357,7 @@ def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(open_store, "open_store", lambda place: Bucket(place, None))
     result = inspect(f"gs://bucket/run/{folder}")
     assert result.exit_code == 2
-    assert "No checkpoint found at" in result.stderr
+    assert "No checkpoint was found at" in result.stderr
 
 
 def test_a_bucket_that_is_itself_the_checkpoint_directory(
@@ -400,7 +400,7 @@ def test_a_scheme_that_no_command_line_can_open() -> None:
 def test_what_is_wrong_with_the_mirror_is_said_of_it(run: Path, tmp_path: Path) -> None:
     result = inspect(run, "--mirror", tmp_path / "nope")
     assert result.exit_code == 2
-    assert "--mirror: No checkpoint found at" in result.stderr
+    assert "--mirror: No checkpoint was found at" in result.stderr
     (tmp_path / "empty").mkdir()
     result = inspect(run, "--mirror", tmp_path / "empty", "--json")
     assert result.exit_code == 0

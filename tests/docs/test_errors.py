@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # reads all code and docs
 PAGE = read("errors.md")
 ROWS = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE, re.MULTILINE)
 UNSEEN = {
-    "CommitDamagedError": "the mirror drops that commit, and warns",
+    "CommitCorruptError": "the mirror drops that commit, and warns",
     "DemoFailedError": "`tfpreempt demo` prints what it says",
     "NothingRunsError": "`tfpreempt simulate` and `demo` print what it says",
     "SessionClosedError": "the source that closed the session ends with it",

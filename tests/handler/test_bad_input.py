@@ -106,7 +106,7 @@ def test_deleting_twice_is_told_and_after_close_refused(
     *_, newest = handler.checkpoints()
     handler.delete_checkpoint(newest)
     handler.delete_checkpoint(newest)
-    assert caplog.text.count("is not in this directory (any more)") == 1
+    assert caplog.text.count("is no longer in the checkpoint directory") == 1
     handler.close()
     with pytest.raises(errors.HandlerClosedError, match="after close"):
         handler.delete_checkpoint(newest)

@@ -155,7 +155,7 @@ def test_what_is_larger_than_journals_are_is_not_read(
     monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror._MOST_BYTES", 10)
     store = FaultyObjectStore()
     store.replace(f"{FOLDER}/worker-0-12345678.jsonl", b"x" * 11)
-    with pytest.raises(errors.CheckpointError, match="larger than those of a run"):
+    with pytest.raises(errors.CheckpointError, match="too large for a run"):
         fetch(store, tmp_path)
 
 

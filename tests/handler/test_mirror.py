@@ -331,7 +331,10 @@ def test_what_is_not_of_this_run_is_not_deleted(
             Checkpoint(other.directory / "7", step=2),
             Checkpoint("gs://bucket/other/2.1-00000000"),
         ):
-            with pytest.raises(errors.ConfigurationError, match="not of this"):
+            with pytest.raises(
+                errors.ConfigurationError,
+                match="expected a checkpoint in this handler's",
+            ):
                 handler.delete_checkpoint(foreign)
         assert steps(store) == [2]
         assert (other.directory / "2").is_dir()
@@ -381,7 +384,7 @@ def test_deleting_acts_on_both_sides(
     shutil.rmtree(program.directory / "1")
     handler.delete_checkpoint(gone)
     handler.delete_checkpoint(gone)
-    assert caplog.text.count("is not in this directory (any more)") == 2
+    assert caplog.text.count("is no longer in the checkpoint directory") == 2
     assert steps(store) == []
     handler.close()
 
@@ -445,5 +448,5 @@ def test_a_damaged_local_commit_is_not_copied(
     store.opened.set()
     assert not handler.wait_for_mirror(LIMIT)
     assert steps(store) == []
-    assert "check the disk" in caplog.text
+    assert "Check the disk" in caplog.text
     handler._run.close()

@@ -44,7 +44,7 @@ def test_a_store_that_does_not_answer_is_said_before_it_is_waited_for(
     program.handler(mirror_dir=store).close()
     assert store.asked[:2] == [2.0, 8.0]  # a local commit is not kept waiting
     text = caplog.text
-    assert text.count("does not answer") == 1
+    assert text.count("does not respond") == 1
     assert text.index("retrying for up to 8 s") < text.index("cannot check")
     store.asked = []
     with Program(tmp_path / "other").handler(mirror_dir=store) as handler:
@@ -61,7 +61,7 @@ def test_what_only_a_person_mends_is_not_asked_for_twice(
     store.asked, store.needs = [], 9.0
     handler = program.handler(mirror_dir=store)
     assert store.asked[0] == 2.0
-    assert "does not answer" not in caplog.text
+    assert "does not respond" not in caplog.text
     assert "no such bucket" in caplog.text
     handler.close()
 
@@ -84,7 +84,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     (said,) = [r.message for r in caplog.records if r.levelno == logging.ERROR]
     assert f"the upload of step 1 to {store.uri} was not complete in time" in said
     assert "SaveError: no such bucket)" in said
-    assert said.endswith("resumes from the commit uploaded before.")
+    assert said.endswith("resumes from an older commit.")
     assert f"The commit is intact in {program.directory}" in said
     assert "no such bucket" in program.events("fault")[-1]["error"]
     store.revive()

@@ -303,7 +303,7 @@ def test_a_bucket_that_does_not_answer_ends_the_start(
     cloud.server.close()
     with pytest.raises(
         errors.CheckpointError,
-        match="does not start from scratch while the commits in gs://",
+        match="does not start from scratch, because gs://",
     ):
         train(3)
 
@@ -334,8 +334,8 @@ def test_a_scratch_directory_without_room(
         ("hdfs://host/run", "hdfs:// is not supported"),
         ("ram://run", "ram:// is not supported"),
         ("abfs://host/run", "Mount the storage"),
-        ("file:///run", "pass the path itself, '/run'"),
-        ("gs://bucket", "is a whole bucket"),
+        ("file:///run", "Pass '/run'"),
+        ("gs://bucket", "is a bucket without a folder"),
         ("gs://bucket/a/../b", "empty part"),
         ("gs:/bucket/run", "pass the URL as a str"),
     ],

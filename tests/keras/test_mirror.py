@@ -41,7 +41,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
             results.append(each.run(program, *cuts))
             assert [name for name in store.list() if name.endswith("/COMMITTED")]
     assert results[0] == results[1]
-    assert caplog.text.count("fetching step") == 2
+    assert caplog.text.count("downloading step") == 2
     assert set(seen) == {"memory://0", "memory://1"}
     assert len(told) == 2
     assert told[0] == told[1] > 0

@@ -34,7 +34,7 @@ def test_another_number_of_workers(here: Place) -> None:
             if before is not None:
                 assert worker.lines("restored") == [[str(4 * count)] * 2]
                 assert worker.lines("weights") == [[saved]]
-                told = f"was written by {before} worker(s), now there are {world}"
+                told = f"was written by {before} worker(s), and this run has {world}"
                 assert told in worker.output
                 assert (
                     "Any other dataset iterator starts from the beginning"

@@ -316,7 +316,9 @@ def test_after_a_handler_copying_begins_again(place, words):
 def test_a_directory_that_is_a_url(place, words, monkeypatch):
     monkeypatch.setattr(api.os_errors, "check_directory", lambda given: given)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", "gs://bucket/run")
-    with pytest.raises(errors.ConfigurationError, match="Leave out one of the two"):
+    with pytest.raises(
+        errors.ConfigurationError, match="Remove one of these arguments"
+    ):
         tfpreempt.load_state(words)
 
 

@@ -136,18 +136,18 @@ class _Download:
             in_threads(self._bring, [(each, p) for each in missing for p in each.parts])
         for each in files:
             if not each.is_whole:
-                raise self._damaged(each.entry, each.fault)
+                raise self._corrupt(each.entry, each.fault)
 
     def _watch(self) -> None:
         now, why = time.monotonic(), ""
         if self._timeout is not None and now - self._began > self._timeout:
-            why = f"took more than {self._timeout:g} s"
+            why = f"the download took more than {self._timeout:g} s"
         elif now - self._moved > _STALL_SECONDS:
-            why = f"stalled: no byte arrived for {_STALL_SECONDS:g} s"
+            why = f"no byte arrived for {_STALL_SECONDS:g} s"
         if why:
             raise errors.CheckpointError(
-                f"Downloading {self._checkpoint.path} {why}. What was fetched is kept; "
-                "call again to go on."
+                f"{self._checkpoint.path} was not downloaded: {why}. The downloaded "
+                "bytes are kept; call the function again to continue the download."
             )
         self._bar.show(self._bytes)
 
@@ -168,9 +168,9 @@ class _Download:
             name = self._checkpoint.object(entry.name)
             found = self._checkpoint.store.stat(name, timeout=self._time_left())
             if found is None:
-                raise self._damaged(entry, "is missing")
+                raise self._corrupt(entry, "is missing")
             if found.size != entry.size:
-                raise self._damaged(entry, f"has {found.size} bytes")
+                raise self._corrupt(entry, f"has {found.size} bytes")
 
     def _bring(self, job: tuple[_File, Range]) -> None:
         """Downloads one range, unless an earlier attempt has left the range.
@@ -205,7 +205,7 @@ class _Download:
                     timeout=self._time_left(),
                 )
             except ObjectNotFoundError as error:
-                raise self._damaged(entry, "is missing") from error
+                raise self._corrupt(entry, "is missing") from error
         if writer.fault:
             file.fault = writer.fault
             return None
@@ -245,10 +245,11 @@ class _Download:
             return None
         return max(0.1, self._began + self._timeout - time.monotonic())
 
-    def _damaged(self, entry: FileEntry, found: str) -> Exception:
+    def _corrupt(self, entry: FileEntry, found: str) -> Exception:
         return errors.CheckpointCorruptedError(
-            f"{self._checkpoint.path}/{entry.name} {found}; the manifest says "
-            f"{entry.size} bytes, crc32c {entry.crc32c:08x}. Use another checkpoint."
+            f"{self._checkpoint.path}/{entry.name} {found}; expected {entry.size} "
+            f"bytes with crc32c {entry.crc32c:08x}, as in the manifest. Use another "
+            "checkpoint."
         )
 
 

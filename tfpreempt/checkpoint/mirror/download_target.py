@@ -234,8 +234,9 @@ class DownloadTarget:
             if reason is not None:
                 shown = repr(name if len(name) <= 120 else name[:120] + "...")
                 raise errors.CheckpointCorruptedError(
-                    f"{self._source} names the file {shown}, which {reason}. It is "
-                    "damaged or wasn't written by tfpreempt; nothing was written."
+                    f"The manifest of {self._source} names the file {shown}, which "
+                    f"{reason}. The manifest is corrupt, or was not written by "
+                    "tfpreempt. No file was written; use another checkpoint."
                 )
 
     def _check_target(self) -> None:
@@ -259,8 +260,9 @@ class DownloadTarget:
         marker = checkpoint.marker if checkpoint.is_committed else None
         if self._has(layout.MARKER, marker) is False:
             raise errors.CheckpointError(
-                f"{self.path!r} is a committed checkpoint of another save; expected "
-                "a separate directory for each. Choose another directory."
+                f"{self.path!r} has a commit of another save; expected an empty "
+                f"directory, or an incomplete download of {self._source}. Choose "
+                "another directory."
             )
         self._check_room(self._manifest.bytes - present)
 
@@ -293,9 +295,9 @@ class DownloadTarget:
         if taken:
             more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
             raise errors.CheckpointError(
-                f"{self.path!r} has a file {taken[0]!r}{more} already, which isn't "
-                f"that of {self._source}. Nothing was written; remove it or choose "
-                "another directory."
+                f"{self.path!r} already has a file {taken[0]!r}{more} with other "
+                f"content than {self._source}. No file was written. Remove the file or "
+                "choose another directory."
             )
 
     def _check_kind(
@@ -307,10 +309,12 @@ class DownloadTarget:
             return None
         if is_kind(status.st_mode):
             return status
-        found = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "something else"
+        is_link = stat.S_ISLNK(status.st_mode)
+        found = "a symbolic link" if is_link else "a file of another kind"
         raise errors.CheckpointError(
-            f"{path!r} is {found}; expected {kind} or nothing, where {self._source} is "
-            "to be written. Nothing was written; remove it or choose another directory."
+            f"{path!r} is {found}; expected {kind} or no file, because {self._source} "
+            "will be written to this path. No file was written. Remove the file or "
+            "choose another directory."
         )
 
     def _check_room(self, need: int) -> None:
@@ -320,10 +324,10 @@ class DownloadTarget:
         free = shutil.disk_usage(existing).free
         if need > free:
             raise errors.SaveError(
-                f"{self._source} claims to have {self._manifest.bytes:,} bytes, "
-                f"{need:,} are missing in {self.path!r}, and the file system has "
-                f"{free:,} left. Free space or choose another directory; nothing was "
-                "written."
+                f"{self._source} has {self._manifest.bytes:,} bytes according to its "
+                f"manifest. {need:,} of these bytes are not yet in {self.path!r}, but "
+                f"the file system has only {free:,} bytes free. No file was written. "
+                "Free space or choose another directory."
             )
 
     @functools.cached_property
@@ -341,7 +345,7 @@ class DownloadTarget:
 
 def _why_impossible(name: str) -> str | None:
     if name in _CONTROL or name.split("/")[0] in _CONTROL:
-        return "is the name of a file that belongs beside the manifest"
+        return "is a name that tfpreempt uses beside the manifest"
     try:
         parts = name.encode().split(b"/")
     except UnicodeEncodeError:

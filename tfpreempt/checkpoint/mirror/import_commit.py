@@ -72,8 +72,8 @@ def look_for_newer(
         if local is None or mirror.scratch is not None:
             raise _unknown(mirror, error, instead) from error
         _log.warning(
-            "cannot check %s for a newer commit; restoring %s (step %s). The steps "
-            "since then, if a newer commit exists, are repeated: %s",
+            "cannot check %s for a newer commit; restoring %s (step %s). If a newer "
+            "commit exists, its steps are repeated: %s",
             mirror.store.uri,
             local.path,
             local.step,
@@ -125,8 +125,9 @@ def settle(
 
 def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.CheckpointError:
     return errors.CheckpointError(
-        f"{error} Training does not start from scratch while the commits in "
-        f"{mirror.store.uri} are unknown. Make the storage reachable, or {instead}"
+        f"{error} Training does not start from scratch, because {mirror.store.uri} may "
+        "have commits that cannot be read now. Make the storage reachable, or "
+        f"{instead}"
     )
 
 
@@ -137,29 +138,28 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
     imported as a commit. A checkpoint written by TensorFlow stays a flat checkpoint.
     """
     found = catalog.contents(store)
-    damaged = [each.problems[0] for each in found if each.problems]
+    corrupt = [each.problems[0] for each in found if each.problems]
     for commit in (each for each in found if each.is_committed):
         try:
             bring(files, commit, directory)
         except errors.CheckpointCorruptedError as error:
-            damaged.append(str(error))
+            corrupt.append(str(error))
         else:
             return
-    if damaged:
+    if corrupt:
         raise errors.CheckpointCorruptedError(
-            f"no commit in {store.uri} is intact ({'; '.join(damaged)}), and "
-            "training from scratch would write beside these commits. Put the objects "
-            "back from a copy. To start from scratch, move the objects away or pass "
-            "restore=False"
+            f"no commit in {store.uri} is intact ({'; '.join(corrupt)}). Training does "
+            "not start from scratch beside these commits. Put the objects back from a "
+            "copy. To start from scratch, move the objects away or pass restore=False"
         )
     if flat := resolve.listed_in_store(store):
-        _log.info("fetching %s, written by TensorFlow", flat.path)
+        _log.info("downloading %s, written by TensorFlow", flat.path)
         download(flat, directory, progress=True, files=files)
         latest = checkpoint_state.CheckpointStateFile(
             latest=flat.name, paths=(flat.name,)
         )
         path = os.path.join(directory, layout.POINTER)
-        with os_errors.translated(f"fetch {flat.path}", directory):
+        with os_errors.translated(f"download {flat.path}", directory):
             write_durably(files, path, checkpoint_state.to_bytes(latest))
 
 
@@ -171,7 +171,7 @@ def _look_aloud(mirror: Mirror, *, timeout: float | None) -> list[Entry]:
         if error.is_permanent:
             raise
         _log.warning(
-            "%s does not answer; retrying for up to %g s: %s",
+            "%s does not respond; retrying for up to %g s: %s",
             mirror.store.uri,
             timeout or RETRY_SECONDS,
             error,
@@ -224,7 +224,7 @@ def newest_first(
     for commit in catalog.in_order(newer):
         if needs_prefix and commit.prefix is None:
             on_skip(
-                f"{commit.path} has no TensorFlow checkpoint, only named States: a "
+                f"{commit.path} has no TensorFlow checkpoint, only named States, so a "
                 "restore would leave the weights unchanged"
             )
             continue
@@ -261,12 +261,12 @@ def bring(
     step, sequence = commit.step or 0, commit.sequence or 0
     staged = layout.staging_directory(directory, layout.FETCH + commit.token)
     _log.info(
-        "fetching step %d (%d bytes) from %s",
+        "downloading step %d (%d bytes) from %s",
         step,
         commit.size,
         commit.store.uri,
     )
-    with os_errors.translated(f"fetch step {step}", directory):
+    with os_errors.translated(f"download step {step}", directory):
         _drop_others(files, staged)
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):

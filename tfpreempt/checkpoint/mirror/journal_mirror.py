@@ -99,7 +99,10 @@ class JournalMirror:
         if size == self._sizes.get(path):
             return
         if size > _MOST_BYTES:
-            raise errors.SaveError(f"it has more than {_MOST_BYTES >> 20} MiB")
+            raise errors.SaveError(
+                f"the journal has {size} bytes; expected at most {_MOST_BYTES >> 20} "
+                "MiB"
+            )
         with open(open_file(path, os.O_RDONLY), "rb") as file:
             data = file.read(_MOST_BYTES)
         first, end, _ = data.partition(b"\n")
@@ -132,8 +135,8 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
         left -= stat.size
         if stat.size > _MOST_BYTES or left < 0 or count >= _MOST_FILES:
             raise errors.CheckpointError(
-                f"The journals in {store.uri}/{FOLDER} are larger than those of a run: "
-                f"{name} has {stat.size} bytes. Look at what wrote there."
+                f"The journals in {store.uri}/{FOLDER} are too large for a run: {name} "
+                f"has {stat.size} bytes. Find the program that wrote this object."
             )
         data = io.BytesIO()
         store.get(name, data, length=stat.size)

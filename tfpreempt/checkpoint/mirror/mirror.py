@@ -136,8 +136,8 @@ class Mirror:
                 if self.scratch is not None:
                     raise
                 _log.warning(
-                    "could not acquire the lease of %s: %s. Training continues; the "
-                    "first upload will retry",
+                    "could not acquire the lease of the mirror %s: %s. Training "
+                    "continues; the first upload retries this",
                     self.store.uri,
                     error,
                 )
@@ -170,9 +170,9 @@ class Mirror:
         if other is not None and other._source.directory != directory:
             raise errors.ConfigurationError(
                 f"Two open handlers of this process, in {other._source.directory!r} "
-                f"and {directory!r}, have mirror_dir={self.store.uri!r}, and the "
-                "commits of the two would be mixed up. Give each handler a separate "
-                "mirror_dir, or close the first."
+                f"and {directory!r}, have the same mirror_dir={self.store.uri!r}; "
+                "expected a separate mirror_dir for each handler. Pass different "
+                "values, or close the first handler before."
             )
         if other is not None:
             other.close()
@@ -186,7 +186,7 @@ class Mirror:
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads, or Python is exiting
-            self._fault(error, "no commit of this process is uploaded")
+            self._fault(error, "and no commit of this process is uploaded")
         if newest is not None:
             self.add(newest)
 
@@ -226,7 +226,7 @@ class Mirror:
         )
         if not is_kept:
             _log.warning(
-                "%s is deleted before the upload to %s, because the disk has no room "
+                "%s is deleted before its upload to %s, because the disk has no space "
                 "for two more commits. A newer commit is uploaded",
                 path,
                 self.store.uri,
@@ -446,7 +446,7 @@ class Mirror:
             self.scratch.note_upload(catalog.unread_entry(self.store, folder))
         self._lease_backend.record_pending_marker(token, folder)
         if self._hold(self.lease) != token:
-            raise errors.SaveError(f"the lease of {self.store.uri} is another one now")
+            raise errors.SaveError(f"the lease of {self.store.uri} has changed")
 
     def _hold(self, lease: Lease) -> str:
         before = lease.token
@@ -536,19 +536,20 @@ class Mirror:
                 # sequence numbers may be lower than the numbers in the store.
                 # Retention would delete such a commit at once.
                 _log.warning(
-                    "step %d is not uploaded to %s, which has newer commits that "
-                    "this run did not see at the start; the next commit ranks above "
-                    "these commits",
+                    "step %d is not uploaded to %s, which has newer commits that this "
+                    "run did not know at its start; the next commit is uploaded",
                     entry.step,
                     self.store.uri,
                 )
-                raise upload.CommitGoneError(f"{entry.path} is outranked")
+                raise upload.CommitGoneError(
+                    f"the mirror has newer commits than {entry.path}"
+                )
             self._tell(uploading=entry.step or 0, total_bytes=entry.size or 0)
             under_way.run()
             self._note_copied(entry)
-        except (upload.CommitGoneError, upload.CommitDamagedError) as error:
-            if isinstance(error, upload.CommitDamagedError):
-                self._fault(error, "is abandoned for this commit")
+        except (upload.CommitGoneError, upload.CommitCorruptError) as error:
+            if isinstance(error, upload.CommitCorruptError):
+                self._fault(error, "and this commit is not uploaded")
             _log.info("a commit is not uploaded to the mirror: %s", error)
             dropped = entry
         finally:
@@ -568,7 +569,7 @@ class Mirror:
             self.scratch.note_copied(entry)
         with self._changed:
             if self.status.last_error is not None:
-                _log.info("the mirror in %s works again", self.store.uri)
+                _log.info("the uploads to %s succeed again", self.store.uri)
             self._tries.succeeded()
             self._retention.naming = Naming.DUE
             self._pending = [each for each in self._pending if each is not entry]
@@ -587,7 +588,7 @@ class Mirror:
             if self._upload is not None:
                 self._tries.sent(self._upload.commit, sent)
 
-    def _fault(self, error: Exception, then: str = "is retried") -> None:
+    def _fault(self, error: Exception, then: str = "and is retried") -> None:
         text = f"{type(error).__name__}: {error}"
         with self._changed:
             before = self.status.last_error
@@ -596,7 +597,7 @@ class Mirror:
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # already logged
         _log.warning(
-            "upload to %s failed and %s. Training continues: %s",
+            "upload to %s failed %s. Training continues: %s",
             self.store.uri,
             then,
             text,

@@ -132,10 +132,10 @@ class Retention:
             if not self._is_naming_logged:
                 self._is_naming_logged = True
                 _log.warning(
-                    "the state file %s/%s cannot be written, and the write "
-                    "is retried. The commits of the mirror are intact, but "
-                    "tf.train.latest_checkpoint may find an older commit, and no "
-                    "commit is deleted from the mirror until the write succeeds: %s",
+                    "the state file %s/%s cannot be written; the write is retried. The "
+                    "commits of the mirror are intact, but tf.train.latest_checkpoint "
+                    "may return an older commit, and no commit is deleted from the "
+                    "mirror until the write succeeds: %s",
                     self._store.uri,
                     layout.POINTER,
                     error,
@@ -230,8 +230,8 @@ class Retention:
                 return
             self._are_parts_logged = True
             _log.warning(
-                "could not delete %d parts of uploads below %s, which only take up "
-                "space (the commits there are intact): %s",
+                "could not delete %d objects of incomplete uploads in %s, which only "
+                "take up space (the commits there are intact): %s",
                 len(unneeded),
                 os.path.join(self._store.uri, PARTS),
                 error,

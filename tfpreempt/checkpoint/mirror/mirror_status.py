@@ -46,7 +46,7 @@ class MirrorStatus:
     def progress(self) -> str:
         """Progress of the current upload, as text."""
         if self.uploading is None or not self.total_bytes:
-            return "not begun"
+            return "not started"
         sent, total = self.sent_bytes / (1 << 20), self.total_bytes / (1 << 20)
         return f"{sent:.1f} of {total:.1f} MiB"
 
@@ -64,7 +64,7 @@ def say_waiting(
     """
     if status.is_complete:
         return
-    limit = f"until {stall_timeout:g} s pass without progress"
+    limit = f"until no byte was sent for {stall_timeout:g} s"
     _log.info(
         "waiting for the upload of step %s to %s (%s), %s%s",
         status.latest_step,
@@ -92,15 +92,15 @@ def say_finished(status: MirrorStatus, directory: str) -> None:
         )
         return
     known = status.mirrored_step
-    there = "the commit uploaded before" if known is None else f"step {known}"
+    there = "an older commit" if known is None else f"step {known}"
     _log.error(
-        "the upload of step %s to %s was not complete in time (%s; %s). The commit "
-        "is intact in %s, and a start there completes the upload; a start on another "
-        "machine resumes from %s.",
+        "the upload of step %s to %s was not complete in time (%s; %s). The commit is "
+        "intact in %s: a start on this machine completes the upload. A start on "
+        "another machine resumes from %s.",
         status.latest_step,
         status.uri,
         status.progress,
-        (status.last_error or "no error, too little time").rstrip("."),
+        (status.last_error or "no error, but not enough time").rstrip("."),
         directory or "the local directory",
         there,
     )

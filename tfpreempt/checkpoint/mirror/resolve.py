@@ -77,8 +77,9 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
     copies = [entry for entry in inner if entry.kind is Kind.MIRROR]
     if newest := catalog.in_order(whole) or copies:
         raise errors.CheckpointError(
-            f"{store.uri} holds the commits of a run; expected one of them. Use the "
-            f"newest: Checkpoint({newest[0].path!r})."
+            f"{store.uri} contains all commits of a run; expected the path of a single "
+            "commit. Pass a commit, for example the newest: "
+            f"Checkpoint({newest[0].path!r})."
         )
     names = _names(store)
     if unread.kind is Kind.MIRROR or download_target.PROGRESS in names:
@@ -111,8 +112,8 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
     if reason := paths.why_unsafe(latest):
         raise errors.CheckpointError(
             f"TensorFlow's state file in {store.uri} names {listed.latest!r}, which "
-            f"{reason}; expected a checkpoint below {store.uri}. Copy that checkpoint "
-            "to a directory of its own, and pass the directory."
+            f"{reason}; expected a checkpoint below {store.uri}. Copy the checkpoint "
+            "into a separate directory, and pass this directory."
         )
     folder = os.path.dirname(latest)
     names = [
@@ -168,18 +169,20 @@ def _names(store: ObjectStore) -> list[str]:
             left_out = left_out or path
         elif reason := paths.why_unsafe(name):
             raise errors.CheckpointCorruptedError(
-                f"{store.uri} has a file {name[:120]!r}, which {reason}. Rename it, or "
-                "use another directory."
+                f"{store.uri} has a file {name[:120]!r}, which {reason}. Rename the "
+                "file, or use another directory."
             )
         elif name not in (layout.METADATA, layout.METADATA + ".tmp"):
             found.append(name)
         if len(found) > MAX_FILES:
             raise errors.CheckpointCorruptedError(
-                f"{store.uri} has more than {MAX_FILES} files; expected the few of a "
-                "checkpoint. Name a directory further down."
+                f"{store.uri} has more than {MAX_FILES} files; expected the files of "
+                "one checkpoint. Pass the directory of the checkpoint itself."
             )
     if left_out:
-        _log.warning("%s is not a file; links in a checkpoint are skipped", left_out)
+        _log.warning(
+            "%s is not a regular file; links in a checkpoint are skipped", left_out
+        )
     return sorted(found)
 
 
@@ -215,15 +218,15 @@ def _plain(entry: Entry, names: list[str], with_sums: bool) -> Entry:
 
 def _unfinished(where: str) -> Exception:
     return errors.CheckpointError(
-        f"{where!r} has no marker: the save, copy, upload or deletion was "
-        "interrupted or is in progress. Use another checkpoint; to complete an "
-        "interrupted to_directory(), call it again."
+        f"{where!r} has no marker, so the checkpoint is incomplete: a save, copy, "
+        "upload or deletion was interrupted or is in progress. Use another checkpoint; "
+        "to complete an interrupted to_directory(), call to_directory() again."
     )
 
 
 def _nothing(where: str) -> Exception:
     return errors.CheckpointError(
-        f"There is no checkpoint at {where!r}; expected a commit's directory, "
-        "TensorFlow's prefix, or a directory with files. Check the name, and whether "
-        "it was deleted since."
+        f"There is no checkpoint at {where!r}; expected the directory of a commit, the "
+        "prefix of a TensorFlow checkpoint, or a directory with files. Check the name, "
+        "and whether the checkpoint was deleted."
     )

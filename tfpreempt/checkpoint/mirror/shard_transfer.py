@@ -77,7 +77,7 @@ class ShardTransfer:
         if not self.has_separate_storage:
             return
         try:
-            with os_errors.translated("send this worker's part", staged.staging):
+            with os_errors.translated("upload this worker's part", staged.staging):
                 self._send(staged)
         finally:
             self._drop(staged.staging)
@@ -148,8 +148,8 @@ class ShardTransfer:
                     self._take(staged, worker, min(_SECONDS, max(0.1, left() / 2)))
                 except (errors.CheckpointError, OSError) as error:
                     _log.error(
-                        "the part of worker %d of this save did not arrive through "
-                        "%s: %s",
+                        "worker 0 could not download the part of worker %d of this "
+                        "save from %s: %s",
                         worker,
                         self._store.uri,
                         error,
@@ -159,9 +159,9 @@ class ShardTransfer:
             present.append(worker)
         if missing and because in ("periodic", "save"):
             raise errors.SaveError(
-                f"the part of worker(s) {sorted(missing)} did not arrive through "
-                f"{self._store.uri}. This save is dropped; the last commit is still "
-                "valid. Check the object store, and the logs of those workers."
+                f"worker 0 did not receive the part of worker(s) {sorted(missing)} "
+                f"from {self._store.uri}, so this save is discarded; the last commit "
+                "is still valid. Check the object store, and the logs of these workers."
             )
         return present
 

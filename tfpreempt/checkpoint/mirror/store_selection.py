@@ -63,26 +63,26 @@ def check_url(url: str) -> str:
     if scheme == "file":
         path = "/" + rest.strip("/")
         raise errors.ConfigurationError(
-            f"checkpoint_dir={shown!r}: pass the path itself, "
-            f"{paths.without_secrets(path)!r}."
+            f"Got checkpoint_dir={shown!r}; expected a path of this machine without "
+            f"file://. Pass {paths.without_secrets(path)!r}."
         )
     if scheme not in _SCHEMES:
         raise errors.ConfigurationError(
-            f"checkpoint_dir={shown!r}: {scheme}:// is not "
-            "supported; expected a local directory, gs://bucket/run or "
-            "s3://bucket/run. Mount the storage and pass the path, or copy the "
-            "checkpoints to a directory or bucket that is supported."
+            f"Got checkpoint_dir={shown!r}, but {scheme}:// is not supported; expected "
+            "a local directory, gs://bucket/run or s3://bucket/run. Mount the storage "
+            "and pass the path, or copy the checkpoints to a supported directory or "
+            "bucket."
         )
     scheme, bucket, prefix = split(url)
     if prefix and (reason := paths.why_unsafe(rest.rstrip("/"))):
         raise errors.ConfigurationError(
-            f"checkpoint_dir={shown!r}: what follows {scheme}:// {reason}; expected a "
-            f"bucket and a folder, such as {scheme}://bucket/run."
+            f"Got checkpoint_dir={shown!r}, whose part after {scheme}:// {reason}; "
+            f"expected a bucket and a folder, such as {scheme}://bucket/run."
         )
     if not prefix:
         raise errors.ConfigurationError(
-            f"checkpoint_dir={shown!r} is a whole bucket; expected a bucket and a "
-            f"folder, such as {scheme}://bucket/run."
+            f"checkpoint_dir={shown!r} is a bucket without a folder; expected a bucket "
+            f"and a folder, such as {scheme}://bucket/run."
         )
     return f"{scheme}://{bucket}/{prefix}"
 
@@ -188,8 +188,9 @@ class Scratch:
             self._note(LocalFiles(self.directory), expected)
         except OSError as error:
             _log.warning(
-                "could not write %s in %s; if this process ends before the next "
-                "upload, a start deletes commits that are only there: %s",
+                "could not write %s in %s. If this process terminates before the next "
+                "upload, the next start deletes commits that are only in this "
+                "directory: %s",
                 _EXPECTED,
                 self.directory,
                 error,
@@ -211,10 +212,10 @@ class Scratch:
         free = shutil.disk_usage(self.directory).free
         if free < need:
             raise errors.ConfigurationError(
-                f"The scratch directory {self.directory!r} of checkpoint_dir="
-                f"{self.url!r} has {free:,} bytes free; expected {need:,} or more for "
-                f"two commits of {largest:,} bytes. Free space, or set {VARIABLE} to a "
-                "directory with room."
+                f"The scratch directory {self.directory!r} of "
+                f"checkpoint_dir={self.url!r} has {free:,} bytes free; expected at "
+                f"least {need:,} bytes, enough for two commits of {largest:,} bytes. "
+                f"Free space, or set {VARIABLE} to a directory with more space."
             )
 
     def has_room_for(self, path: str, pending: Iterable[Entry], largest: int) -> bool:
@@ -263,7 +264,8 @@ class Scratch:
             steps = ", ".join(str(each.step) for each in lost)
             _log.warning(
                 "%s was changed by another program. The commits of step(s) %s, which "
-                "are only in the scratch directory %s, are deleted there",
+                "are only in the scratch directory %s, are deleted from the scratch "
+                "directory",
                 self.url,
                 steps,
                 self.directory,
@@ -351,9 +353,9 @@ def choose_storage(
             shown = paths.without_secrets(str(location))
             raise errors.ConfigurationError(
                 f"checkpoint_dir is the URL {paths.without_secrets(directory)!r}, and "
-                f"mirror_dir is {shown!r} too; expected one of the two, "
-                "because a checkpoint_dir that is a URL is a mirror already. Leave "
-                "out one of the two."
+                f"mirror_dir is {shown!r}; expected only one of these, because a "
+                "checkpoint_dir that is a URL is itself a mirror. Remove one of these "
+                "arguments."
             )
         scratch = Scratch.of(directory)
         keep = max_to_keep
@@ -369,16 +371,17 @@ def choose_storage(
         return RunStorage(directory=checkpoint_dir, max_to_keep=max_to_keep)
     if not isinstance(location, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
-            f"mirror_dir is {location!r}; expected a URI such as "
-            '"gs://bucket/run", "s3://bucket/run" or "file:///disk/run"'
+            f'mirror_dir is {location!r}; expected a URI such as "gs://bucket/run", '
+            '"s3://bucket/run" or "file:///disk/run"'
         )
     if isinstance(location, FsspecStore):
         raise errors.ConfigurationError(
-            f"mirror_dir is the file system {location.uri!r}; expected a URI "
-            'such as "gs://bucket/run", s3:// or file://. A file system of fsspec or '
-            "pyarrow promises no exclusive create, so two runs could mix their commits "
-            "there. Mount it and pass file:///path, or copy single checkpoints by "
-            "tfpreempt.Checkpoint(path, filesystem)."
+            f"mirror_dir is the file system {location.uri!r}; expected a URI such as "
+            '"gs://bucket/run", s3:// or file://. A file system of fsspec or pyarrow '
+            "does not guarantee that only one of two writers can create a file, so two "
+            "runs could mix their commits. Mount the file system and pass "
+            "file:///path, or copy single checkpoints with tfpreempt.Checkpoint(path, "
+            "filesystem)."
         )
     store = location if isinstance(location, ObjectStore) else open_store(location)
     if directory and isinstance(store, LocalStore):

@@ -53,7 +53,7 @@ class CommitGoneError(Exception):
     """The commit was deleted, or needs no upload; not a failure of the mirror."""
 
 
-class CommitDamagedError(errors.CheckpointCorruptedError):
+class CommitCorruptError(errors.CheckpointCorruptedError):
     """A file to be uploaded differs from its manifest."""
 
 
@@ -104,7 +104,7 @@ class Upload:
         Raises:
             UploadCancelledError: `cancel` was called.
             CommitGoneError: the local files were deleted in the meantime.
-            CommitDamagedError: a local file differs from the manifest.
+            CommitCorruptError: a local file differs from the manifest.
             CheckpointError: the store failed.
         """
         manifest, commit = self.commit.manifest, self.commit
@@ -178,8 +178,9 @@ class Upload:
         gone = {os.path.join(self._folder, name) for name in names} - self._names()
         if gone:
             raise errors.SaveError(
-                f"{self._store.uri}/{min(gone)} was deleted while its commit was "
-                "uploaded; does another run use this place?"
+                f"{self._store.uri}/{min(gone)} was deleted during the upload of its "
+                f"commit. Check whether another run writes to {self._store.uri}, and "
+                "use a separate URI for each run."
             )
 
     def _check(self) -> None:
@@ -246,14 +247,15 @@ class Upload:
         """
         expected = (entry.size, entry.crc32c)
         if path is not None and (found := checksum.of_file(path)) != expected:
-            return CommitDamagedError(
-                f"{path!r} has {found[0]} bytes and crc32c {found[1]:08x}; its "
-                f"manifest has {entry.size} and {entry.crc32c:08x}. The file is not "
-                "uploaded; check the disk."
+            return CommitCorruptError(
+                f"{path!r} has {found[0]} bytes and crc32c {found[1]:08x}; expected "
+                f"{entry.size} bytes and crc32c {entry.crc32c:08x}, as in its "
+                "manifest. The file is not uploaded. Check the disk."
             )
         return errors.SaveError(
-            f"{self._store.uri}/{name} arrived with a wrong checksum; the object was "
-            "deleted, and the upload is retried."
+            f"The object {self._store.uri}/{name} had a wrong checksum after the "
+            "upload, so the object was deleted, and the upload is retried. If this "
+            "repeats, check the network and the memory of this machine."
         )
 
     def _opened(self, path: str, part: Range | None = None) -> _CountedFile:

@@ -116,7 +116,7 @@ class Directory:
             raise errors.ConfigurationError(
                 f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
             )
-        with os_errors.translated("look at the checkpoints", self.path):
+        with os_errors.translated("read the checkpoints", self.path):
             self.identity = DirectoryIdentity(self.path)
         self.unfinished = collections.deque(maxlen=_UNFINISHED)
         self.restart = num_restarts()
@@ -136,11 +136,11 @@ class Directory:
             for path in retention.clean(
                 self.files, self.path, self.clock, is_sole=is_sole
             ):
-                _log.info("deleted %s, left by a save that was never committed", path)
+                _log.info("deleted %s, the files of a save without a commit", path)
         except OSError as error:
             _log.warning(
-                "could not delete the files of unfinished saves in %s, which only "
-                "take up disk space: %s",
+                "could not delete the files of incomplete saves in %s, which only take "
+                "up disk space: %s",
                 self.path,
                 error,
             )
@@ -150,8 +150,8 @@ class Directory:
             self.identity = DirectoryIdentity(self.path)
         except OSError as error:
             _log.warning(
-                "could not prepare the checkpoint directory %s; the next save will "
-                "retry: %s",
+                "could not prepare the checkpoint directory %s; the next save retries "
+                "this: %s",
                 self.path,
                 error,
             )
@@ -302,8 +302,7 @@ class Directory:
             except errors.CheckpointCorruptedError as error:
                 raise errors.CheckpointCorruptedError(
                     f"{str(error).rstrip('.')}. Put the files back from a copy; or "
-                    f"move {candidate.path!r} away, to resume from an older "
-                    "checkpoint"
+                    f"move {candidate.path!r} away, to resume from an older checkpoint"
                 ) from error
         if manifest is not None:
             for state in self.contents.states:
@@ -391,8 +390,10 @@ class Directory:
         entry = self._commit_at(checkpoint.path)
         if entry is not None and entry.kind is Kind.FLAT:
             raise errors.ConfigurationError(
-                f"{checkpoint!r} belongs to a CheckpointManager or a save_fn; delete "
-                "the checkpoint by their means (max_to_keep of the CheckpointManager)"
+                f"{checkpoint!r} belongs to a CheckpointManager or a save_fn; expected "
+                "a checkpoint in a directory of its own. Delete the checkpoint with "
+                "the CheckpointManager (max_to_keep), or with the program of the "
+                "save_fn"
             )
         holder, _, name = checkpoint.path.rstrip("/").rpartition("/")
         may_be_own = holder == self.path and layout.COMMIT.fullmatch(name) is not None
@@ -401,12 +402,12 @@ class Directory:
             is_known = self.mirror.delete(checkpoint.path, entry) or is_known
         if not is_known:
             raise errors.ConfigurationError(
-                f"{checkpoint!r} is not of this handler's directory, {self.path!r}, "
-                "nor of its mirror_dir; nothing was deleted"
+                f"Got {checkpoint!r}; expected a checkpoint in this handler's "
+                f"directory {self.path!r} or in its mirror_dir. Nothing was deleted"
             )
         if entry is None:
             _log.warning(
-                "%r is not in this directory (any more), so nothing was deleted",
+                "%r is no longer in the checkpoint directory, so nothing was deleted",
                 checkpoint,
             )
             return
@@ -424,7 +425,7 @@ class Directory:
             CheckpointCorruptedError: the commit cannot be read.
         """
         name = path.rstrip("/").rpartition("/")[2]
-        with os_errors.translated("look at the checkpoints", self.path):
+        with os_errors.translated("read the checkpoints", self.path):
             found = catalog.scan(self.path)
         for entry in found:
             is_twin = name == catalog.folder_name(entry.step or 0, entry.token)
@@ -434,8 +435,8 @@ class Directory:
             if entry.condition is CommitStatus.CORRUPT and is_meant:
                 raise errors.CheckpointCorruptedError(
                     f"{entry.path!r} cannot be read, so nothing was deleted: "
-                    f"{entry.problems[0].rstrip('.')}; check the directory and the "
-                    "disk, or remove it by hand"
+                    f"{entry.problems[0].rstrip('.')}. Check the directory and the "
+                    f"disk, or delete {entry.path!r} by hand"
                 )
         return None
 
@@ -445,7 +446,7 @@ class Directory:
             return catalog.read_at(path)
         except (OSError, errors.CheckpointError) as error:
             _log.warning(
-                "%s is committed, but cannot be read back, so the commit is not "
+                "%s is committed, but cannot be read again, so the commit is not "
                 "mirrored: %s",
                 path,
                 error,
@@ -497,8 +498,8 @@ def check_nothing_came(path: str) -> None:
         found = catalog.scan(path)
     if head.has_moved(each for each in found if each.is_committed):
         raise errors.DirectoryLockedError(
-            f"another program has committed in {path!r} since this process closed "
-            "its handler there; resuming in this process would mix two runs. Start "
-            "this program again (in a notebook: restart the kernel) after the other "
-            "program has ended, or use another directory"
+            f"another program has committed in {path!r} since this process closed its "
+            "handler for this directory; resuming in this process would mix two runs. "
+            "Start this program again (in a notebook: restart the kernel) after the "
+            "other program has ended, or use another directory"
         )

@@ -30,8 +30,8 @@ from tfpreempt.storage import checksum, file_reading, paths
 _log = logging.getLogger(__name__)
 INDEX = ".index"
 _TEMPORARY = re.compile(r"_temp(/|$)")
-_HALF = "half-written: this save is under way, or it died; it is never restored"
-_OVERWRITTEN = "saved again without tfpreempt after our commit of this name"
+_HALF = "incomplete: this save is running or was interrupted; it is never restored"
+_OVERWRITTEN = "saved again without tfpreempt after the commit of this name"
 
 
 def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
@@ -122,8 +122,8 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
         if needs_pointer:
             raise
         _log.warning(
-            "cannot read TensorFlow's state file: %s. The file is only a pointer; "
-            "the commits are found without the file.",
+            "cannot read TensorFlow's state file: %s. tfpreempt finds the commits "
+            "without this file.",
             error,
         )
     return {each for each in found if not _TEMPORARY.search(each) and _may_be(each)}

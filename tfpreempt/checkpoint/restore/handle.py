@@ -78,18 +78,18 @@ class Checkpoint:
         text = _check_path(path)
         if filesystem is None and not text:
             raise errors.ConfigurationError(
-                "A checkpoint's place is a path or a URI; got an empty one."
+                "Got an empty path; expected the path or the URI of a checkpoint."
             )
         if filesystem is not None and is_url(text):
             raise errors.ConfigurationError(
                 f"Got the URI {paths.without_secrets(text)!r} together with "
-                f"filesystem={filesystem!r}; expected one of them. Leave filesystem "
-                "out, or give the path in it."
+                f"filesystem={filesystem!r}; expected either a URI or a file system. "
+                "Leave filesystem= out, or pass the path in the file system."
             )
         if isinstance(filesystem, str | os.PathLike):
             raise errors.ConfigurationError(
                 f"Got filesystem={filesystem!r}; expected a file system object of "
-                "pyarrow or fsspec. Pass a URI without filesystem=: "
+                "pyarrow or fsspec. For a URI, leave filesystem= out: "
                 "Checkpoint('gs://...')."
             )
         self._filesystem = filesystem
@@ -113,8 +113,8 @@ class Checkpoint:
         handle = cls(path)
         if handle._local is None:
             raise errors.ConfigurationError(
-                f"from_directory() takes a directory of this machine; got {path!r}. "
-                f"Use Checkpoint({path!r})."
+                f"from_directory() got {path!r}; expected a directory of this machine. "
+                f"For a URI, use Checkpoint({path!r})."
             )
         return handle
 
@@ -305,7 +305,7 @@ class Checkpoint:
     def __fspath__(self) -> NoReturn:
         raise TypeError(
             f"{self!r} is a reference, not a path. Use `with checkpoint.as_directory() "
-            "as path`, or `.path` for where it is, or `.prefix` for "
+            "as path`; or `.path`, the location of the checkpoint; or `.prefix` for "
             "tf.train.Checkpoint.restore()."
         )
 
@@ -348,8 +348,9 @@ class Checkpoint:
         found = self._find()
         if found.kind is Kind.EXTERNAL:
             raise errors.CheckpointError(
-                f"{self!r} was written without tfpreempt, as flat files: there is no "
-                "directory of its own for metadata. Copy it with to_directory() first."
+                f"{self!r} was written without tfpreempt and has no directory of its "
+                "own, so there is no file for metadata. Copy the checkpoint with "
+                "to_directory() first."
             )
         holder = os.path.join(found.store.uri, found.holder)
         alone = locked(holder, "write metadata", seconds=_NOTE_SECONDS)
@@ -398,7 +399,7 @@ def _check_restorable(given: Any) -> None:
         "tf.train.Checkpoint(model=model)"
     )
     if hasattr(given, "checkpoint") and hasattr(given, "latest_checkpoint"):
-        advice = "pass its .checkpoint"
+        advice = "pass the .checkpoint of the CheckpointManager"
     raise errors.ConfigurationError(
         f"restore() got {given!r}; expected a tf.train.Checkpoint: {advice}."
     )
@@ -415,9 +416,9 @@ def _checked_prefix(found: Entry) -> str:
     prefix = resolve.tensorflow_prefix(found)
     if prefix is None:
         raise errors.CheckpointError(
-            f"{found.path} holds no tf.train.Checkpoint, or more than one; expected "
-            "one `.index` file. Name one of many by its prefix; named States are "
-            "loaded by load_state()."
+            f"{found.path} contains no tf.train.Checkpoint, or more than one; expected "
+            "exactly one `.index` file. For a directory with several checkpoints, pass "
+            "the prefix of a checkpoint. To load named States, use load_state()."
         )
     paths.check_restorable(prefix)
     return prefix
@@ -434,13 +435,15 @@ def _fill(found: Entry, target: str, timeout: float | None) -> None:
 def _check_path(path: object) -> str:
     if isinstance(path, Checkpoint) or not isinstance(path, str | os.PathLike):
         raise errors.ConfigurationError(
-            f"A checkpoint's place is a path or a URI (str or os.PathLike); got "
-            f"{path!r}."
+            f"Got {path!r} as the path of a checkpoint; expected a path or a URI (str "
+            "or os.PathLike)."
         )
     text = os.fsdecode(os.fspath(path))
     paths.check_no_user_info(text)
     if "\0" in text:
-        raise errors.ConfigurationError(f"No path has a NUL in it; got {text!r}.")
+        raise errors.ConfigurationError(
+            f"Got the path {text!r}; expected a path without a NUL character."
+        )
     return text
 
 
@@ -454,13 +457,13 @@ def _check_target(path: object) -> str:
     local = local_path(os.path.expanduser(_check_path(path)))
     if local is None:
         raise errors.ConfigurationError(
-            f"to_directory() writes into a directory of this machine; got {path!r}."
+            f"to_directory() got {path!r}; expected a directory of this machine."
         )
     target = os.path.realpath(local)
     if os.path.lexists(target) and not os.path.isdir(target):
         raise errors.CheckpointError(
-            f"{target!r} is not a directory; expected a directory to copy into, or "
-            "nothing. Remove the file or choose another directory; nothing was "
-            "written."
+            f"{target!r} is not a directory; expected a directory, or a path that does "
+            "not exist. No file was written. Remove the file or choose another "
+            "directory."
         )
     return target

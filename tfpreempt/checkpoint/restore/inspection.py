@@ -30,7 +30,7 @@ _MAX_EXTRA = 5
 _MAX_NAMES = 1_000_000
 _SAVE = "no marker: this save is running or was interrupted"
 _UPLOAD = "no marker: this upload is running or was interrupted"
-_DELETED = "checkpoint deleted; the next commit removes the remaining files"
+_DELETED = "checkpoint deleted; the next commit deletes the remaining files"
 _EXTERNAL = "written without tfpreempt: only index and lengths can be checked"
 _LINK = "is a symbolic link; links are not followed"
 
@@ -235,9 +235,9 @@ def _size_of(files: Iterable[str]) -> int:
 
 def _nothing(location: str) -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        f"No checkpoint found at {location!r}. Name the directory of a run, the "
-        "directory of a commit (run/5), a flat prefix (run/ckpt-5), or a URI such as "
-        "gs://bucket/run."
+        f"No checkpoint was found at {location!r}; expected the directory of a run, "
+        "the directory of a commit (run/5), a flat prefix (run/ckpt-5), or a URI such "
+        "as gs://bucket/run. Check the path."
     )
 
 

@@ -90,9 +90,9 @@ def adapter_of(given: Any) -> Checkpoints:
         if adapter.is_checkpoint(given):
             return adapter
     raise errors.ConfigurationError(
-        f"checkpoint_or_checkpoint_manager: got {type(given).__name__}: {given!r}; "
-        "expected a tf.train.Checkpoint with checkpoint_dir, a "
-        "tf.train.CheckpointManager, or None for named States alone"
+        f"Got checkpoint_or_checkpoint_manager={given!r} of type "
+        f"{type(given).__name__}; expected a tf.train.Checkpoint with checkpoint_dir=, "
+        "a tf.train.CheckpointManager, or None to save only named States"
     )
 
 

@@ -99,8 +99,8 @@ def verify(
         name, text = next(iter(found.items()))
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise errors.CheckpointCorruptedError(
-            f"{entry.file(name)!r} of checkpoint {entry.path!r} is damaged: {text}"
-            f"{more}"
+            f"{entry.file(name)!r} of checkpoint {entry.path!r} is corrupt: "
+            f"{text}{more}"
         )
 
 
@@ -136,7 +136,7 @@ def newest_verified(
         if needs_prefix and entry.prefix is None:
             on_skip(
                 f"{entry.path!r} (step {entry.step}) has no TensorFlow checkpoint, "
-                "only named States: a restore would leave the weights unchanged"
+                "only named States, so a restore would leave the weights unchanged"
             )
             continue
         try:
@@ -159,10 +159,10 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
     assert manifest is not None
     if manifest.world_size != cluster.num_workers:
         _log.warning(
-            "%s was written by %d worker(s), now there are %d. Weights and step are "
-            "restored. The position in tfpreempt.data is restored too, and the "
+            "%s was written by %d worker(s), and this run has %d. Weights and step are "
+            "restored. The position in tfpreempt.data is restored, too; so is the "
             "position in other data whose global batches all workers share, if a "
-            "strategy distributed the data then as now. Any other dataset iterator "
+            "strategy distributes the data in both runs. Any other dataset iterator "
             "starts from the beginning. Random generators and per-replica values are "
             "distributed over the current workers (see docs/elastic.md of tfpreempt).",
             entry.path,
@@ -171,9 +171,9 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
         )
     elif cluster.worker not in manifest.workers:
         _log.warning(
-            "%s has no part of worker %d, because the part was lost at the commit: "
-            "the data position, random generators and per-replica values of this "
-            "worker are not restored.",
+            "%s has no part of worker %d, because this part was lost during the "
+            "commit: the data position, random generators and per-replica values of "
+            "this worker are not restored.",
             entry.path,
             cluster.worker,
         )

@@ -156,12 +156,14 @@ class Save(StagedSave):
         if not directory.cluster.is_chief:
             worker = directory.cluster.worker
             raise errors.UsageError(
-                f"Worker {worker} cannot commit; only worker 0 can."
+                f"Worker {worker} called commit; expected a call on worker 0, the only "
+                "worker that can commit."
             )
         if self.is_empty:
             _log.warning(
-                "nothing to commit at step %d: save_fn returned None (expected the "
-                "written path), or the manager's checkpoint_interval has not passed.",
+                "no commit at step %d: save_fn returned None (expected the path of the "
+                "checkpoint), or the checkpoint_interval of the CheckpointManager has "
+                "not passed.",
                 self.step,
             )
             self.discard()
@@ -287,9 +289,9 @@ class Save(StagedSave):
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:
             _log.warning(
-                "workers %s wrote their parts of this save, but worker 0 does not "
-                "see the parts in %s, so the commit lacks these parts. Mount one "
-                "storage for all workers",
+                "workers %s wrote their parts of this save, but worker 0 does not find "
+                "these parts in %s, so the commit lacks these parts. Mount the same "
+                "storage on all workers",
                 missing,
                 self.staging,
             )

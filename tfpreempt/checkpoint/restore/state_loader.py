@@ -119,8 +119,8 @@ class StateLoader:
         ):
             if self.clock.monotonic() > end:
                 _log.warning(
-                    "%s was not committed within %g s; the loaded States may be "
-                    "older than on other workers",
+                    "%s was not committed within %g s; the loaded States may be older "
+                    "than the States of other workers",
                     self._pending,
                     _SECONDS,
                 )
@@ -203,9 +203,9 @@ class StateLoader:
         if restart is None or type(wrote) is not int or restart - wrote <= 1:
             return
         _log.warning(
-            "this is restart %d, and the newest intact commit, %s, was written by "
-            "%s: the steps since that commit were lost, and are repeated. The logs "
-            "of the starts in between have the reasons",
+            "this is restart %d, and the newest intact commit, %s, was written by %s: "
+            "the steps since that commit were lost, and are repeated. For the reasons, "
+            "read the logs of the starts in between",
             restart,
             commit.path,
             f"restart {wrote}" if wrote else "the first start",

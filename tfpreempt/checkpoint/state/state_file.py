@@ -94,15 +94,13 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
         return None
     except (OSError, MemoryError) as error:  # a hostile sparse file may be huge
         raise errors.CheckpointCorruptedError(
-            f"The State in {path!r} cannot be read: {error!r}. The file is corrupt; "
-            "remove the file."
+            f"The State in {path!r} cannot be read: {error!r}"
         ) from error
     crc, expected = checksum.of_bytes(body), _HEADER.unpack(head)[1]
     if crc != expected or len(body) < _RANK.size:
         raise errors.CheckpointCorruptedError(
             f"The State in {path!r} has crc32c {crc:08x} in {len(body)} bytes; "
-            f"expected {expected:08x}, the checksum in its header. The file is "
-            "corrupt; remove the file."
+            f"expected {expected:08x}, the checksum in its header."
         )
     (sequence,) = _RANK.unpack_from(body)
     return sequence, io.BytesIO(body[_RANK.size :])
