@@ -221,7 +221,7 @@ def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path)
     timer = threading.Timer(0.5, release.set)
     timer.start()
     try:
-        with pytest.raises(errors.CheckpointError, match=r"more than 0.2 s.*go on"):
+        with pytest.raises(errors.CheckpointError, match=r"more than 0.2 s.*continue"):
             download.download(commit, str(tmp_path), timeout=0.2)
     finally:
         timer.join()

@@ -44,7 +44,7 @@ def test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place(
 
 def test_bad_arguments_are_refused() -> None:
     numbers = tf.data.Dataset.range(8).batch(4)
-    with pytest.raises(errors.ConfigurationError, match="strategy is 'mirrored'"):
+    with pytest.raises(errors.ConfigurationError, match="Got strategy='mirrored'"):
         distribute(numbers, "mirrored")  # type: ignore[arg-type]
-    with pytest.raises(errors.ConfigurationError, match="dataset is of type list"):
+    with pytest.raises(errors.ConfigurationError, match="Got a dataset of type list"):
         distribute([1, 2], tf.distribute.get_strategy())  # type: ignore[arg-type]

@@ -140,9 +140,9 @@ def test_replicas_that_cannot_share_a_batch_equally_are_refused(
     start(here, way, data, (1, 1), "preempted", 10).expect(RESTART)
     refused = start(here, way, data, (3, 1), "whole", 10)
     refused.expect(1, 1, 1)
-    told = "The global batch has 10 samples, which 3 replicas cannot share equally"
+    told = "has 10 samples, which cannot be divided equally among 3 replicas"
     for worker in refused:
         assert told in worker.output
-        assert "needs 1, 2, 5 or 10 replicas in all" in worker.output
+        assert "use 1, 2, 5 or 10 replicas in total" in worker.output
     # Nothing was changed; with a size that works it goes on.
     start(here, way, data, (2, 1), "whole", 10).expect(0, 0)

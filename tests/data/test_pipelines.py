@@ -236,7 +236,7 @@ def test_load_may_not_draw(load):
         (lambda: indexed(seed=2**63), "seed is 9223372036854775808"),
         (lambda: arrays(batch_size=0), "batch_size is 0"),
         (lambda: indexed(batch_size="8"), "batch_size is '8'"),
-        (lambda: arrays(batch_size=51, drop_remainder=True), "leaves no batch"),
+        (lambda: arrays(batch_size=51, drop_remainder=True), "there is no full batch"),
         (lambda: data.from_index(sample, 0, batch_size=1, seed=1), "size is 0"),
         (lambda: data.from_index(sample, 2**49, batch_size=1, seed=1), "size is 56"),
         (
@@ -255,7 +255,7 @@ def test_load_may_not_draw(load):
         ),
         (
             lambda: data.from_arrays({"a": object()}, batch_size=1, seed=1),
-            "arrays holds object.*from_index",
+            "arrays contains a value of type object.*from_index",
         ),
     ],
 )

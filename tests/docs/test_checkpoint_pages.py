@@ -87,7 +87,7 @@ def test_the_first_program_goes_on_from_the_bucket(
         for machine in ("first", "second"):
             (tmp_path / machine).mkdir()
             told = fork(zygote, program, tmp_path / machine, server.environment())
-    assert "fetching step 1000" in told
+    assert "downloading step 1000" in told
 
 
 @pytest.mark.tensorflow
@@ -96,7 +96,7 @@ def test_the_program_without_a_cloud_outlives_its_disk(
 ) -> None:
     (program,) = blocks("checkpoints/without-a-cloud.md")
     told = fork(zygote, program, tmp_path, {})
-    assert told.count("fetching step 20") == 1
+    assert told.count("downloading step 20") == 1
     assert "20.0" in told.split()
 
 

@@ -246,11 +246,11 @@ def generated():
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (Half(), r"has get_state\(\) and no set_state\(\); expected"),
+        (Half(), r"has get_state\(\) but not set_state\(\); expected"),
         (Lines, r"the class Lines.*Lines\(\.\.\.\)"),
-        ([1, 2], r"\[1, 2\], a list.*pass iter\(loader\)"),
-        (generated(), "generator keeps its place to itself"),
-        (None, r"None, a NoneType; expected .*state_dict\(\)"),
+        ([1, 2], r"\[1, 2\] of type list.*pass iter\(loader\)"),
+        (generated(), "position of a Python generator cannot be read"),
+        (None, r"None of type NoneType; expected .*state_dict\(\)"),
     ],
 )
 def test_what_is_no_loader_is_refused(loader, said):

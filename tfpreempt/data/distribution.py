@@ -64,7 +64,7 @@ def distribute(
     """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise errors.ConfigurationError(
-            f"strategy is {strategy!r}; expected a tf.distribute.Strategy, such as "
+            f"Got strategy={strategy!r}; expected a tf.distribute.Strategy, such as "
             "tf.distribute.get_strategy()"
         )
     if isinstance(dataset, tf.data.Dataset):
@@ -73,14 +73,14 @@ def distribute(
         distributed = strategy.distribute_datasets_from_function(dataset, options)
     else:
         raise errors.ConfigurationError(
-            f"dataset is of type {type(dataset).__name__}; expected a tf.data.Dataset, "
-            "or a function that makes one of a tf.distribute.InputContext"
+            f"Got a dataset of type {type(dataset).__name__}; expected a "
+            "tf.data.Dataset, or a function that takes a tf.distribute.InputContext "
+            "and returns a tf.data.Dataset"
         )
     if isinstance(strategy, tf.distribute.TPUStrategy):
         raise errors.ConfigurationError(
-            "strategy is a TPUStrategy, whose data have no place that can be saved; "
-            "expected another. Derive the batch from the step: "
-            "iter(strategy.experimental_distribute_dataset(dataset.skip("
-            "handler.total_run_calls)))"
+            "Got a TPUStrategy, for whose data no position can be saved; expected "
+            "another strategy. With a TPUStrategy, skip the batches already read: "
+            "iter(strategy.experimental_distribute_dataset(dataset.skip(handler.total_run_calls)))"
         )
     return make_iterator(distributed)

@@ -140,8 +140,8 @@ def from_index(
     """
     if not callable(load):
         raise errors.ConfigurationError(
-            f"load is of type {type(load).__name__}; expected a function that makes a "
-            "sample from its index; pass arrays to from_arrays"
+            f"Got load of type {type(load).__name__}; expected a function that takes "
+            "an index and returns a sample. For arrays, use from_arrays"
         )
     size = _check_integer("size", size, 1, _LARGEST, _SIZE)
     batch_size, count = _check_batches(size, batch_size, drop_remainder)
@@ -261,8 +261,8 @@ def _tensor(value: Any) -> tf.Tensor:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
         raise errors.ConfigurationError(
-            f"arrays holds {type(value).__name__}; expected arrays or tensors, in "
-            "tuples and dicts; load other data by its index, with from_index"
+            f"arrays contains a value of type {type(value).__name__}; expected "
+            "arrays or tensors, in tuples and dicts. To load other data by index, use from_index"
         ) from error
 
 
@@ -276,8 +276,8 @@ def _check_no_list(arrays: Any) -> None:
     """
     if isinstance(arrays, list):
         raise errors.ConfigurationError(
-            f"arrays holds a list of {len(arrays)}; expected a tuple, for several "
-            "arrays, or an array made of it with np.asarray"
+            f"arrays contains a list of {len(arrays)} items; expected a tuple for "
+            "several arrays, or a single array made with np.asarray(list)"
         )
     if isinstance(arrays, Mapping):
         arrays = tuple(arrays.values())
@@ -291,8 +291,9 @@ def _common_length(tensors: Any) -> int:
     if shapes and all(shape.rank and shape[0] == shapes[0][0] for shape in shapes):
         return _check_integer("size", int(shapes[0][0]), 1, _LARGEST, _SIZE)
     raise errors.ConfigurationError(
-        f"arrays has the shapes {[tuple(shape) for shape in shapes]}; expected one "
-        "array or more, all with the same first dimension, the number of samples"
+        f"arrays has the shapes {[tuple(shape) for shape in shapes]}; expected at "
+        "least one array, and the same first dimension (the number of samples) for all "
+        "arrays"
     )
 
 
@@ -315,9 +316,9 @@ def _check_draws_nothing(load: Any) -> None:
     if drawing:
         raise errors.ConfigurationError(
             f"load draws random numbers with {', '.join(sorted(drawing))}, whose "
-            "counter is not part of the position; expected a function of the index "
-            "alone. Use tf.random.stateless_* with a seed from the index, or augment "
-            "in layers of the model, whose seeds are saved"
+            "counter is not part of the position; expected a function that depends "
+            "only on the index. Use tf.random.stateless_* with a seed from the index, "
+            "or augment in layers of the model, whose seeds are saved"
         )
 
 
@@ -327,12 +328,12 @@ def _check_batches(size: int, batch_size: Any, drop_remainder: bool) -> tuple[in
     Raises:
         ConfigurationError: the batch size is invalid, or there is no full batch.
     """
-    expected = "a number of samples, an int from 1 on"
+    expected = "a number of samples, an int of 1 or more"
     number = _check_integer("batch_size", batch_size, 1, _LARGEST, expected)
     if drop_remainder and number > size:
         raise errors.ConfigurationError(
-            f"batch_size is {number} with drop_remainder=True and {size} samples, "
-            "which leaves no batch at all; expected no more than there are samples"
+            f"batch_size is {number} with drop_remainder=True and {size} samples, so "
+            f"there is no full batch; expected at most {size}"
         )
     return number, size // number if drop_remainder else -(-size // number)
 

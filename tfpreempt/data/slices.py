@@ -190,9 +190,9 @@ def check_shares(size: int, replicas: int) -> None:
         *most, last = [str(n) for n in range(1, size + 1) if size % n == 0]
         needed = f"{', '.join(most)} or {last}" if most else last
         raise errors.ConfigurationError(
-            f"The global batch has {size} samples, which {replicas} replicas cannot "
-            "share equally. A run that resumes with another number of workers needs "
-            f"{needed} replicas in all."
+            f"The global batch has {size} samples, which cannot be divided equally "
+            f"among {replicas} replicas. To resume with another number of workers, use "
+            f"{needed} replicas in total."
         )
 
 

@@ -158,10 +158,10 @@ def load_state(state: State) -> bool:
 def _warn_of_no_directory() -> None:
     show_log_lines()
     _log.warning(
-        "save_all_states() saves nothing: no handler is open, and the "
-        "environment variable %s is not set. `tfpreempt run --checkpoint-dir DIR` sets "
-        "the variable; or set it to a directory that all workers share; or make a "
-        "PreemptionCheckpointHandler first",
+        "save_all_states() saves nothing, because no handler is open and the "
+        "environment variable %s is not set. Start the program with `tfpreempt run "
+        "--checkpoint-dir DIR`; or set the variable to a directory that all workers "
+        "share; or create a PreemptionCheckpointHandler first",
         _VARIABLE,
     )
 

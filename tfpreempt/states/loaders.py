@@ -53,7 +53,7 @@ class LoaderAccessor:
             self.set(state)
         except Exception as error:
             raise errors.CheckpointMismatchError(
-                f"{loader} refuses the state that was saved: {type(error).__name__}: "
+                f"{loader} does not accept the saved state: {type(error).__name__}: "
                 f"{error}. Build the loader as the interrupted run did, or use another "
                 "checkpoint directory."
             ) from error
@@ -114,7 +114,8 @@ class LoaderState(State):
             encoded = encode(state, what, arrays, takes_bytes=True)
         except RecursionError:
             raise errors.SaveError(
-                f"{what} is nested too deep, or contains itself; expected plain values."
+                f"{what} is nested too deep, or contains itself; expected numbers, "
+                "strings, arrays, lists and dicts without a cycle."
             ) from None
         write_parts(fileobj, {"kind": _KIND, "state": encoded}, arrays)
 
@@ -130,7 +131,9 @@ class LoaderState(State):
         header, arrays = read_parts(fileobj)
         with readable(self):
             if header["kind"] != _KIND:
-                raise ValueError(f"its kind is {str(header['kind'])[:80]!r}")
+                raise ValueError(
+                    f"expected the kind {_KIND!r}, got {str(header['kind'])[:80]!r}"
+                )
             return decode(header["state"], arrays)
 
 
@@ -146,24 +149,27 @@ def _check(loader: Any, what: str) -> LoaderAccessor:
     """
     if (accessor := accessor_of(loader)) is not None:
         return accessor
-    received = f"{what} was given {loader!r}, a {type(loader).__name__}"
-    advice = "make its state known by two such methods, or write a State of your own"
+    received = f"{what} got {loader!r} of type {type(loader).__name__}"
+    advice = "add two such methods to the class, or write a subclass of State"
     if isinstance(loader, type):
-        received = f"{what} was given the class {loader.__name__}"
-        advice = f"make one of it first: {loader.__name__}(...)"
+        received = f"{what} got the class {loader.__name__}"
+        advice = f"create an instance first: {loader.__name__}(...)"
     else:
         for names in _PAIRS:
             if has := [n for n in names if callable(getattr(loader, n, None))]:
                 (lacks,) = {*names} - {*has}
-                received += f" that has {has[0]}() and no {lacks}()"
+                received += f", which has {has[0]}() but not {lacks}()"
         if callable(getattr(loader, "__iter__", None)) and not hasattr(
             loader, "__next__"
         ):
-            advice = "its iterator may have them: pass iter(loader), and read from that"
+            advice = (
+                "the iterator may have these methods: pass iter(loader), and read "
+                "from this iterator"
+            )
         elif inspect.isgenerator(loader):
             advice = (
-                "a Python generator keeps its place to itself: make it a class with "
-                "__next__ and these methods"
+                "the position of a Python generator cannot be read: write a class "
+                "with __next__ and these methods"
             )
     raise errors.ConfigurationError(
         f"{received}; expected an object with get_state() and set_state(state), or "

@@ -95,8 +95,9 @@ class NumpyRandomState(State):
                 self._set(state)
         if saved != here:
             raise errors.CheckpointMismatchError(
-                f"{self!r} was saved with the bit generator {str(saved)[:40]!r}; here "
-                f"it has {here!r}. Make the same kind as before."
+                f"{self!r} was saved with the bit generator {str(saved)[:40]!r}, and "
+                f"the generator of this program has {here!r}. Create the generator "
+                "with the saved bit generator."
             )
 
     def reshard(

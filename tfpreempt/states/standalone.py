@@ -106,17 +106,17 @@ class StandaloneStates:
         states = REGISTRY.in_order()
         if not states:
             raise errors.UsageError(
-                "save_all_states() was called and there is no registered State. A "
-                "State is deleted with its last reference: keep a reference to the "
-                "State."
+                "save_all_states() found no registered State; expected at least one. A "
+                "State is deleted with its last reference: create a State, and keep a "
+                "reference to the State."
             )
         own = [state for state in states if state.per_worker]
         if own and self._cluster.num_workers > 1:
             raise errors.ConfigurationError(
-                f"{own[0]!r} is saved by each of the {self._cluster.num_workers} "
-                "workers, which come together by a handler only. Make one: "
-                f"PreemptionCheckpointHandler(resolver, None, {self._directory!r}); "
-                "or use States with per_worker=False."
+                f"{own[0]!r} has per_worker=True and is saved by each of the "
+                f"{self._cluster.num_workers} workers; such a save needs a handler. "
+                "Create a handler: PreemptionCheckpointHandler(resolver, None, "
+                f"{self._directory!r}); or use States with per_worker=False."
             )
         if not self._has_directory:
             # Only before the first save: later saves must not create a new directory.
@@ -194,10 +194,10 @@ class StandaloneStates:
             return
         self._lease.release()
         raise errors.DirectoryLockedError(
-            f"another program has committed in {self._directory!r} since this "
-            "program loaded its States from there; a save now would undo the steps "
-            "of the other program. Start this program again when the other program "
-            "has ended, or use another directory."
+            f"another program has committed in {self._directory!r} since this program "
+            "loaded its States; a save would overwrite the steps of the other program. "
+            "Start this program again after the other program has ended, or use "
+            "another directory."
         )
 
     def _warn_if_chief_committed(self) -> None:
@@ -209,7 +209,7 @@ class StandaloneStates:
         if not self._is_warned and self._lease.head.has_moved(self._commits()):
             self._is_warned = True
             _log.warning(
-                "a newer commit appeared in %s while worker %d loaded its States, so "
+                "a newer commit was made in %s while worker %d loaded its States, so "
                 "the States may come from two steps. Synchronize all workers between "
                 "the last load_state() and the first save_all_states()",
                 self._directory,

@@ -120,7 +120,7 @@ class StandaloneMirror:
     def _bring(self) -> None:
         instead = f"unset {REMOTE_VARIABLE}"
         if self.scratch is not None:
-            instead = "name another checkpoint directory"
+            instead = "use another checkpoint directory"
         copies = None
         with self._settling() as files:
             if files is not None:

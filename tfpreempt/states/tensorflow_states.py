@@ -69,8 +69,9 @@ class TensorFlowRandomState(State):
                 load_generator_record(own, record)
         if saved != here:
             raise errors.CheckpointMismatchError(
-                f"{self!r} was saved with algorithm {saved}; here the generator has "
-                f"{here}. Make the same kind as before."
+                f"{self!r} was saved with the algorithm {saved}, and the generator of "
+                f"this program has {here}. Create the generator with the saved "
+                "algorithm."
             )
 
     def reshard(
@@ -116,10 +117,10 @@ class DatasetIteratorState(State):
     ) -> None:
         if not isinstance(iterator, private_api.iterator_ops.OwnedIterator):
             raise errors.ConfigurationError(
-                f"A DatasetIteratorState was given {iterator!r}; expected "
-                "`iter(dataset)` of a tf.data.Dataset. (The position of a NumPy "
-                "iterator cannot be had; one of tfpreempt.data.distribute() goes into "
-                "the tf.train.Checkpoint.)"
+                f"DatasetIteratorState got {iterator!r}; expected `iter(dataset)` of a "
+                "tf.data.Dataset. (A NumPy iterator has no position that can be saved. "
+                "Put an iterator of tfpreempt.data.distribute() into the "
+                "tf.train.Checkpoint.)"
             )
         check_position(iterator, f"The iterator of DatasetIteratorState {name!r}")
         super().__init__(name, per_worker, registry=registry)
@@ -131,9 +132,9 @@ class DatasetIteratorState(State):
             parts = pack(self.iterator._serialize_to_tensors()["_STATE"])
         except tf.errors.OpError as error:
             raise errors.SaveError(
-                f"The position of {self!r} cannot be had: {error.message} Pipelines "
-                "with from_generator, py_function or unseeded random ops keep it to "
-                "themselves."
+                f"The position of {self!r} cannot be saved: {error.message} A dataset "
+                "with from_generator, py_function or unseeded random operations has no "
+                "position that can be saved; use tfpreempt.data."
             ) from error
         order = data_order.of_iterator(self.iterator)
         write_parts(fileobj, {"kind": "tf.data", "order": order}, parts)
@@ -142,12 +143,12 @@ class DatasetIteratorState(State):
         header, parts = read_parts(fileobj)
         try:
             if header.get("kind") != "tf.data" or not parts:
-                raise ValueError(f"its head is {str(header)[:80]!r}")
+                raise ValueError(f"the header is {str(header)[:80]!r}")
             order = data_order.parse(header.get("order", {}))
             state = unpack(parts)
         except (AttributeError, ValueError, tf.errors.OpError) as error:
             raise errors.CheckpointCorruptedError(
-                f"What was saved for {self!r} cannot be read: {error}"
+                f"The saved state of {self!r} cannot be read: {error}"
             ) from error
         here = data_order.of_iterator(self.iterator)
         data_order.check(order, here, f"The data of {self!r}")
@@ -156,5 +157,6 @@ class DatasetIteratorState(State):
             self.iterator._restore_from_tensors({"_STATE": state})
         except (ValueError, tf.errors.OpError) as error:
             raise errors.CheckpointMismatchError(
-                f"{self!r} was saved from another pipeline than this one: {error}"
+                f"{self!r} was saved from another pipeline: {error}. Build the dataset "
+                "as the interrupted run did, or use another checkpoint directory"
             ) from error

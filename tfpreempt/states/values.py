@@ -60,7 +60,8 @@ class JsonState(State):
             raise errors.SaveError(
                 f"The value of {self!r} cannot be saved as JSON: {problem}. Expected "
                 "dictionaries with strings as keys, lists, strings, numbers, booleans "
-                "and None; convert it, or use an ArrayDictState or a State of your own."
+                "and None. Convert the value, or use an ArrayDictState or a subclass "
+                "of State."
             )
         fileobj.write(data)
 
@@ -97,7 +98,7 @@ def _read_json(fileobj: IO[bytes], state: State) -> Any:
         return json.loads(fileobj.read())
     except (ValueError, RecursionError) as error:
         raise errors.CheckpointCorruptedError(
-            f"What was saved for {state!r} is not JSON: {error}"
+            f"The saved state of {state!r} is not valid JSON: {error}"
         ) from error
 
 
@@ -160,7 +161,7 @@ class StepCounter(State):
         value = _read_json(fileobj, self)
         if type(value) is not int or not 0 <= value < _MAX_STEP:
             raise errors.CheckpointCorruptedError(
-                f"What was saved for {self!r} is {str(value)[:80]!r}; expected a "
+                f"The saved state of {self!r} is {str(value)[:80]!r}; expected a "
                 "number of steps."
             )
         return value
@@ -171,8 +172,8 @@ def _check_step(value: object) -> int:
         value = int(value)
     if type(value) is not int or not 0 <= value < _MAX_STEP:
         raise errors.ConfigurationError(
-            f"A StepCounter was given the value {value!r}; expected a whole number "
-            "from 0 below 2**63."
+            f"StepCounter got the value {value!r}; expected an integer of 0 or more, "
+            "below 2**63."
         )
     return value
 
@@ -253,22 +254,25 @@ def _why_not_exact(name: object, array: object) -> str | None:
     assert isinstance(array, np.ndarray)
     dtype = array.dtype
     if dtype.hasobject:
-        return f"{name!r} has dtype {dtype}: Python objects would need pickle"
+        return f"{name!r} has dtype {dtype} with Python objects; expected plain numbers"
     try:
         is_exact = _dtype(repr(np.lib.format.dtype_to_descr(dtype))) == dtype
     except UNREADABLE:
         is_exact = False
     if not is_exact:
-        return f"{name!r} has dtype {dtype}, which NumPy cannot name; save a view of it"
+        return (
+            f"{name!r} has dtype {dtype}, which cannot be written to a file; expected "
+            "a simple dtype (save a view of the array)"
+        )
     return None
 
 
 def _dtype(text: str) -> np.dtype[Any]:
     if len(text) > 100_000:
-        raise ValueError(f"a dtype of {len(text)} characters")
+        raise ValueError(f"the name of a dtype has {len(text)} characters")
     dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text))
     if dtype.hasobject:
-        raise ValueError(f"the dtype {dtype} has Python objects")
+        raise ValueError(f"the dtype {dtype} contains Python objects")
     return dtype
 
 
@@ -284,11 +288,16 @@ def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
     """
     dtype, shape = _dtype(entry["dtype"]), tuple(entry["shape"])
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"the shape {str(shape)[:80]}")
+        raise ValueError(f"the shape {str(shape)[:80]} is not valid")
     if math.prod(shape) * dtype.itemsize != len(part):
-        raise ValueError(f"{len(part)} bytes for {dtype} of shape {str(shape)[:80]}")
+        raise ValueError(
+            f"got {len(part)} bytes for an array of dtype {dtype} and shape "
+            f"{str(shape)[:80]}"
+        )
     if entry["order"] not in ("C", "F"):
-        raise ValueError(f"the order {str(entry['order'])[:20]!r}")
+        raise ValueError(
+            f"the memory order is {str(entry['order'])[:20]!r}; expected 'C' or 'F'"
+        )
     # Use a bytearray, because an array on bytes would not be writable.
     array: np.ndarray[Any, Any] = np.ndarray(
         shape, dtype, bytearray(part), order=entry["order"]
