@@ -309,7 +309,10 @@ def test_the_other_keras(
 ) -> None:
     shutil.copytree(interrupted_runs["keras"], on.checkpoints)
     before = contents(on.checkpoints)
-    words = ("keras was 'keras' there and is 'tf_keras' here", "the same Keras")
+    words = (
+        "keras was 'keras' in that run, and is 'tf_keras' in this run",
+        "the same Keras",
+    )
     refused(on, errors.CheckpointMismatchError, on.fit, *words)
     assert contents(on.checkpoints) == before
 
@@ -422,7 +425,7 @@ def test_another_backend(
     def program() -> None:
         on.preemption().set_model(on.keras.Sequential([]))
 
-    words = ("'jax'", "TensorFlow backend only", "KERAS_BACKEND=tensorflow")
+    words = ("'jax'", "expected the backend 'tensorflow'", "KERAS_BACKEND=tensorflow")
     refused(on, errors.ConfigurationError, program, *words)
 
 
@@ -500,6 +503,8 @@ def test_a_fit_of_an_earlier_version_is_told_as_such() -> None:
     file = io.BytesIO()
     write_parts(file, {"progress": {}, "callbacks": {}}, [])
     file.seek(0)
-    with pytest.raises(errors.CheckpointMismatchError, match="earlier tfpreempt"):
+    with pytest.raises(
+        errors.CheckpointMismatchError, match="earlier version of tfpreempt"
+    ):
         state.load(file)
     state.unregister()

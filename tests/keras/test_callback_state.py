@@ -94,7 +94,7 @@ def test_a_commit_leaves_out_a_callback_that_fails_and_names_it(caplog):
         [Remembering(value) for value in values], leaves_out=True
     )
     (record,) = caplog.records
-    assert "Remembering#2, so the callback would start" in record.getMessage()
+    assert "Remembering#2. After a restart from this commit" in record.getMessage()
     assert "(set)" in record.getMessage()
     fresh = [Remembering(), Remembering("kept"), Remembering()]
     callback_state.restore(fresh, travelled(saved))
@@ -197,7 +197,7 @@ def test_callbacks_that_lose_nothing(values):
     [
         ({"count": 0, "fn": len, "last": None}, "(count, last)"),
         ({"ema": net()}, "(ema)"),
-        ({"get_state": lambda: 1}, "only get_state is there"),
+        ({"get_state": lambda: 1}, "has only get_state; expected"),
     ],
 )
 def test_callbacks_that_lose_something_are_named(values, named):
@@ -309,6 +309,6 @@ def test_backup_and_restore_is_named_and_left_alone(tmp_path, caplog):
         callback_list.conflicts(callbacks, tmp_path)
     (record,) = caplog.records
     assert "keras.BackupAndRestore (backup_dir='theirs')" in record.getMessage()
-    assert "Remove the callback" in record.getMessage()
+    assert "Remove keras.BackupAndRestore" in record.getMessage()
     assert callback_list.unsupported(callbacks) == []
     assert callback_state.capture(callbacks).header == {}

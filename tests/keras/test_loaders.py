@@ -255,7 +255,7 @@ def test_an_iterator_of_ones_own_goes_on_at_once(
     [
         ({"data": Rows}, "a Python generator"),
         ({"data": RowsElsewhere}, "a Python generator"),
-        ({"state": {1, 2}}, r"its state is {1, 2} (set)"),
+        ({"state": {1, 2}}, r"the state of the loader is {1, 2} (set)"),
         ({"state": ValueError("lost")}, "ValueError: lost"),
     ],
 )
@@ -314,9 +314,7 @@ def test_a_place_that_is_lost_on_the_way(
 @TF_KERAS
 def test_data_without_the_methods_are_a_mismatch(on: Machine, line: str) -> None:
     kinds = iter([RowsWithState, Rows])
-    with pytest.raises(
-        errors.CheckpointMismatchError, match=r"another kind \(loader\)"
-    ):
+    with pytest.raises(errors.CheckpointMismatchError, match=r"the kind 'loader'"):
         train(on, lambda: next(kinds)(), ("begin", 0, 4), **OWN)
 
 

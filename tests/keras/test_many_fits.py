@@ -226,7 +226,7 @@ def test_a_complete_fit_whose_data_differ_in_each_start_is_restored(
     on.run(lambda: on.fit(epochs=1))
     on.start()
     with pytest.raises(
-        errors.CheckpointMismatchError, match="start it again unchanged"
+        errors.CheckpointMismatchError, match="start the program again unchanged"
     ):
         on.fit(epochs=1, x=X + 1)
     for shift in (2, 3):

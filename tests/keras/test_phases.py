@@ -37,7 +37,7 @@ def test_each_way_to_begin_leads_to_the_end() -> None:
 
 
 def test_what_keras_never_does_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"'the fit ends' came in .* VALIDATING"):
+    with pytest.raises(RuntimeError, match=r"'the fit ends' happened in .* VALIDATING"):
         after(FitPhase.VALIDATING, FitEvent.TRAIN_END)
 
 

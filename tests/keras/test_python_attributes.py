@@ -55,7 +55,7 @@ def test_a_kind_that_would_come_back_as_another_is_named(
     assert entry[-1] == "lost"
     [text] = caplog.messages
     assert "the change of model.stats will not be restored" in text
-    assert "would come back as another kind" in text
+    assert "would change the type of the value" in text
 
 
 def test_with_several_workers_a_value_that_a_trace_lacks_is_named(

@@ -45,7 +45,9 @@ def test_a_record_of_another_form(header: Any) -> None:
 def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
     file = io.BytesIO()
     write_parts(file, header, [])
-    with pytest.raises(errors.CheckpointMismatchError, match="earlier tfpreempt"):
+    with pytest.raises(
+        errors.CheckpointMismatchError, match="earlier version of tfpreempt"
+    ):
         FitRecord.read(io.BytesIO(file.getvalue()))
 
 

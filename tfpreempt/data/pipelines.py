@@ -262,7 +262,8 @@ def _tensor(value: Any) -> tf.Tensor:
     except (TypeError, ValueError) as error:
         raise errors.ConfigurationError(
             f"arrays contains a value of type {type(value).__name__}; expected "
-            "arrays or tensors, in tuples and dicts. To load other data by index, use from_index"
+            "arrays or tensors, in tuples and dicts. To load other data by index, "
+            "use from_index"
         ) from error
 
 

@@ -124,7 +124,7 @@ class PreemptionCallback:
             raise errors.ConfigurationError(
                 f'save_freq is {every!r}; expected "epoch", a positive number of '
                 "batches (an int), a positive datetime.timedelta "
-                "(timedelta(minutes=5)), or None for notices only"
+                "(timedelta(minutes=5)), or None to save only at a preemption notice"
             )
         self._options = FitOptions(
             checkpoint_dir=checkpoint_dir,
@@ -238,9 +238,9 @@ class PreemptionCallback:
 
             if (backend := keras.backend.backend()) != "tensorflow":
                 raise errors.ConfigurationError(
-                    f"Keras runs on the backend {backend!r}; tfpreempt works with the "
-                    "TensorFlow backend only. Set KERAS_BACKEND=tensorflow before "
-                    "keras is imported."
+                    f"Keras runs on the backend {backend!r}; expected the backend "
+                    "'tensorflow'. Set KERAS_BACKEND=tensorflow before keras is "
+                    "imported."
                 )
         self.model = model
         callbacks = callbacks_of(model)
@@ -263,8 +263,9 @@ class PreemptionCallback:
         """
         if any(is_running(other.fit) for other in _running):
             raise errors.UsageError(
-                "two PreemptionCallbacks are in one fit, or in a fit inside a fit; a "
-                "process can be preempted only once. Remove one of them."
+                "Got two PreemptionCallbacks in a fit, or in a fit inside a fit; "
+                "expected one, because a process handles one preemption. Remove one "
+                "PreemptionCallback."
             )
         while _running:
             _running.pop().abandon()

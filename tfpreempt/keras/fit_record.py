@@ -69,7 +69,7 @@ class EncodedValue:
         Raises:
             CheckpointCorruptedError: the header and arrays were not made by `of`.
         """
-        with readable("a fit"):
+        with readable("model.fit"):
             return decode(self.header, self.arrays)
 
 
@@ -119,13 +119,13 @@ class FitRecord(State):
         header, parts = read_parts(fileobj)
         if not isinstance(header, dict) or "record" not in header:
             raise errors.CheckpointMismatchError(
-                "The checkpoint is of an earlier tfpreempt, which saved the state of "
-                "a fit in another format. Finish that run with the earlier version, "
-                "or start from scratch in another checkpoint directory; the weights "
-                "can be restored with tf.train.Checkpoint."
+                "The checkpoint was written by an earlier version of tfpreempt, which "
+                "saved the state of a fit in another format. Finish the run with the "
+                "earlier version, or start from scratch in another checkpoint "
+                "directory; tf.train.Checkpoint can restore the weights."
             )
         left = iter(parts)
-        with readable("a fit"):
+        with readable("model.fit"):
             return {
                 name: EncodedValue(
                     header=head, arrays=tuple(itertools.islice(left, count))

@@ -96,11 +96,10 @@ class MultiWorkerPatch:
                 setattr(was.owner, was.name, was.previous)
                 continue
             _logger.warning(
-                "another library replaced %s.%s after enable_multi_worker(), and the "
-                "replacement stays; the function of tfpreempt inside of the "
-                "replacement does nothing from now on. To restore the function of "
-                "Keras, undo the later patch and assign the function that ours wraps "
-                "(its __wrapped__)",
+                "another library replaced %s.%s after enable_multi_worker(). The "
+                "replacement stays, and tfpreempt's function inside of the replacement "
+                "does nothing from now on. To restore the function of Keras, undo the "
+                "later patch and assign the __wrapped__ of tfpreempt's function",
                 was.owner.__name__,
                 was.name,
             )
@@ -145,8 +144,9 @@ def enable_multi_worker() -> MultiWorkerPatch:
     if (backend := keras.backend.backend()) != "tensorflow":
         raise errors.ConfigurationError(
             f"Keras runs on the backend {backend!r}; enable_multi_worker() is for "
-            "tf.distribute.MultiWorkerMirroredStrategy and needs 'tensorflow': set "
-            "KERAS_BACKEND=tensorflow before Keras is imported, or leave out the call"
+            "tf.distribute.MultiWorkerMirroredStrategy and expects the backend "
+            "'tensorflow'. Set KERAS_BACKEND=tensorflow before Keras is imported, or "
+            "remove the call"
         )
     private_api.check_available("keras_workers")
     if not private_api.was_seen("keras"):
@@ -236,9 +236,10 @@ def _building(previous: _Function) -> _Function:
             # stop a single worker, and the remaining workers would wait forever.
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise errors.ConfigurationError(
-                    f"the metric variable {variable.path!r} was made outside of "
-                    "strategy.scope(), so each worker would count only its own rows: "
-                    "create metrics, and call compile(), inside the scope"
+                    f"the metric variable {variable.path!r} was created outside of "
+                    "strategy.scope(), so each worker would count only its own rows; "
+                    "expected a variable created inside the scope. Create metrics, and "
+                    "call compile(), inside strategy.scope()"
                 )
 
     return build

@@ -173,8 +173,8 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
             continue
         if len(hooks) == 1:
             lost.append(
-                f"{class_name(callback)} (of get_state and set_state only "
-                f"{hooks[0]} is there)"
+                f"{class_name(callback)} (has only {hooks[0]}; expected both get_state "
+                "and set_state)"
             )
             continue
         understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
@@ -234,20 +234,19 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
         is_backup = kind == "BackupAndRestore"
         if _is_inside(theirs, ours) or (is_backup and _is_inside(ours, theirs)):
             raise errors.ConfigurationError(
-                f"{class_name(callback)} has {attribute}={given!r}, and the "
-                "checkpoint_dir of PreemptionCallback is "
-                f"{os.fspath(checkpoint_dir)!r}: one is inside the other, so the two "
-                "would overwrite or delete each other's files. Use two separate "
-                "directories, side by side."
+                f"{class_name(callback)} has {attribute}={given!r}, and "
+                f"PreemptionCallback has checkpoint_dir={os.fspath(checkpoint_dir)!r}: "
+                "one directory contains the other, so each callback would overwrite or "
+                "delete files of the other. Use two separate directories, side by side."
             )
         if is_backup:
             log.warning(
-                "%s (backup_dir=%r) is in the same fit. This callback loads weights "
-                "and sets the first epoch at the start, in conflict with "
-                "PreemptionCallback. Remove the callback: PreemptionCallback does "
-                "the same.",
+                "%s (backup_dir=%r) is in the same fit as PreemptionCallback. Both "
+                "load weights and set the first epoch at the start, which is a "
+                "conflict. Remove %s: PreemptionCallback restores the same.",
                 class_name(callback),
                 callback.backup_dir,
+                class_name(callback),
             )
 
 

@@ -47,8 +47,8 @@ def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> EncodedVal
                 raise
             del arrays[before:]
             log.error(
-                "this commit lacks the state of %s, so the callback would start with "
-                "its initial state after a restart from this commit: %s",
+                "this commit lacks the state of the callback %s. After a restart from "
+                "this commit, the callback starts with its initial state: %s",
                 name,
                 error,
             )
@@ -170,8 +170,8 @@ def _matched(
     now = _by_name(callbacks)
     if not isinstance(header, dict):
         raise errors.CheckpointCorruptedError(
-            f"What was saved for the callbacks of a fit is a {type(header).__name__}; "
-            "expected an entry for each by its name"
+            f"The saved state of the callbacks of a fit is a {type(header).__name__}; "
+            "expected a dict with an entry for each callback"
         )
     for name, callback in now.items():
         if name in header:
@@ -185,7 +185,7 @@ def _matched(
     for name in header:
         if name not in now and not name.endswith(".ProgbarLogger"):
             log.warning(
-                "the checkpoint has the state of a callback %s, which this fit does "
-                "not have; the state is ignored",
+                "the checkpoint has the state of a callback %s, but this fit has no "
+                "callback of this name; the state is ignored",
                 name,
             )

@@ -69,7 +69,7 @@ class LoaderTracker(ReplayTracker):
         assert self._handed is not None
         state = self._handed.state_after(position.batches)
         if state is None:
-            problem = self._handed.problem or "the position is no longer kept"
+            problem = self._handed.problem or "too many batches were read since"
             log.warning(_UNKNOWN, position.batches, problem)
             return dataclasses.replace(position, kind="replay")
         return dataclasses.replace(position, more=[state.header, [*state.arrays]])
@@ -171,7 +171,7 @@ class _DeliveredBatches:
 
     def _state(self) -> EncodedValue | None:
         try:
-            return EncodedValue.of(self._get(), "its state")
+            return EncodedValue.of(self._get(), "the state of the loader")
         except Exception as error:  # noqa: BLE001 - loaders raise errors of any class
             self.problem = f"{type(error).__name__}: {error}"
             return None
@@ -179,13 +179,13 @@ class _DeliveredBatches:
 
 _UNKNOWN = (
     "the position of the loader of the training data after %d batches is unknown "
-    "(%s). A restart from this checkpoint reads those batches again, which is exact "
-    "only if they come in the same order again."
+    "(%s). A restart from this checkpoint reads these batches again, which is exact "
+    "only if the loader returns the batches in the same order."
 )
 _BOTH = (
     "a restart loads %r, and this fit also reads its batches again. If the fit reads "
     "from that loader, remove the State: the loader would resume at a wrong "
-    "position, because a fit reads ahead of training. Keras 3 accepts Grain's "
-    "loaders, and tf_keras any iterator with such methods; these loaders resume at "
-    "their position without a State."
+    "position, because a fit reads batches ahead of training. Keras 3 accepts "
+    "loaders of Grain, and tf_keras any iterator with such methods; these loaders "
+    "resume at their position without a State."
 )

@@ -50,9 +50,9 @@ log = logging.getLogger(__name__)
 AGAIN = (
     "the position in this input pipeline cannot be saved. A resumed run reads the "
     "batches before the position again, which takes as long as the first time, and "
-    "is exact only if the batches come in the same order again: seed all random "
-    "operations of the pipeline. A keras.utils.PyDataset or tfpreempt.data resumes "
-    "at the position"
+    "is exact only if the batches have the same order: set a seed for all random "
+    "operations of the pipeline. To resume at the position without this, use a "
+    "keras.utils.PyDataset or tfpreempt.data"
 )
 """Reason for reading batches again, for a warning."""
 _KEPT = 512
@@ -100,7 +100,7 @@ class Position:
         """
         if value is None:
             return None
-        with readable("a fit"):
+        with readable("model.fit"):
             found = cls(**value)
             counts = found.made, found.read, found.batches
             is_told = all(type(each) is int and each >= 0 for each in counts)
@@ -112,7 +112,7 @@ class Position:
             is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
             if not (is_kind and is_told and is_of_bytes and is_counted):
-                raise ValueError(f"not a position in data: {str(value)[:200]}")
+                raise ValueError(f"expected a position in data, got {str(value)[:200]}")
         return found
 
 
@@ -233,8 +233,8 @@ class IteratorTracker(Tracker):
             except tf.errors.OpError as error:
                 raise errors.CheckpointMismatchError(
                     "The position in the training data was saved for another tf.data "
-                    f"pipeline than this one: {error.message}. Build the dataset as "
-                    "the interrupted run did, or use another checkpoint directory."
+                    f"pipeline: {error.message}. Build the dataset as the interrupted "
+                    "run did, or use another checkpoint directory."
                 ) from error
 
     def extend(self, position: Position, iterator: Any) -> None:
@@ -307,10 +307,10 @@ class ReplayTracker(Tracker):
                     if index > position.batches - self.fit.steps_per_execution:
                         return  # the last step of an epoch may have had fewer batches
                     raise errors.CheckpointMismatchError(
-                        f"The training data end after {index} batches, and the "
-                        f"checkpoint was made after {position.batches}: the data are "
-                        "shorter than in the interrupted run. Use the data of the "
-                        "interrupted run, or another checkpoint directory."
+                        f"The training data end after {index} batches, but the "
+                        f"checkpoint was made after {position.batches} batches, so the "
+                        "data are shorter than in the interrupted run. Use the data of "
+                        "the interrupted run, or another checkpoint directory."
                     ) from None
         data_order.check(position.order, self._element(position.batches), _DATA)
 

@@ -57,10 +57,10 @@ _CHANGES = (
     "the class get_state() and set_state(state)."
 )
 _DRAWN = (
-    "the training data are %s, which draws random numbers for each batch "
-    "in the order in which batches are read. After a restart within an epoch the order "
-    "and the count of batches begin again, so the batches differ from an uninterrupted "
-    "run. %s, or give the class get_state() and set_state(state)."
+    "the training data are %s, which draws random numbers for each batch in the order "
+    "in which batches are read. After a restart within an epoch, the order and the "
+    "count of batches start again from the beginning, so the batches differ from an "
+    "uninterrupted run. %s, or give the class get_state() and set_state(state)."
 )
 _DRAWING = {
     "Iterator": (

@@ -165,18 +165,17 @@ class TrainingData:
         if saved.kind not in (self.tracker.kind, *self.tracker.other_kinds):
             if saved.kind not in WAYS:
                 raise errors.CheckpointMismatchError(
-                    "The position in the training data was saved for data of another "
-                    f"kind ({saved.kind}), which the fit does not have. Pass the "
-                    "data of the interrupted run, or use another checkpoint "
-                    "directory."
+                    "The position in the training data was saved for data of the kind "
+                    f"{saved.kind!r}; this fit has data of another kind. Pass the data "
+                    "of the interrupted run, or use another checkpoint directory."
                 )
             self._choose(WAYS[saved.kind])
         if missing := self.tracker.prepare(saved):
             log.warning(
-                "files of the cache that the training data are read from "
-                "are missing: %s. The %d batches before the position are read again, "
-                "and the cache is written again. A cache must lie on storage that "
-                "outlives the machine",
+                "the training data are read from a cache, and files of the cache are "
+                "missing: %s. The %d batches before the position are read again, and "
+                "the cache is written again. Keep caches on storage that outlives the "
+                "machine",
                 ", ".join(missing),
                 saved.batches,
             )

@@ -71,7 +71,7 @@ def read(saved: EncodedValue) -> Progress:
         CheckpointCorruptedError: the value is not a `Progress` of this version.
     """
     value = saved.value()
-    with readable("a fit"):
+    with readable("model.fit"):
         found = Progress(**value)
         tables: Sequence[Any]
         made = [found.made_of, *(past.get("made_of", {}) for past in found.histories)]
@@ -85,7 +85,7 @@ def read(saved: EncodedValue) -> Progress:
         is_plain = all(isinstance(v, plain) for each in made for v in each.values())
         is_known = found.phase in get_args(Stage)
         if not (is_known and are_tables and is_told and is_plain):
-            raise ValueError(f"not a position in a fit: {str(value)[:200]}")
+            raise ValueError(f"expected progress of a fit, got {str(value)[:200]}")
     return found
 
 
@@ -214,17 +214,17 @@ def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
             continue
         if here < before if what == "slots" else here != before:
             raise errors.CheckpointMismatchError(
-                f"The checkpoint in {directory!r} is of another run: {name} was "
-                f"{before!r} there and is {here!r} here. To resume that run, {fix}; "
-                "to start from scratch, use another checkpoint directory. "
+                f"The checkpoint in {directory!r} belongs to another run: {name} was "
+                f"{before!r} in that run, and is {here!r} in this run. To resume that "
+                f"run, {fix}; to start from scratch, use another checkpoint directory. "
                 f"{GIVE_EACH}"
             )
     size = now.get("steps_per_execution", 1)
     if saved.batch % size:
         raise errors.CheckpointMismatchError(
             f"The checkpoint was made before batch {saved.batch} of epoch "
-            f"{saved.epoch}, and steps_per_execution is {size} now, which does not "
-            "divide that number. Compile with the steps_per_execution of the "
+            f"{saved.epoch}, and steps_per_execution is {size} now; expected a divisor "
+            f"of {saved.batch}. Compile with the steps_per_execution of the "
             f"interrupted run ({saved.made_of.get('steps_per_execution')})."
         )
 
@@ -273,14 +273,15 @@ def check_values(
     if is_known_to_vary or is_seen_to_vary:
         return (
             "samples of the training arrays differ in each start, so they cannot be "
-            "compared with those of the complete fit in the checkpoint. This fit is "
-            f"taken for that fit. To be sure of that, {fix}. {GIVE_EACH}"
+            "compared with the arrays of the complete fit in the checkpoint. tfpreempt "
+            "assumes that this fit is the complete fit. To avoid the assumption, "
+            f"{fix}. {GIVE_EACH}"
         )
     raise errors.CheckpointMismatchError(
-        f"The checkpoint in {directory!r} is of a complete fit on other training data: "
-        "samples of the arrays differ. If this is that fit, and its data are drawn in "
-        "each start without a seed, start it again unchanged: the next start compares "
-        "its data with those of this start too, and restores the end of the fit if "
-        f"they differ again ({fix} to avoid this). If this is another fit, use another "
-        f"checkpoint directory. {GIVE_EACH}"
+        f"The checkpoint in {directory!r} belongs to a complete fit on other training "
+        "data: samples of the arrays differ. If this is another fit, use another "
+        "checkpoint directory. If this is the complete fit, and the program creates "
+        "other random data in each start, start the program again unchanged: the next "
+        "start also compares its data with the data of this start, and restores the "
+        f"end of the fit if the data differ again ({fix} to avoid this). {GIVE_EACH}"
     )

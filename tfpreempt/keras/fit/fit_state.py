@@ -378,17 +378,16 @@ def check(
     if [kind for _, kind in saved] != [own.kind for own in now]:
         here = ", ".join(f"{own.name} {own.kind}" for own in now)
         raise errors.CheckpointMismatchError(
-            "The metrics, seed generators or optimizer variables are others than in "
-            f"the checkpoint. In the model: {here}. In the "
-            f"checkpoint: {', '.join(map(' '.join, saved))}. Compile the model as the "
-            "interrupted run did (metrics, loss, optimizer), or use another "
-            "checkpoint directory."
+            "The metrics, seed generators or optimizer variables differ from the "
+            f"checkpoint. In the model: {here}. In the checkpoint: "
+            f"{', '.join(map(' '.join, saved))}. Compile the model as the interrupted "
+            "run did (metrics, loss, optimizer), or use another checkpoint directory."
         )
     for own, before in zip(now, replicas or (), strict=replicas is not None):
         if (count := len(own.parts)) != before:
             raise errors.CheckpointMismatchError(
-                f"{own.name} has values of {count} replica(s) on this worker, and of "
-                f"{before} in its part of the checkpoint. Train under the same "
-                "strategy, on as many devices as the interrupted run, or use another "
-                "checkpoint directory."
+                f"{own.name} has values of {count} replica(s) on this worker, but this "
+                f"worker's part of the checkpoint has values of {before} replica(s). "
+                "Use the strategy and the number of devices of the interrupted run, or "
+                "another checkpoint directory."
             )

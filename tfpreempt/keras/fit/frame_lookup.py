@@ -40,8 +40,8 @@ def find(model: Any) -> Fit:
     if getattr(model, "autotune_steps_per_execution", False):
         raise errors.ConfigurationError(
             'the model was compiled with steps_per_execution="auto", which changes '
-            "during an epoch, so the position in the epoch is unknown. Compile with "
-            "a number."
+            "during an epoch, so the position in the epoch is unknown; expected a "
+            "number. Compile with a number."
         )
     line = "tf_keras" if is_of_tf_keras(model) else "keras"
     private_api.check_available("pipelines", "iterators", f"{line}_fit")
@@ -49,9 +49,9 @@ def find(model: Any) -> Fit:
     frame = next(_calls(model, "fit", LOOPS), None)
     if frame is None:
         raise errors.UsageError(
-            "PreemptionCallback works inside model.fit, and no fit of Keras 3 or "
-            f"tf_keras is running for {type(model).__name__!r} (its own fit must "
-            "call super().fit). In a custom loop use "
+            "PreemptionCallback was called outside of model.fit: no fit of Keras 3 or "
+            f"tf_keras is running for {type(model).__name__!r}. If the model overrides "
+            "fit, call super().fit in the method. In a custom loop use "
             "tfpreempt.PreemptionCheckpointHandler."
         )
     return (Keras3Fit if LOOPS[0] in frame.f_locals else TfKerasFit)(model, frame)

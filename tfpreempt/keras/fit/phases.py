@@ -108,7 +108,7 @@ def after(phase: FitPhase, event: FitEvent) -> FitPhase:
         return TABLE[phase][event]
     except KeyError:
         raise RuntimeError(
-            f"model.fit: {event.value!r} came in the phase {phase.name} "
-            f"({phase.value}), which the versions of Keras that tfpreempt was tested "
-            "with never do"
+            f"model.fit: {event.value!r} happened in the phase {phase.name} "
+            f"({phase.value}); the tested versions of Keras never do this. Use a "
+            "tested version of Keras, or report the error to tfpreempt"
         ) from None

@@ -48,7 +48,7 @@ _PLAIN = (
 _FIXED = frozenset({bool, int, float, str, type(None)})
 _HOLDING = ("variables", "reset_state", "call", "get_config")
 """Methods that identify layers, metrics, losses, optimizers and regularizers."""
-_KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
+_KEEP = ". Keep the value in a tf.Variable or a tfpreempt.State"
 _SMALL = 1 << 12  # bytes; larger values are not stored with a trace
 _LARGE = 1 << 24  # bytes; larger values are regarded as data, and not saved
 _KEPT = "_tfpreempt_attributes"
@@ -117,7 +117,7 @@ def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedV
     """
     found: dict[str, Any] = collections.defaultdict(dict)
     arrays = iter(saved.arrays)
-    with readable("a fit"):
+    with readable("model.fit"):
         for owner, key, head, n, *kind in saved.header:
             encoded = EncodedValue(header=head, arrays=(*itertools.islice(arrays, n),))
             found[str(kind[0]) if kind else "newest"][owner, key] = encoded
@@ -272,7 +272,7 @@ class Attributes:
             has_changed = any(kind == _KINDS[name] for *_, kind in rows)
             if has_changed and len(trace.kinds) > 1:
                 self.lose(
-                    f"the settings of all traces of the {name} function", _KINDS_WHY
+                    f"the settings for all traces of the {name} function", _KINDS_WHY
                 )
         # With this entry a restart knows that the test function was traced.
         if self.traces["test"].values:
@@ -453,11 +453,10 @@ class Attributes:
             return True
         for value in outdated:
             log.warning(
-                "the %s function of the interrupted run was traced while "
-                "%r of %s was %r. The trace of this restart has another value, because "
-                "with several workers only settings of Keras are restored in a trace. "
-                "Training continues with that other value. Keep the value in a "
-                "tf.Variable.",
+                "the %s function of the interrupted run was traced while %r of %s was "
+                "%r. The trace of this restart has another value, because with several "
+                "workers only settings of Keras are restored in a trace. Training "
+                "continues with the other value. Keep the value in a tf.Variable.",
                 name,
                 value.name[1],
                 value.name[0],
@@ -669,16 +668,18 @@ def _taken(
     arrays = (leaf for leaf in leaves if isinstance(leaf, np.ndarray))
     if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in leaves):
         encoded = EncodedValue(header=id(location.value))
-        problem = f"a {type(location.value).__name__} is not a plain value"
+        problem = (
+            f"the value has type {type(location.value).__name__}, which is not saved"
+        )
     elif (
         object_graph.is_data(location.value)
         or sum(each.nbytes for each in arrays) > _LARGE
     ):
         size = f"{object_graph.MANY} items or {_LARGE >> 20} MiB"
-        problem = f"more than {size} are taken for data"
+        problem = f"values of more than {size} are regarded as data and not saved"
     else:
         try:
-            encoded = EncodedValue.of(_bare(location.value), "it")
+            encoded = EncodedValue.of(_bare(location.value), "the value")
         except errors.SaveError as error:
             encoded = EncodedValue(header=repr(_state_of(location.value)))
             problem = str(error)
@@ -704,7 +705,9 @@ def _bare(value: Any) -> Any:
         kind = type(getattr(value, "__wrapped__", value))
         is_wrapper = kind.__module__.partition(".")[0] in object_graph.FRAMEWORKS
         if kind not in _CONTAINERS and not is_wrapper:
-            raise errors.SaveError(f"a {kind.__name__} would come back as another kind")
+            raise errors.SaveError(
+                f"a restore would change the type of the value ({kind.__name__})"
+            )
     if isinstance(value, dict):
         return {key: _bare(inner) for key, inner in value.items()}
     if isinstance(value, tuple):

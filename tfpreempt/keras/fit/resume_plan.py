@@ -86,7 +86,7 @@ def make_plan(
             "train"
         )
         if saved.stopped:
-            note += ". It had been stopped early (model.stop_training)"
+            note += ". The fit was stopped early (model.stop_training)"
         note += (
             ". To train from the start, use another checkpoint_dir, or restore=False"
         )
@@ -111,10 +111,10 @@ def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
     ]
     if not found:
         raise errors.CheckpointMismatchError(
-            f"The checkpoint is of fit {saved.fit} of a program. This fit was "
-            f"expected to be fit {number} or a later fit, but has another model, or "
-            f"another kind or length of the data. {GIVE_EACH} To start from scratch, "
-            "use another checkpoint directory."
+            f"The checkpoint belongs to fit {saved.fit} of a program. Expected that "
+            f"this fit is fit {number} or a later fit, but this fit has another model, "
+            f"or another kind or length of the data. {GIVE_EACH} To start from "
+            "scratch, use another checkpoint directory."
         )
     return next((n for n, is_exact in found if is_exact), found[0][0])
 

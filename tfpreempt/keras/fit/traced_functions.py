@@ -138,8 +138,8 @@ class TracedFunctions:
         if method == "compile":
             self._attributes.lose(
                 "the effect of compile() inside fit",
-                "commits have the optimizer that fit began with. Call compile() "
-                "between two fits, each with a checkpoint_dir of its own",
+                "commits have the optimizer of the start of the fit. Call compile() "
+                "between two fits, each with a separate checkpoint_dir",
             )
             self.take_over("train")
             for name in self._ours:

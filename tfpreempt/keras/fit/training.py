@@ -165,9 +165,9 @@ class Training:
         shared, past = self._state.shared.loaded, resume_plan.past_of(self._directory)
         if self.run.candidate and shared is None:
             raise errors.ConfigurationError(
-                f"The newest checkpoint in checkpoint_dir {self._directory!r} was "
-                "not written by a PreemptionCallback, so the checkpoint belongs to "
-                "another program. Use a separate directory for each run."
+                f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
+                "written by a PreemptionCallback, so the checkpoint belongs to another "
+                "program. Use a separate directory for each run."
             )
         if shared is not None:
             self._saved = fit_progress.read(shared["progress"])
@@ -296,10 +296,11 @@ class Training:
         elif model.stop_training:
             model.stop_training, self._is_stop_held = False, True
             log.warning(
-                "model.stop_training was set while a notice is pending. The notice "
-                "ends this fit, not stop_training: the next start continues after "
-                "batch %d of epoch %d. A callback that stopped for another reason "
-                "can stop again after its next batch or epoch.",
+                "model.stop_training was set while a preemption notice is pending. The "
+                "notice ends this fit, and stop_training is ignored: the next start "
+                "continues after batch %d of epoch %d. A callback that set "
+                "stop_training for another reason can set stop_training again after "
+                "its next batch or epoch.",
                 self._steps.batches,
                 self._steps.epoch,
             )
@@ -574,8 +575,8 @@ class Training:
             case FitPhase.RESTORED if self._state.shared.loaded is not None:
                 return self._state.shared.loaded
         raise errors.SaveError(
-            "no step was trained in this fit yet; the commit before the fit is still "
-            "valid"
+            "this fit has not trained a step yet, so there is nothing to save; the "
+            "commit made before the fit is still valid"
         )
 
     def _take_own(self) -> Taken:
