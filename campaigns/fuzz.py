@@ -546,7 +546,7 @@ KEPT: Sequence[tuple[str, bytes]] = (
     ("journal", DEEP),
     ("journal", b'{"event": "x", "wall": 1' + b"0" * 400 + b"}"),
     ("status", b'{"event": "started", "wall": 15, "workers": 3000000000}\n'),
-    ("status", b'{"event": "left", "wall": 9e18, "cause": "finished", "code": 0}\n'),
+    ("status", b'{"event": "exited", "wall": 9e18, "cause": "finished", "code": 0}\n'),
     ("what a worker says", fuzz_runs.word(at=-1e300)),
     ("what a worker says", fuzz_runs.word(step=1 << 4000)),
     ("memory that is lent", b"9" * 5000 + b"\x001"),

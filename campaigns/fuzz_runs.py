@@ -96,7 +96,7 @@ def of_a_run() -> dict[str, bytes]:
                 say("worker_ended", incarnation=name, worker=worker, **codes)
             cause = "finished" if number else "preemption"
             say("budget", cause=cause, is_used_up=False)
-        say("left", cause="finished", code=0)
+        say("exited", cause="finished", code=0)
         supervisor.close()
         return {each.name: each.read_bytes() for each in ours.iterdir()}
 

@@ -113,7 +113,7 @@ sys.exit(143 if restart == 0 and me == 1 else 0)
         "worker_ended",
         "worker_ended",
         "budget",
-        "left",
+        "exited",
     ]
 
 
@@ -188,8 +188,8 @@ def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
     assert f"{number.name}: waiting for the workers to commit (no time limit)" in err
     assert "stopped by a signal, to be restarted" in err
     events = {r["event"]: r for r in supervised.records()}
-    assert events["told_to_stop"]["signal"] == number.name
-    assert events["left"]["code"] == 42
+    assert events["stop_requested"]["signal"] == number.name
+    assert events["exited"]["code"] == 42
 
 
 def test_a_signal_to_all_processes_of_a_job_is_a_stop(supervised: Run) -> None:
@@ -204,7 +204,7 @@ def test_a_signal_to_all_processes_of_a_job_is_a_stop(supervised: Run) -> None:
     code, _, err = supervised.finish()
     assert code == 143
     assert "SIGUSR1: waiting for the workers to commit (no time limit)" in err
-    assert [r["event"] for r in supervised.records()][-1] == "left"
+    assert [r["event"] for r in supervised.records()][-1] == "exited"
 
 
 def test_a_worker_starts_with_no_signal_blocked(supervised: Run) -> None:
@@ -231,11 +231,11 @@ def test_a_signal_that_ends_the_supervisor_is_in_the_journal(supervised: Run) ->
     supervised.start("until_told()")
     supervised.wait_told("ready-0-0")
     supervised.signal(signal.SIGSEGV)
-    supervised.wait_recorded("supervisor_died")
-    started, died = supervised.records()
+    supervised.wait_recorded("supervisor_terminated")
+    started, terminated = supervised.records()
     assert started["event"] == "started"
-    assert died["supervisor"] == started["supervisor"]
-    assert died["wall"] >= started["wall"]
+    assert terminated["supervisor"] == started["supervisor"]
+    assert terminated["wall"] >= started["wall"]
 
 
 def test_a_second_stop_does_not_cut_the_commit_short(supervised: Run) -> None:
@@ -278,7 +278,9 @@ time.sleep(60)
 """
     supervised.start(program, "--workers", "2")
     pids = [supervised.wait_told(f"ready-{i}") for i in range(2)]
-    presses = zip(keys, ("told_to_stop", "urged", "left"), strict=True)
+    presses = zip(
+        keys, ("stop_requested", "stop_requested_again", "exited"), strict=True
+    )
     for number, event in presses:
         supervised.signal(number)
         supervised.wait_recorded(event)
@@ -726,7 +728,7 @@ tell("left", repr(time.monotonic()))
 os._exit(3)
 """
     supervised.run(program, "--workers", "2", "--max-failures", "0", "--quiet")
-    (seen,) = (r for r in supervised.records() if r["event"] == "ended_others")
+    (seen,) = (r for r in supervised.records() if r["event"] == "workers_signaled")
     assert seen["monotonic"] - float(supervised.wait_told("left")) < 0.5  # idle: 2 ms
 
 

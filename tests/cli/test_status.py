@@ -136,7 +136,7 @@ class Run:
         self.supervisor("budget", cause=cause, is_used_up=is_used_up, delay=delay)
 
     def quits(self, cause: str, code: int) -> None:
-        self.supervisor("left", cause=cause, code=code)
+        self.supervisor("exited", cause=cause, code=code)
 
     def status(self, *options: str, place: Path | str | None = None) -> Result:
         arguments = ["status", str(place or self.directory), *options]
@@ -391,7 +391,7 @@ def test_how_a_job_ended(
 def test_a_supervisor_that_a_signal_ended(training: Run) -> None:
     for worker in range(2):
         training.left(worker, Outcome.COMMITTED, 12, 143)
-    training.supervisor("supervisor_died")
+    training.supervisor("supervisor_terminated")
     status = training.look(1e6)
     assert status.ended == "supervisor terminated by a signal or an error"
     assert not status.is_fine
@@ -405,7 +405,7 @@ def test_workers_whose_supervisor_died(run: Run) -> None:
     run.started()
     run.restored(0)
     run.says(0, 10)
-    run.supervisor("supervisor_died")
+    run.supervisor("supervisor_terminated")
     assert run.states() == [ReportedState.TRAINING, ReportedState.DOWN]
     run.says(0, 11)
     assert run.states(20) == [ReportedState.TRAINING, ReportedState.DOWN]
@@ -685,9 +685,9 @@ def test_what_is_no_record_is_passed_over(training: Run) -> None:
         ("started", {"workers": 3_000_000_000}),  # all of them were painted
         ("started", {"workers": -1}),
         ("started", {"workers": 2, "first_worker": -5}),
-        ("left", {"cause": "finished", "code": 0, "wall": 1 << 63}),
-        ("left", {"cause": "finished", "code": 0, "wall": 9e18}),
-        ("left", {"cause": "finished", "code": 0, "wall": -9e18}),
+        ("exited", {"cause": "finished", "code": 0, "wall": 1 << 63}),
+        ("exited", {"cause": "finished", "code": 0, "wall": 9e18}),
+        ("exited", {"cause": "finished", "code": 0, "wall": -9e18}),
         ("worker_ended", {"worker": 0, "returncode": 1, "wall": 1e15}),
         ("worker_ended", {"worker": 0, "returncode": 10**400}),
         ("worker_ended", {"worker": "0", "returncode": 1}),

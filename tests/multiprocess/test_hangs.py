@@ -24,8 +24,8 @@ def is_exact(made: Run, reference: Reference) -> bool:
     """Whether it goes on from memory to what comes out without a hang."""
     made.wait()
     assert {made.restored(worker)["tier"] for worker in range(2)} == {"memory"}
-    [left] = records(made.here.checkpoints, "left")
-    assert (left["failures"], left["preemptions"]) == (1, 0)
+    [exited] = records(made.here.checkpoints, "exited")
+    assert (exited["failures"], exited["preemptions"]) == (1, 0)
     return [each.result() for each in made.workers] == reference("mwms", 2)
 
 

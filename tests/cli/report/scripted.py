@@ -181,7 +181,7 @@ class Scripted:
         """Training is over."""
         self.save(save, "finished")
         self._leave(Outcome.FINISHED, 0, "finished")
-        self._supervisor("left", cause="finished", code=0)
+        self._supervisor("exited", cause="finished", code=0)
 
     def finish_later(self, steps: int = 10) -> None:
         """After a time without a process all start again, train on, and finish."""
@@ -207,7 +207,7 @@ class Scripted:
 
     def lose_supervisor(self, *, is_noticed: bool) -> None:
         """The supervisor is killed; its guard sends SIGTERM to the workers."""
-        self._supervisor("supervisor_died")
+        self._supervisor("supervisor_terminated")
         if is_noticed:
             self._notice(worker=0)
             self.train(1)

@@ -104,12 +104,12 @@ class SupervisorRun(Records):
     @property
     def cause(self) -> str | None:
         """Reason why the workers ended, as the supervisor recorded; None if unknown."""
-        match self.newest("hang", "budget", "left", "supervisor_died"):
+        match self.newest("hang", "budget", "exited", "supervisor_terminated"):
             case None:
                 return None
             case Record(event="hang"):
                 return "hang"
-            case Record(event="supervisor_died"):
+            case Record(event="supervisor_terminated"):
                 return "supervisor terminated"
             case decided:
                 return str(decided["cause"])
@@ -268,7 +268,7 @@ class SupervisorJournal(_Journal):
         """Counts a restart, by the reason why the previous start ended."""
         if (before := self.start) is None:
             return
-        is_known = is_restart or before.newest("left") is not None
+        is_known = is_restart or before.newest("exited") is not None
         cause = before.cause if is_known else "lost"
         if cause not in (None, Cause.FINISHED.value):
             self.restarts[cause if cause in _CAUSES else "other"] += 1

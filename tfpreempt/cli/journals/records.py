@@ -50,8 +50,8 @@ OF_SUPERVISORS: Events = {
     "worker_ended": {"incarnation": "text", "worker": "count", "returncode": "number"},
     "hang": {"incarnation": "text", "workers": "objects"},
     "budget": {"cause": "text", "is_used_up": "flag", "delay": "seconds?"},
-    "left": {"cause": "text", "code": "number"},
-    "supervisor_died": {},
+    "exited": {"cause": "text", "code": "number"},
+    "supervisor_terminated": {},
 }
 _OF_ALL = {"wall": "time", "monotonic": "seconds"}
 _BY_WORKERS = {"worker": "count", "incarnation": "text"}

@@ -59,7 +59,7 @@ def record_end(journal: str, supervisor: str) -> None:
     from tfpreempt.core.threads import CallTimeoutError, call_within
 
     if os.path.exists(journal):
-        record = {"event": "supervisor_died", "supervisor": supervisor}
+        record = {"event": "supervisor_terminated", "supervisor": supervisor}
         lines = JsonLines(Path(journal), SystemClock())
         with contextlib.suppress(CallTimeoutError):  # a hung disk delays no signal
             call_within(_RECORD_SECONDS, lambda: lines.append(record))

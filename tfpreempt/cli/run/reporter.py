@@ -82,15 +82,17 @@ class Reporter:
         hint = "" if log is None else f", see {log}"
         self._say(f"worker {ended.worker} ended: {ended.describe()}{hint}")
 
-    def told_to_stop(self, signal_name: str, grace: float | None) -> None:
+    def stop_requested(self, signal_name: str, grace: float | None) -> None:
         """Records that the supervisor received a signal to stop."""
-        self._add("told_to_stop", signal=signal_name)
+        self._add("stop_requested", signal=signal_name)
         limit = "no time limit" if grace is None else f"at most {grace:g} s"
         self._say(f"{signal_name}: waiting for the workers to commit ({limit})")
 
-    def urged(self, workers: Sequence[int], seconds: float | None) -> None:
+    def stop_requested_again(
+        self, workers: Sequence[int], seconds: float | None
+    ) -> None:
         """Records a further Ctrl-C, and shows the awaited workers."""
-        self._add("urged", workers=workers, seconds=seconds)
+        self._add("stop_requested_again", workers=workers, seconds=seconds)
         whom = _names(workers) if workers else "child processes of the workers"
         limit = "" if seconds is None else f" (at most {seconds:.0f} s)"
         self._say(
@@ -98,11 +100,11 @@ class Reporter:
             "once; steps without a commit are then lost"
         )
 
-    def ended_others(
+    def workers_signaled(
         self, signal_name: str, workers: Sequence[int], why: str = ""
     ) -> None:
         """Records that the supervisor has sent a signal to the remaining workers."""
-        self._add("ended_others", signal=signal_name, workers=workers)
+        self._add("workers_signaled", signal=signal_name, workers=workers)
         because = f", because {why}" if why else ""
         self._say(f"sent {signal_name} to {_names(workers)}{because}")
 
@@ -182,7 +184,7 @@ class Reporter:
                 "again or move it back, and run the command again"
             )
 
-    def left(
+    def exited(
         self, verdict: ExitSupervisor, incarnations: int, seconds: float, why: str = ""
     ) -> None:
         """Records the end of the supervisor, and shows a summary.
@@ -195,7 +197,7 @@ class Reporter:
         """
         spent = verdict.spent
         told = {"code": verdict.code, "incarnations": incarnations, "seconds": seconds}
-        self._add("left", cause=verdict.cause.value, **told, **_counts(spent))
+        self._add("exited", cause=verdict.cause.value, **told, **_counts(spent))
         journal = self.journal.path.parent
         if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
             advice = (
@@ -244,7 +246,7 @@ class Reporter:
     def _add(self, event: str, **values: Any) -> None:
         self.journal.append(
             {"event": event, "supervisor": self.supervisor, **values},
-            durable=event == "left",
+            durable=event == "exited",
         )
 
     def _say(self, text: str, *more: str) -> None:

@@ -158,7 +158,7 @@ class Supervisor:
                 break
             restart += 1
         seconds = self.clock.monotonic() - began
-        self.reporter.left(verdict, restart + 1, seconds, self._last_failure())
+        self.reporter.exited(verdict, restart + 1, seconds, self._last_failure())
         return verdict.code
 
     def _run_once(
@@ -276,7 +276,7 @@ class Supervisor:
                     self._ask()
                     self._note(asked_at=now)
                 case restart_policy.SendSigkill():
-                    self.reporter.ended_others("SIGKILL", self.fleet.running)
+                    self.reporter.workers_signaled("SIGKILL", self.fleet.running)
                     self.fleet.kill()
                     self._note(killed_at=now)
                 case verdict:
@@ -290,7 +290,7 @@ class Supervisor:
         failure, others, why = self._first_failure(), self.fleet.running, ""
         if failure is not None:
             why = f"worker {failure.worker} failed ({failure.describe()})"
-        self.reporter.ended_others("SIGTERM", others, why)
+        self.reporter.workers_signaled("SIGTERM", others, why)
         self.fleet.ask()
         for worker in others if why else ():
             self.logs[worker].note(
@@ -358,12 +358,12 @@ class Supervisor:
         now, grace = self.clock.monotonic(), self.options.limits.grace
         if self.seen.stop_at is None:
             self._note(stop_at=now)
-            self.reporter.told_to_stop(told.name, grace)
+            self.reporter.stop_requested(told.name, grace)
         elif told in (signal.SIGINT, signal.SIGQUIT):
             self._note(urges=self.seen.urges + 1)
             if not self.seen.is_urged:
                 left = grace and max(0.0, self.seen.stop_at + grace - now)
-                self.reporter.urged(self.fleet.running, left)
+                self.reporter.stop_requested_again(self.fleet.running, left)
 
     def _note(self, **values: Any) -> None:
         self.seen = dataclasses.replace(self.seen, **values)

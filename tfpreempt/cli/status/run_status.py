@@ -209,10 +209,10 @@ def _supervisors_by_worker(
     found = {}
     for journal in sorted(supervisors, key=lambda each: _began(each.start)):
         start = journal.start
-        left = None if start is None else start.newest("left")
+        exited = None if start is None else start.newest("exited")
         for worker in () if start is None else start.workers:
             training = trainings.get(worker)
-            if left is None or training is None or _began(training) < left.wall:
+            if exited is None or training is None or _began(training) < exited.wall:
                 found[worker] = journal
     return found
 
@@ -319,15 +319,15 @@ def _end(
                 seen.wall,
                 why,
             )
-        if (gone := start.newest("left")) is not None:
-            return ReportedState.DOWN, gone.wall, "supervisor exited"
+        if (exited := start.newest("exited")) is not None:
+            return ReportedState.DOWN, exited.wall, "supervisor exited"
         # After the end of the supervisor its guard process gives the workers time to
         # commit, so a worker may still run and report.
-        died = start.newest("supervisor_died")
-        if said is None and died is not None:
-            is_quiet = report is None or report.at < died.wall
-            if is_quiet and (report is None or at - died.wall > _LEFT_AFTER):
-                said = ReportedState.DOWN, died.wall, "supervisor terminated"
+        terminated = start.newest("supervisor_terminated")
+        if said is None and terminated is not None:
+            is_quiet = report is None or report.at < terminated.wall
+            if is_quiet and (report is None or at - terminated.wall > _LEFT_AFTER):
+                said = ReportedState.DOWN, terminated.wall, "supervisor terminated"
     # After its exit record a worker may still run: it finishes an upload, or the
     # program has continued to train.
     still_runs = (
@@ -355,7 +355,7 @@ def _restarts_by(start: SupervisorRun) -> float | None:
     budget = start.newest("budget")
     if budget is None or budget["is_used_up"] or budget["cause"] not in RESTARTS:
         return None
-    if start.newest("left", "supervisor_died") is not None:
+    if start.newest("exited", "supervisor_terminated") is not None:
         return None
     delay = _LONGEST_DELAY if budget["delay"] is None else budget["delay"]
     return float(budget.wall + delay + _STARTS_WITHIN)
@@ -368,12 +368,12 @@ def _ended(starts: Sequence[SupervisorRun], workers: Sequence[Worker]) -> str:
         if not states <= {ReportedState.DOWN, ReportedState.FINISHED}:
             return ""
         return "; ".join(dict.fromkeys(each.why for each in workers))
-    ends = [each.newest("left", "supervisor_died") for each in starts]
+    ends = [each.newest("exited", "supervisor_terminated") for each in starts]
     known = [each for each in ends if each is not None]
     if len(known) < len(ends):
         return ""
     last = max(known, key=lambda each: each.wall)
-    if last.event == "supervisor_died":
+    if last.event == "supervisor_terminated":
         return "supervisor terminated by a signal or an error"
     outcomes = {cause.value: text for cause, text in OUTCOMES.items()}
     outcome = outcomes.get(last["cause"], last["cause"])
