@@ -114,9 +114,9 @@ def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> N
         private_api.check_available("pipelines")
     message = str(caught.value)
     name = "tensorflow.python.data.ops.concatenate_op._ConcatenateDataset"
-    assert f"tensorflow {private_api.version('tensorflow')} has no {name}" in message
-    assert "the place in the data of model.fit needs it" in message
-    private_api.check_available("checkpoints")  # what does not need it goes on working
+    assert f"tensorflow {private_api.version('tensorflow')} lacks {name}" in message
+    assert "for this feature: saving the position in the data of model" in message
+    private_api.check_available("checkpoints")  # another feature
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -132,7 +132,9 @@ def test_a_dead_worker_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(InMemoryStore, "dead_workers", lambda store: frozenset({2}))
     for error in start([0, 1], timeout=600.0):
         assert isinstance(error, PeerTimeoutError)
-        assert "the coordination service reports the worker as dead" in str(error)
+        assert "the coordination service reports the worker as unreachable" in str(
+            error
+        )
 
 
 def test_a_missing_chief_is_named_in_time():

@@ -37,6 +37,7 @@ BARE_ARGUMENT = re.compile(
 _WORD = re.compile(r"[A-Za-z']+")
 _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _SESSION = re.compile(r"^\s*(?:>>>|\.\.\.).*$", re.MULTILINE)
+_LOGGED = re.compile(r"%[-.\d]*[a-z]")
 _PRAGMA = re.compile(r"# (?:ruff|noqa|type|mypy|---)")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -118,6 +119,30 @@ def comments(source: str, where: str) -> Iterator[Text]:
         for each in body[1:] if isinstance(body, list) else ():
             if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
                 yield Text(f"{where}:{each.lineno}", str(each.value.value))
+
+
+def messages(source: str, where: str) -> Iterator[Text]:
+    """Yields the strings of a Python source that are sentences: errors, log lines.
+
+    A value in an f-string, and the argument of a log line, is shown as "...".
+    """
+    tree = ast.parse(source)
+    hidden = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.JoinedStr):
+            parts = node.values
+            hidden.update(parts)
+        elif isinstance(node, ast.Constant) and node not in hidden:
+            parts = [node]
+        text = "".join(
+            each.value
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            else "..."
+            for each in parts
+        )
+        if " " in text:
+            yield Text(f"{where}:{node.lineno}", _LOGGED.sub("...", text))
 
 
 def paragraphs(source: str, where: str) -> Iterator[Text]:

@@ -45,6 +45,14 @@ def test_comments_are_plain() -> None:
     assert found.indefinite <= 6.0
 
 
+def test_messages_are_plain() -> None:
+    """Errors, warnings and log lines, which users read without the code."""
+    found = list(texts(language.messages, language.python_files()))
+    assert language.unwanted(found) == []
+    assert language.measure(found).indefinite <= 5.5
+    assert language.measure(found).free == 0
+
+
 def test_guides_are_plain() -> None:
     found = language.measure(texts(language.paragraphs, language.page_files()))
     assert found.indefinite <= 5.0
@@ -105,6 +113,23 @@ def test_bad_comments_and_paragraphs_are_measured() -> None:
     found = list(language.paragraphs(text, "bad.md"))
     assert [each.text for each in found] == ["Those that say what it is, and who."]
     assert language.measure(found).free > 200
+
+
+def test_messages_are_the_strings_that_are_no_docstrings() -> None:
+    source = '''\
+"""A docstring."""
+log.info("the run of %s goes on, %.1f s", name, seconds, extra="one-word")
+raise ValueError(f"{path!r} is damaged "
+                 f"in {place}")
+'''
+    found = list(language.messages(source, "bad.py"))
+    assert [(each.where, each.text) for each in found] == [
+        ("bad.py:2", "the run of ... goes on, ... s"),
+        ("bad.py:3", "... is damaged in ..."),
+    ]
+    assert [line.split("'")[1] for line in language.unwanted(found)] == [
+        *("goes on", "damaged"),
+    ]
 
 
 def test_unwanted_words_are_listed_with_their_replacement() -> None:

@@ -226,7 +226,7 @@ def test_all_are_started_again_where_a_worker_dies_after_its_last_step(
     assert isinstance(error, SystemExit)
     assert error.code == 143
     assert chief.reason.startswith("committed: worker 1 was lost in the final save (")
-    assert "reports the worker as dead" in chief.reason
+    assert "reports the worker as unreachable" in chief.reason
 
 
 GONE = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"

@@ -67,7 +67,7 @@ class KeyGather:
         self.runtime.watch_deaths(
             self._complete,
             lambda dead: self.give_up(
-                dead, "the coordination service reports the worker as dead"
+                dead, "the coordination service reports the worker as unreachable"
             ),
         )
         self.runtime.get_each(list(self.names.values()), got)

@@ -144,7 +144,7 @@ def _hear_all(
             asks_at = now + ASKS_EVERY
             for worker in sorted(missing & store.dead_workers()):
                 raise _missing(
-                    worker, "the coordination service reports the worker as dead"
+                    worker, "the coordination service reports the worker as unreachable"
                 )
 
     answers = map_in_threads(

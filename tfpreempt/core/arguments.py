@@ -57,8 +57,8 @@ def check_timeout(value: Any) -> None:
     """Checks the `timeout` of a wait: None, or seconds, 0 or more."""
     if value is not None and not is_seconds(value):
         raise errors.ConfigurationError(
-            f"timeout is {value!r}; expected a finite number of seconds from 0 on, or "
-            "None for no limit of yours"
+            f"timeout is {value!r}; expected a finite number of seconds, 0 or more, "
+            "or None for no timeout"
         )
 
 

@@ -175,7 +175,7 @@ FEATURES = {
         },
     ),
     "iterators": PrivateApiGroup(
-        what="saving the place of a tf.data iterator",
+        what="saving the position of a tf.data iterator",
         names={
             "dataset_ops": "DatasetV2._functions,_inputs,_variant_tensor",
             "dataset_pb2": "CompressedElement",
@@ -214,7 +214,7 @@ FEATURES = {
         },
     ),
     "pipelines": PrivateApiGroup(
-        what="the place in the data of model.fit",
+        what="saving the position in the data of model.fit",
         names={
             "cache_op": "CacheDataset._filename",
             "concatenate_op": "_ConcatenateDataset",
@@ -223,7 +223,7 @@ FEATURES = {
         },
     ),
     "distributed_data": PrivateApiGroup(
-        what="the place in the data under a strategy",
+        what="saving the position in the data under a strategy",
         names={
             "data_distribute": "compute_batch_size",
             "gen_dataset_ops": "make_iterator multi_device_iterator_init",
@@ -355,11 +355,11 @@ def _is_there(module: Any, name: str) -> bool:
 def _advice(feature: PrivateApiGroup, absent: list[str]) -> str:
     library = absent[0].partition(".")[0]
     return (
-        f"{library} {version(library)} has no {', no '.join(absent)}, and "
-        f"{feature.what} needs it. tfpreempt was seen to work with {library} "
-        f"{', '.join(SEEN[library])}. Install one of these, such as "
-        f"{library}=={_newest_final(library)}, or a newer tfpreempt; what does not "
-        "need this goes on working."
+        f"{library} {version(library)} lacks {', '.join(absent)}, which tfpreempt "
+        f"needs for this feature: {feature.what}. tfpreempt was tested with {library} "
+        f"{', '.join(SEEN[library])}. Install a tested version, such as "
+        f"{library}=={_newest_final(library)}, or a newer tfpreempt. Other features "
+        "of tfpreempt are not affected."
     )
 
 

@@ -45,7 +45,7 @@ def read_count(name: str, environment: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise ConfigurationError(
             f"the environment variable {name} is {text!r}; expected the number of "
-            "restarts, such as 0 or 3. `tfpreempt run` and Slurm set it: unset it, "
-            "or correct what sets it."
+            "restarts, such as 0 or 3. `tfpreempt run` and Slurm set the variable: "
+            "unset the variable, or correct its value."
         )
     return int(text)

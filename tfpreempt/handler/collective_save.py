@@ -701,7 +701,7 @@ class RoundSave:
             took = c.deadlines.planned(took, c.deadlines.share_seconds)
             c.deadlines.save_seconds = extra["save_seconds"] = took
         if staged and not done:
-            extra["note"] = "save_fn returned no path: what it saved is not verified"
+            extra["note"] = "save_fn returned no path, so its files are not verified"
         c.extra[Key.COMMIT] = extra
         kind = c.commit_kind(steps_follow=steps_follow)
         if kind is CommitKind.TRAIN_ON and because == "preemption" and done:

@@ -606,4 +606,4 @@ def tell_peers(
     try:
         call_within(5.0, lambda: send(message, code))
     except Exception as failure:  # noqa: BLE001 - the error itself is raised anyway
-        log.debug("peers could not be told of the error: %s", failure)
+        log.debug("the error could not be reported to the other workers: %s", failure)

@@ -101,7 +101,7 @@ def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
     if found is None:
         raise errors.ConfigurationError(
             f"signal {value!r}: expected one of {', '.join(WATCHABLE)} (with or "
-            "without 'SIG', or a member of signal.Signals); other signals do not "
+            "without 'SIG', or a signal.Signals value); other signals do not "
             "exist, cannot be caught (KILL, STOP), or do not announce a termination"
         )
     return found

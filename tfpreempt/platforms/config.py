@@ -110,7 +110,7 @@ class TerminationConfig:
         check_callable("exit_fn", exit_fn)
         check_callable("save_fn", save_fn)
         for make in sources:
-            check_callable("a member of sources", make)
+            check_callable("an item of sources", make)
         special = {
             "uncommitted_exit_code": uncommitted_exit_code,
             "mirror_incomplete_exit_code": mirror_incomplete_exit_code,

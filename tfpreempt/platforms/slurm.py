@@ -163,7 +163,7 @@ def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> b
     whole = isinstance(max_restarts, int) and not isinstance(max_restarts, bool)
     if not whole or max_restarts < 0:
         raise ConfigurationError(
-            f"max_restarts is {max_restarts!r}; expected a whole number from 0 on, or "
+            f"max_restarts is {max_restarts!r}; expected an integer of 0 or more, or "
             "None for no limit"
         )
     count = read_count("SLURM_RESTART_COUNT", environment)

@@ -12,16 +12,16 @@ import enum
 class FitPhase(enum.Enum):
     """A phase of a fit. The first six phases are the ways in which a fit can begin."""
 
-    START = "train from what is in memory"
-    RESUME = "go on inside an epoch"
+    START = "train from the state in memory"
+    RESUME = "resume inside an epoch"
     REVALIDATE = "repeat the validation after an epoch"
-    EXTEND = "train more epochs than last time"
+    EXTEND = "train more epochs than before"
     RESTORE = "restore the end, train nothing"
     SKIP = "train nothing: a later fit of the program is in the checkpoint"
 
     TRAINING = "train step by step"
-    VALIDATION_DUE = "give the last step's logs again, up to the validation"
-    DATA_ENDED = "give the last step's logs again: the data end at the commit"
+    VALIDATION_DUE = "repeat the last step's logs, up to the validation"
+    DATA_ENDED = "repeat the last step's logs: the data end at the commit"
     VALIDATING = "validate after an epoch"
     TRAINED = "commit the end"
     RESTORED = "keep the end that was restored"
