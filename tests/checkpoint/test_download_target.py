@@ -112,7 +112,7 @@ def test_another_commit_is_not_written_over(store, tmp_path):
 @pytest.mark.parametrize("name", ["ckpt.index", layout.MANIFEST, layout.METADATA])
 def test_a_file_of_others_is_not_written_over(store, tmp_path, name):
     (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(errors.CheckpointError, match=f"has a file '{name}' already"):
+    with pytest.raises(errors.CheckpointError, match=f"already has a file '{name}'"):
         download.download(put_commit(store), str(tmp_path))
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_bytes() == b"mine"
@@ -121,7 +121,7 @@ def test_a_file_of_others_is_not_written_over(store, tmp_path, name):
 def test_a_file_of_the_same_size_is_not_written_over_either(store, tmp_path):
     (tmp_path / "a").write_bytes(b"hers")
     commit = put_commit(store, {"a": b"mine"})
-    with pytest.raises(errors.CheckpointError, match="has a file 'a' already"):
+    with pytest.raises(errors.CheckpointError, match="already has a file 'a'"):
         download.download(commit, str(tmp_path))
     (tmp_path / "a").write_bytes(b"mine")
     download.download(commit, str(tmp_path))
@@ -141,6 +141,6 @@ def test_space_is_counted_without_what_is_there(store, tmp_path, monkeypatch):
     room = os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     download.download(commit, str(tmp_path))
-    with pytest.raises(errors.CheckpointError, match="4,096 left"):
+    with pytest.raises(errors.CheckpointError, match="only 4,096 bytes free"):
         download.download(commit, str(tmp_path / "elsewhere"))
     assert manifest_of(contents).bytes == 100_000

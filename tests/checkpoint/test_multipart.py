@@ -296,7 +296,7 @@ def test_where_nothing_may_be_deleted_parts_stay_and_that_is_said_once(
         retention.run()
     said = [each.message for each in caplog.records if "parts" in each.message]
     assert len(said) == 1
-    assert "12 parts" in said[0]
+    assert "12 objects" in said[0]
     assert "Forbidden" in said[0]
     assert len(folders(store)) == 1
     store.may_delete = True

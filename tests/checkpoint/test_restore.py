@@ -86,7 +86,7 @@ def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
     assert restore.newest_verified(str(three), pytest.fail, lost.append).step == 20
     (problem,) = lost
     assert problem.startswith(f"{str(three / '40' / 'COMMITTED')!r} is missing")
-    assert f"; remove {str(three / '40')!r}, or restore" in problem
+    assert f"Delete {str(three / '40')!r}, or restore" in problem
     save(saver, 40)
     assert (three / "40" / "ckpt.index").exists()
     (three / "checkpoint").unlink()  # nothing says any more that it was a commit
@@ -123,7 +123,7 @@ def test_so_is_one_of_states_alone(tmp_path):
     lost = []
     assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append).step == 2
     [problem] = lost
-    assert f"remove {str(tmp_path / '3')!r}." in problem
+    assert f"Delete {str(tmp_path / '3')!r}." in problem
     assert (tmp_path / "3" / "states" / "word.state").exists()
     del word
 

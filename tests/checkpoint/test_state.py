@@ -91,6 +91,6 @@ def test_a_plain_state_does_nothing(tmp_path):
 def test_save_without_load_is_refused_when_the_state_is_made(method):
     kind = type("Half", (State,), {method: lambda self, fileobj: None})
     with pytest.raises(
-        errors.ConfigurationError, match=rf"defines {method}\(\) and not"
+        errors.ConfigurationError, match=rf"defines {method}\(\) but not"
     ):
         kind("x", registry=None)

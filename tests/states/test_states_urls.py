@@ -113,7 +113,7 @@ def test_a_damaged_commit_is_passed_over(
 
 def test_a_state_alone_is_saved_on_a_disk(machines: Machines, tmp_path: Path) -> None:
     words = Words("words", "text")
-    with pytest.raises(errors.ConfigurationError, match="not uploaded"):
+    with pytest.raises(errors.ConfigurationError, match="not be uploaded"):
         tfpreempt.save_state(words, URL)
     tfpreempt.save_state(words, tmp_path / "disk")
 

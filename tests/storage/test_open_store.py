@@ -56,7 +56,7 @@ def test_a_path_object():
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("", "expected a path or a URI"),
+        ("", "expected a path, or a URI"),
         ("gs:/bucket/x", "two slashes"),
         ("s3:/bucket", "two slashes"),
         ("gs://", "names the bucket ''"),
