@@ -32,7 +32,7 @@ def test_all_finish(supervised: Run) -> None:
     )
     assert code == 0
     assert out == f"[worker-0] hello {supervised.directory / 'ckpt'}\n"
-    assert "outcome: training is complete, exit code: 0, incarnations: 1" in err
+    assert "outcome: training is complete, exit code: 0, starts: 1" in err
     assert "hello" in supervised.log(1)
 
 
@@ -124,7 +124,7 @@ def test_the_preemption_budget(supervised: Run, restart_code: int) -> None:
     )
     assert code == restart_code
     assert "limit of preemptions reached" in err
-    assert "incarnations: 2, preemptions: 2" in err
+    assert "starts: 2, preemptions: 2" in err
 
 
 def test_the_failure_budget_and_the_error_lines(supervised: Run) -> None:
@@ -145,6 +145,35 @@ def test_the_failure_budget_and_the_error_lines(supervised: Run) -> None:
     budgets = [r for r in supervised.records() if r["event"] == "budget"]
     assert [r["is_used_up"] for r in budgets] == [False, True]
     assert budgets[-1]["failures"] == 2
+
+
+def test_one_console_shows_an_error_of_worker_0_once(supervised: Run) -> None:
+    same = ["sh", "-c", 'exec "$@" 2>&1', "sh"]
+    _, out, _ = supervised.run("1 / 0", "--max-failures", "1", wrapper=same)
+    assert out.count("Traceback (most recent call last):") == 2  # two starts
+    assert "worker 0 ended: exit code 1, see " in out
+    assert "last failure: worker 0, exit code 1: ZeroDivisionError" in out
+
+
+def test_a_second_supervisor_in_a_directory_is_refused(
+    supervised: Run, tmp_path: Path
+) -> None:
+    supervised.start("until_told()")
+    supervised.wait_told("ready-0-0")
+    other = Run(tmp_path / "other")
+    other.directory.mkdir()
+    where = ["--checkpoint-dir", str(supervised.directory / "ckpt")]
+    code, _, err = other.run("pass", *where)
+    assert code == 2
+    said = " ".join(err.split())
+    assert f"Another supervisor uses {supervised.directory}/ckpt/journal: process " in (
+        said
+    )
+    assert "name another --checkpoint-dir" in said
+    assert [each["event"] for each in supervised.records()] == ["started"]
+    supervised.signal(signal.SIGKILL)  # writes no end
+    supervised.finish()
+    assert other.run("pass", *where)[0] == 0
 
 
 def test_sigkill_of_a_worker_ends_the_others_and_restarts_all(supervised: Run) -> None:
@@ -185,8 +214,15 @@ def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
     code, _, err = supervised.finish()
     assert code == 42
     assert time.monotonic() - began < 5  # not the grace period
-    assert f"{number.name}: waiting for the workers to commit (no time limit)" in err
-    assert "stopped by a signal, to be restarted" in err
+    received, sent, *_, outcome = err.splitlines()[1:]
+    assert received == f"tfpreempt: received {number.name}"
+    assert sent == (
+        "tfpreempt: sent SIGTERM to worker(s) 0, 1; waiting for the workers to commit "
+        "(no time limit)"
+    )
+    assert "stopped by a signal, to be restarted" in outcome
+    # The stop itself is not counted.
+    assert "starts: 1, earlier preemptions: 0, earlier failures: 0" in outcome
     events = {r["event"]: r for r in supervised.records()}
     assert events["stop_requested"]["signal"] == number.name
     assert events["exited"]["code"] == 42
@@ -203,7 +239,7 @@ def test_a_signal_to_all_processes_of_a_job_is_a_stop(supervised: Run) -> None:
         os.kill(int(process), signal.SIGUSR1)
     code, _, err = supervised.finish()
     assert code == 143
-    assert "SIGUSR1: waiting for the workers to commit (no time limit)" in err
+    assert "received SIGUSR1" in err
     assert [r["event"] for r in supervised.records()][-1] == "exited"
 
 
@@ -296,7 +332,7 @@ def test_preemptions_without_a_newer_commit_have_an_end(supervised: Run) -> None
     code, _, err = supervised.run("sys.exit(42)", *limit)
     assert code == 42
     assert "giving up: 3 preemptions in a row without a newer commit" in err
-    assert "incarnations: 3, preemptions: 3" in err
+    assert "starts: 3, preemptions: 3" in err
     assert supervised.records()[-1]["cause"] == "no_progress"
 
 

@@ -6,5 +6,5 @@ lease_record        the record of a lease's holder; whether the process still ru
 lease_timeouts      how long a new run waits for the lease of another process
 object_store_lease  the lease of a mirror, as objects in its object store
 
-Imported by checkpoint/mirror, checkpoint/restore, handler, states.
+Imported by checkpoint/mirror, checkpoint/restore, cli, handler, states.
 """

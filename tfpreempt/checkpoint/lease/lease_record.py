@@ -73,6 +73,18 @@ class LeaseOwner:
             return True
         return not self._is_running(here)
 
+    def is_running_beside(self, here: LeaseOwner) -> bool:
+        """Returns whether the process runs for certain, on the machine of `here`.
+
+        False for `here` itself, and if unknown, as in another boot or pid namespace.
+
+        Args:
+            here: the asking process.
+        """
+        where = (self.boot, self.namespace)
+        is_here = "" not in where and where == (here.boot, here.namespace)
+        return is_here and not self.is_dead(here)
+
     def _is_running(self, here: LeaseOwner) -> bool:
         """Returns whether the process still runs, and its pid does not belong to a new
         process."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfpreempt.checkpoint.lease import lease_record
 from tfpreempt.cli.journals.locate import commits_in, count_commits
 from tfpreempt.cli.run.console import OutputConsole
 from tfpreempt.cli.run.hang_detector import Hang
@@ -22,7 +26,8 @@ from tfpreempt.cli.run.restart_policy import (
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.heartbeat import WorkerPhase
-from tfpreempt.core.journal import JsonLines
+from tfpreempt.core.journal import JsonLines, LineReader, open_file, parse_record
+from tfpreempt.errors import ConfigurationError
 
 # Numbers of lines of a stack, which begins with the newest call.
 _NEWEST_LINES, _SHOWN_LINES = 3, 12
@@ -41,11 +46,14 @@ class Reporter:
         supervisor: id of this supervisor, written in every record.
         console: console for messages; a closed or stalled console does not delay the
             caller.
+        shows_worker_0: whether the output of worker 0 is copied to the same place as
+            the messages.
     """
 
     journal: JsonLines
     supervisor: str
     console: OutputConsole
+    shows_worker_0: bool = False
     _incarnation: str = ""
     _has_told_loss: bool = False
     _has_told_metrics_loss: bool = False
@@ -71,6 +79,7 @@ class Reporter:
         count, event = len(pids), "restarted" if restart else "started"
         told: dict[str, Any] = {"incarnation": incarnation, "restart": restart}
         told |= {"workers": count, "pids": list(pids), "first_worker": first_worker}
+        told["owner"] = dataclasses.asdict(lease_record.this_process(0.0))
         self._add(event, **told)
         self._say(f"started {count} worker(s), restart {restart} ({incarnation})")
 
@@ -82,11 +91,10 @@ class Reporter:
         hint = "" if log is None else f", see {log}"
         self._say(f"worker {ended.worker} ended: {ended.describe()}{hint}")
 
-    def stop_requested(self, signal_name: str, grace: float | None) -> None:
+    def stop_requested(self, signal_name: str) -> None:
         """Records that the supervisor received a signal to stop."""
         self._add("stop_requested", signal=signal_name)
-        limit = "no time limit" if grace is None else f"at most {grace:g} s"
-        self._say(f"{signal_name}: waiting for the workers to commit ({limit})")
+        self._say(f"received {signal_name}")
 
     def stop_requested_again(
         self, workers: Sequence[int], seconds: float | None
@@ -101,12 +109,17 @@ class Reporter:
         )
 
     def workers_signaled(
-        self, signal_name: str, workers: Sequence[int], why: str = ""
+        self, signal_name: str, workers: Sequence[int], more: str = ""
     ) -> None:
-        """Records that the supervisor has sent a signal to the remaining workers."""
+        """Records that the supervisor has sent a signal to the remaining workers.
+
+        Args:
+            signal_name: name of the signal.
+            workers: indices of the workers.
+            more: end of the message: the reason, or what follows.
+        """
         self._add("workers_signaled", signal=signal_name, workers=workers)
-        because = f", because {why}" if why else ""
-        self._say(f"sent {signal_name} to {_names(workers)}{because}")
+        self._say(f"sent {signal_name} to {_names(workers)}{more}")
 
     def hung(self, hangs: Sequence[Hang]) -> None:
         """Records that a hang was detected."""
@@ -135,7 +148,12 @@ class Reporter:
             )
 
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
-        """Shows the error lines of the worker that failed first."""
+        """Shows the error lines of the worker that failed first.
+
+        Shows nothing if the console has the output of the worker.
+        """
+        if failure.worker == 0 and self.shows_worker_0:
+            return
         self._say(
             f"worker {failure.worker} failed ({failure.describe()}); error in {log}:",
             *(f"  | {line}" for line in lines),
@@ -185,18 +203,18 @@ class Reporter:
             )
 
     def exited(
-        self, verdict: ExitSupervisor, incarnations: int, seconds: float, why: str = ""
+        self, verdict: ExitSupervisor, starts: int, seconds: float, why: str = ""
     ) -> None:
         """Records the end of the supervisor, and shows a summary.
 
         Args:
             verdict: final decision.
-            incarnations: number of starts of all workers.
+            starts: number of starts of all workers.
             seconds: time since the start of the supervisor.
             why: description of the last failure; "" without a failure.
         """
         spent = verdict.spent
-        told = {"code": verdict.code, "incarnations": incarnations, "seconds": seconds}
+        told = {"code": verdict.code, "starts": starts, "seconds": seconds}
         self._add("exited", cause=verdict.cause.value, **told, **_counts(spent))
         journal = self.journal.path.parent
         if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
@@ -212,10 +230,12 @@ class Reporter:
                 before = f"{found}, all made before this run: " if found else ""
                 found = f"{before}{advice}"
             self._say(f"no worker wrote a journal in {journal}: {found}")
+        # The signal to stop is not counted, although it is usually a preemption.
+        earlier = "earlier " if verdict.cause is Cause.STOPPED else ""
         self._say(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
-            f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "
-            f"failures: {spent.failures}, time: {seconds:.1f} s"
+            f"starts: {starts}, {earlier}preemptions: {spent.preemptions}, "
+            f"{earlier}failures: {spent.failures}, time: {seconds:.1f} s"
             + (f"; last failure: {why}" if why else "")
         )
 
@@ -253,6 +273,35 @@ class Reporter:
         # `feed` returns fast: the supervisor's main thread must not be delayed.
         lines = "".join(f"{plain(line)}\n" for line in (f"tfpreempt: {text}", *more))
         self.console.feed(lines.encode())
+
+
+def check_unused(journal: Path) -> None:
+    """Checks that no running supervisor writes a journal.
+
+    Only a process of this machine can be known to run.
+
+    Args:
+        journal: path of the journal, which need not exist.
+
+    Raises:
+        ConfigurationError: another supervisor runs.
+    """
+    owner = None
+    with contextlib.suppress(OSError), open(open_file(journal, os.O_RDONLY)) as file:
+        for line in LineReader().read_on(file.fileno()):
+            record = parse_record(line) or {}
+            if "owner" in record:
+                owner = lease_record.from_json(json.dumps(record["owner"]).encode(), "")
+            elif record.get("event") in ("exited", "supervisor_terminated"):
+                owner = None
+    here = lease_record.this_process(0.0)
+    if owner is not None and owner.is_running_beside(here):
+        raise ConfigurationError(
+            f"Another supervisor uses {journal.parent}: {owner}. Two supervisors would "
+            "mix their workers, logs and journals. Wait until that process has ended, "
+            "or stop it with SIGTERM; or name another --checkpoint-dir (without "
+            "--checkpoint-dir: another --log-dir)."
+        )
 
 
 def _counts(spent: BudgetUsed) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import secrets
 import signal
 import sys
@@ -25,7 +26,7 @@ from tfpreempt.cli.run.console import OutputConsole, status_line, unbuffered
 from tfpreempt.cli.run.hang_detector import HangDetector
 from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.cli.run.options import RunOptions
-from tfpreempt.cli.run.reporter import Reporter
+from tfpreempt.cli.run.reporter import Reporter, check_unused
 from tfpreempt.cli.run.restart_policy import (
     Cause,
     ExitSupervisor,
@@ -57,9 +58,11 @@ def supervise(options: RunOptions) -> int:
         The exit code for the platform.
 
     Raises:
-        ConfigurationError: a log file or the metrics cannot be written, or there are
-            not enough ports, or not enough memory for snapshots.
+        ConfigurationError: another supervisor uses the directory, or a log file or the
+            metrics cannot be written, or there are not enough ports, or not enough
+            memory for snapshots.
     """
+    check_unused(options.journal_path)
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
     # The parent process may have set SIGCHLD to be ignored.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -72,7 +75,9 @@ def supervise(options: RunOptions) -> int:
         line = status_line(stderr)
         console = OutputConsole("", stderr, line)
         journal = JsonLines(options.journal_path, clock)
-        reporter = Reporter(journal, name, console)
+        is_one_place = os.path.sameopenfile(stderr.fileno(), stdout.fileno())
+        shows_worker_0 = options.has_echo and is_one_place
+        reporter = Reporter(journal, name, console, shows_worker_0)
         ends.callback(reporter.close)
         echo = None
         if options.has_echo:
@@ -288,9 +293,15 @@ class Supervisor:
         A worker cannot know the reason: for the worker, SIGTERM is a preemption notice.
         """
         failure, others, why = self._first_failure(), self.fleet.running, ""
+        more = ""
         if failure is not None:
             why = f"worker {failure.worker} failed ({failure.describe()})"
-        self.reporter.workers_signaled("SIGTERM", others, why)
+            more = f", because {why}"
+        elif self.seen.stop_at is not None:
+            grace = self.options.limits.grace
+            limit = "no time limit" if grace is None else f"at most {grace:g} s"
+            more = f"; waiting for the workers to commit ({limit})"
+        self.reporter.workers_signaled("SIGTERM", others, more)
         self.fleet.ask()
         for worker in others if why else ():
             self.logs[worker].note(
@@ -358,7 +369,7 @@ class Supervisor:
         now, grace = self.clock.monotonic(), self.options.limits.grace
         if self.seen.stop_at is None:
             self._note(stop_at=now)
-            self.reporter.stop_requested(told.name, grace)
+            self.reporter.stop_requested(told.name)
         elif told in (signal.SIGINT, signal.SIGQUIT):
             self._note(urges=self.seen.urges + 1)
             if not self.seen.is_urged:
