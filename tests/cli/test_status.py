@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +445,7 @@ def test_an_error_without_a_supervisor(run: Run) -> None:
     shown = run.status()
     assert shown.exit_code == 1
     assert "failed at step 7: ValueError" in shown.output
+    assert re.search(r"\d\d:\d\d:\d\d [A-Z]{3}", shown.output)  # with the time zone
     assert "\x1b" not in shown.output
     run.restored(0, incarnation="b")
     assert run.look().restarts == {"failure": 1}

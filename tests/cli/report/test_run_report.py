@@ -647,6 +647,29 @@ def test_saves_that_overlap_are_painted_once() -> None:
     assert len(report.commits) == 3
 
 
+def test_a_program_that_fails_at_each_start_is_no_lost_journal() -> None:
+    run = Scripted()
+    for _ in range(2):
+        run.die_early(2.0)
+        run.down()
+    report = run.report()
+    assert [each.cause for each in report.interruptions] == ["failure"] * 2
+    [warning] = report.warnings
+    assert warning.startswith("every start of the program failed, and no worker has")
+    assert "The logs of the workers show the error" in warning
+
+
+def test_goodput_is_unknown_before_the_first_commit() -> None:
+    run = Scripted()
+    run.start()
+    run.log(loss=1.0)  # a record of training, but too early for a share of the time
+    report = run.report()
+    assert (report.goodput, report.steps_lost) == (None, 0)
+    assert view.headline(report).endswith(
+        "0 step(s) lost, goodput not known before the first commit"
+    )
+
+
 def test_a_start_that_has_told_of_nothing_yet_is_at_the_newest_commit() -> None:
     run = Scripted(workers=1)
     run.start()

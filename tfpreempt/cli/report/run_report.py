@@ -22,6 +22,7 @@ from tfpreempt.cli.report.process_spans import (
     make_spans,
     trained,
 )
+from tfpreempt.cli.run.restart_policy import Cause
 from tfpreempt.core.record_validation import is_number
 from tfpreempt.handler.status_file import TOLD_EVERY
 
@@ -159,8 +160,15 @@ class RunReport:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time spent on kept steps; None if no worker has records."""
-        return None if self.step is None else self.account.goodput
+        """Share of the time spent on kept steps; None if unknown.
+
+        Unknown if no worker has records. Also unknown while the first steps are
+        trained, until a commit is made or a step is lost: the steps may be kept or
+        lost, and most of them are not recorded yet.
+        """
+        is_running = self.outcome not in ("finished", "interrupted")
+        is_open = is_running and not (self.commits or self.restores or self.steps_lost)
+        return None if self.step is None or is_open else self.account.goodput
 
     @property
     def steps_lost(self) -> int:
@@ -600,7 +608,15 @@ def _missing(
 ) -> list[str]:
     found = []
     silent = [index for index, mine in lives.items() if not _is_told(mine)]
-    if len(silent) == len(lives):
+    causes = {life.cause for mine in lives.values() for life in mine}
+    if len(silent) == len(lives) and causes == {Cause.FAILURE.value}:
+        found.append(
+            "every start of the program failed, and no worker has records: probably "
+            "the program failed before it created a handler or began a fit. The logs "
+            "of the workers show the error (by default in logs/ of the checkpoint "
+            "directory)"
+        )
+    elif len(silent) == len(lives):
         found.append(
             "only a supervisor has records, and no worker: steps, commits and the use "
             f"of time are unknown. {_ELSEWHERE}"

@@ -42,7 +42,9 @@ def show(console: Console, report: RunReport) -> None:
 
 def headline(report: RunReport) -> str:
     """Returns a summary of the run in one line."""
-    share = "" if report.goodput is None else f", goodput {report.goodput:.1%}"
+    share = "" if report.step is None else ", goodput not known before the first commit"
+    if report.goodput is not None:
+        share = f", goodput {report.goodput:.1%}"
     return (
         f"{report.outcome} at {_step(report)}, {seconds_text(report.seconds)}, "
         f"{len(report.workers)} worker(s), {len(report.interruptions)} "

@@ -170,7 +170,7 @@ def _time_left(status: RunStatus, worker: Worker) -> str:
 
 def _clock(wall: float) -> str:
     local = datetime.datetime.fromtimestamp(wall, datetime.timezone.utc).astimezone()
-    return local.strftime("%Y-%m-%d %H:%M:%S")
+    return local.strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def _rate(per_second: float | None) -> str:
