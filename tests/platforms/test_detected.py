@@ -245,17 +245,30 @@ def test_notices_of_a_cloud_arrive_after_a_late_answer(
 # --- one line ------------------------------------------------------------------------
 
 
-def test_one_line_names_the_platform(
+def test_one_line_names_the_platform_and_one_more_a_cloud(
     gce: FakeGce, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):  # two fits of one program
         found_by(resolve_config(None, root=tmp_path))
-    [line] = [each for each in caplog.messages if "platform" in each]
-    assert line.startswith(
-        f"platform gce-cpu, because {gce.url} answers as GCE's metadata "
-        "server. Watches signal:SIGTERM (grace period unknown), gce:preempted (30 s), "
-        "gce:maintenance-event (60 s)."
-    )
+    assert [each for each in caplog.messages if "platform" in each] == [
+        "platform generic so far, and metadata servers are asked; watches "
+        "signal:SIGTERM (grace period unknown)",
+        f"platform gce-cpu ({gce.url} answers as GCE's metadata server); watches "
+        "signal:SIGTERM (grace period unknown), gce:preempted (30 s), "
+        "gce:maintenance-event (60 s)",
+    ]
+
+
+def test_the_line_comes_before_the_answer_of_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The order of the first lines of a program does not depend on a server."""
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    config = resolve_config(None, root=tmp_path)
+    [line] = caplog.messages
+    assert line.startswith("platform generic so far")
+    found_by(config)  # no cloud is found
+    assert [each for each in caplog.messages if "platform" in each] == [line]
 
 
 def test_the_line_of_a_machine_of_no_cloud(
@@ -263,8 +276,9 @@ def test_the_line_of_a_machine_of_no_cloud(
 ) -> None:
     resolve_config(None, root=machine(tmp_path, sys_vendor="QEMU"))
     [line] = caplog.messages
-    assert "platform generic, because the files in /sys/class/dmi/id name no cloud" in (
-        line
+    assert line == (
+        "platform generic (the files in /sys/class/dmi/id name no cloud); watches "
+        "signal:SIGTERM (grace period unknown)"
     )
 
 

@@ -72,7 +72,13 @@ def resolve_config(
     # The machine is in a cloud, or a metadata server may show that it is.
     may_be_cloud = found.machine.cloud is not None or bool(found.to_ask)
     if may_be_cloud and (platform is None or platform.name in SCHEDULERS):
-        return DetectedTerminationConfig(found, **options)
+        detected = DetectedTerminationConfig(found, **options)
+        name = found.machine.cloud or "generic"
+        evidence = found.machine.evidence
+        if platform is not None:
+            name, evidence = platform.name, platform.evidence
+        _log_platform(name, evidence, detected._notice_sources(), asks=True)
+        return detected
     if platform is None:
         platform = find_cloud(found, {}, 0.0)
     config = platform.config_class(**options)
@@ -138,7 +144,8 @@ class DetectedTerminationConfig(TerminationConfig):
         if (scheduler := self._found.platform) is not None:
             name = f"{scheduler.name} on {cloud.name}"
             evidence = tuple(dict.fromkeys((*scheduler.evidence, *cloud.evidence)))
-        _log_platform(name, evidence, (*self._notice_sources(), *sources))
+        if cloud.cloud is not None:  # otherwise the first line is still right
+            _log_platform(name, evidence, (*self._notice_sources(), *sources))
         return sources
 
     def _limited(self, grace: float | None) -> float | None:
@@ -150,19 +157,29 @@ class DetectedTerminationConfig(TerminationConfig):
 
 
 def _log_platform(
-    name: str, evidence: Sequence[str], sources: Sequence[NoticeSourceConfig]
+    name: str,
+    evidence: Sequence[str],
+    sources: Sequence[NoticeSourceConfig],
+    *,
+    asks: bool = False,
 ) -> None:
+    """Logs a line about the platform; a second line may follow.
+
+    Args:
+        name: name of the platform.
+        evidence: facts that show the platform.
+        sources: the watched sources of notices.
+        asks: whether metadata servers are about to be asked.
+    """
     texts = [
         f"{each.source.name} ({each.grace_seconds:g} s)"
         if each.grace_seconds
         else f"{each.source.name} (grace period unknown)"
         for each in sources
     ]
-    _log_once(
-        f"platform {name}, because {'; '.join(evidence)}. Watches "
-        f"{', '.join(texts)}. TFPREEMPT_PLATFORM or termination_config= overrides "
-        "the platform"
-    )
+    why = f" ({'; '.join(evidence)})" if evidence else ""
+    so_far = " so far, and metadata servers are asked" if asks else ""
+    _log_once(f"platform {name}{why}{so_far}; watches {', '.join(texts)}")
 
 
 @functools.cache
