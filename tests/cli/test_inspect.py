@@ -179,6 +179,11 @@ def test_saves_under_way_or_dead_are_not_committed(run: Path) -> None:
     assert len(found) == 4
 
 
+def test_a_second_commit_of_a_step_is_explained(run: Path) -> None:
+    shutil.copytree(run / "20", run / "20.4")
+    assert "note: 20.4: another commit of step 20" in inspect(run).stdout
+
+
 def test_strangers_are_not_listed(run: Path) -> None:
     (run / "77").mkdir()
     (run / "77" / "notes.txt").write_text("mine")

@@ -316,6 +316,17 @@ def test_a_peers_deadline_is_taken_over_with_a_margin(members):
     assert mine < members[2].coordinator.deadlines.at
 
 
+def test_a_peers_notice_is_named_once_on_every_other_worker(members, caplog):
+    caplog.set_level("INFO")
+    members[1].notice()
+    together(Member.decision, members)
+    line = (
+        "worker 1 received a preemption notice from test; all workers save the same "
+        "step"
+    )
+    assert caplog.messages == [line] * 2  # worker 1 has logged its own notice
+
+
 def test_a_peers_notice_carries_its_age(members):
     """The chief says how long after it the commit came, whoever was told to go."""
     members[2].notice(ago=60.0)

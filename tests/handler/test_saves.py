@@ -597,3 +597,64 @@ def test_the_journal_says_what_a_report_needs(program: Program) -> None:
     assert first["step"] == 1
     saved = program.events("commit")[0]
     assert saved["blocked_seconds"] == saved["save_seconds"] > 0
+
+
+# --- the log -------------------------------------------------------------------------
+
+
+def test_of_periodic_commits_the_first_and_the_last_are_logged(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At most one line in a minute; the last line also if the program fails."""
+    caplog.set_level("INFO")
+
+    def train_and_fail() -> None:
+        with program.handler(save_freq=1, async_save=False) as handler:
+            for _ in range(5):
+                handler.run(program.step)
+            raise ValueError("of the program")
+
+    with pytest.raises(ValueError, match="of the program"):
+        train_and_fail()
+    steps = [each["step"] for each in program.events("commit")]
+    assert steps[:3] == [1, 2, 3]
+    logged = [each for each in caplog.messages if "committed" in each]
+    assert logged == [
+        f"checkpoint for step {step} committed: {program.directory / str(step)}"
+        for step in (steps[0], steps[-1])
+    ]
+
+
+def test_a_start_after_the_end_says_that_nothing_is_left(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with program.handler() as handler:
+        handler.run(program.step)
+        program.button.press()
+        handler.run(program.step)
+        handler.run(program.step)
+    lines = []
+    for _ in range(2):
+        caplog.clear()
+        with current_session.new_process(), program.handler():
+            lines += [each for each in caplog.messages if "resumed at" in each]
+    ended = f"resumed at step 3 from {program.directory / '3'}. Training was complete"
+    assert len(lines) == 2
+    assert all(each.startswith(ended) for each in lines)
+    assert "nothing is left to do" in lines[0]
+
+
+def test_a_second_commit_of_a_step_is_named_as_one(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with program.handler(async_save=False) as handler:
+        handler.run(program.step)
+        handler.save()
+        handler.save()
+    path = f"{program.directory / '1.2'} (another commit of step 1)"
+    assert f"checkpoint for step 1 committed: {path}" in caplog.messages
+    with current_session.new_process(), program.handler():
+        pass
+    assert any(f"resumed at step 1 from {path}" in each for each in caplog.messages)

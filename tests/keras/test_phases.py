@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,14 @@ def test_the_checkpoint_decides_how_a_fit_begins(
     plan = make_plan(progress, before, epochs, made_of())
     assert plan.beginning is beginning
     assert plan.number == len(before) + 1
+
+
+def test_a_start_after_the_end_is_no_reason_for_a_warning() -> None:
+    plan = make_plan(saved("complete", 3), [], 3, made_of())
+    assert plan.note.startswith("this fit was complete after 3 epochs")
+    assert plan.note_level == logging.INFO
+    skipped = make_plan(saved("train", fit=2), [], 3, made_of())
+    assert skipped.note_level == logging.WARNING
 
 
 def two_fits(first: dict[str, Any], second: dict[str, Any]) -> Progress:

@@ -337,7 +337,10 @@ class Coordinator:
                     self.dispatch(ev.CommitRead(round, value))
 
     def _share_deadline(self, extra: keys.Extra) -> None:
-        """Adopts the deadline sent by a peer with the peer's notice."""
+        """Adopts the deadline sent by a peer with the peer's notice; logs the notice.
+
+        A notice that is known on this worker already is not logged again.
+        """
         remaining = extra.get("remaining")
         now = self.clock.monotonic()
         if remaining is not None:
@@ -345,6 +348,12 @@ class Coordinator:
         self.deadlines.shorten(now, remaining)
         if self.deadlines.noticed_at is None:
             self.deadlines.noticed_at = now - float(extra.get("age") or 0.0)
+            log.info(
+                "worker %s received a preemption notice from %s; all workers save the "
+                "same step",
+                extra.get("worker"),
+                extra.get("from"),
+            )
 
     def commit_kind(self, *, steps_follow: bool = True) -> ev.CommitKind:
         """Decides whether the workers exit after a commit, or train on; on the chief.

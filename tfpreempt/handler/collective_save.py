@@ -391,6 +391,8 @@ class CollectiveSaves:
                 raise
             present = sorted(set(range(self.cluster.num_workers)) - absent.keys())
             commit = run.commit(staged, because, present)
+            if commit is not None:
+                self.runs.log_commit(run, commit)
         finally:
             # After an error, too: if a notice arrives at this step, the workers read
             # whether this save was committed.
@@ -689,6 +691,9 @@ class RoundSave:
                 return self._drop(workers)
         try:
             commits = [m.commit(part, because, workers) for m, part in staged]
+            for (run, _), commit in zip(staged, commits, strict=True):
+                if commit is not None:
+                    self.runs.log_commit(run, commit)
         except Exception as error:  # noqa: BLE001 - reported to the workers, which exit
             self._failed(error)
             return CommitKind.NONE

@@ -372,6 +372,8 @@ class ExitController:
         keep_streams()
         committed = outcome is Outcome.COMMITTED
         if not committed:
+            for run in runs:
+                self.runs.log_last(run)
             log.error(
                 "exiting at step %d without a checkpoint: %s. The run will resume from "
                 "the last commit, and repeat the steps since that commit",
@@ -483,6 +485,8 @@ class ExitController:
         if is_out or is_forked or not runs:
             return
         keep_streams()
+        for run in runs:
+            self.runs.log_last(run)
         log.error(
             "%s. The process exits now. The run will resume from the last commit, "
             "and repeat the steps since that commit. If steps or evaluations take "

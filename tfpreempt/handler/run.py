@@ -18,6 +18,7 @@ from typing import Any
 
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.commit import CancellationToken
+from tfpreempt.checkpoint.directory.layout import name_remark
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
 from tfpreempt.checkpoint.restore.reshard import load_worker_state
@@ -54,6 +55,14 @@ from tfpreempt.platforms.config import TerminationConfig
 
 HANDS_IN = 5.0
 """Longest time in seconds for the upload of the end of the journal."""
+
+LOGS_EVERY = 60.0
+"""Least time in seconds between two log lines about periodic commits of a process."""
+
+_COMPLETE = (
+    ". Training was complete at this step: nothing is left to do, unless the program "
+    "now trains longer"
+)
 
 log = logging.getLogger(__name__)
 
@@ -220,8 +229,16 @@ class Run:
         restored = dataclasses.replace(restored, skipped=tuple(self.start.skipped))
         took = self.start.seconds + clock.monotonic() - began
         self._record_start(restored, took)
+        manifest = None if found is None else found.manifest
+        is_of_end = manifest is not None and manifest.because == "finished"
         if restored.path is not None:
-            log.info("resumed at step %d from %s", restored.step, restored.path)
+            log.info(
+                "resumed at step %d from %s%s",
+                restored.step,
+                _shown(restored.path),
+                # A fit has its own line, because it may have more epochs now.
+                _COMPLETE if is_of_end and not self.amid else "",
+            )
         elif restart := num_restarts():
             log.warning(
                 "no commit in %s at restart %d: training starts from step 0. If an "
@@ -231,8 +248,6 @@ class Run:
                 restart,
             )
         self.base = restored.step
-        manifest = None if found is None else found.manifest
-        is_of_end = manifest is not None and manifest.because == "finished"
         self.is_resumed = found is not None and not is_of_end
 
     def adopt(self) -> None:
@@ -433,8 +448,6 @@ class Run:
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)
-        if because != "preemption":  # otherwise the exit logs the commit
-            log.info("checkpoint for step %d committed: %s", commit.step, commit.path)
         return commit
 
     def take_snapshot(self, name: str) -> bool:
@@ -508,6 +521,9 @@ class Runs:
 
     kept: set[Run] = dataclasses.field(default_factory=set)
     _refs: list[weakref.ref[Run]] = dataclasses.field(default_factory=list)
+    # By directory, the newest periodic commit if the commit was not logged.
+    _unlogged: dict[str, Commit] = dataclasses.field(default_factory=dict)
+    _logs_from: float = -math.inf  # monotonic seconds of the next such line
 
     def __iter__(self) -> Iterator[Run]:
         runs = [run for ref in self._refs if (run := ref()) is not None]
@@ -525,7 +541,36 @@ class Runs:
         for run in self:
             run.record(event)
 
+    def log_commit(self, run: Run, commit: Commit) -> None:
+        """Logs a commit, or not if a periodic commit was logged in the last minute.
+
+        A commit because of a notice is not logged here, because the exit logs the
+        commit. Called on any thread.
+        """
+        directory, now = run.directory, run.directory.clock.monotonic()
+        self._unlogged[directory.path] = commit
+        if commit.because == "periodic":
+            if now < self._logs_from:
+                return
+            self._logs_from = now + LOGS_EVERY
+        if commit.because == "preemption":
+            del self._unlogged[directory.path]
+        self.log_last(run)
+
+    def log_last(self, run: Run) -> None:
+        """Logs the newest commit of a run, if the commit was not logged."""
+        commit = self._unlogged.pop(run.directory.path, None)
+        if commit is not None:
+            path = _shown(commit.path)
+            log.info("checkpoint for step %d committed: %s", commit.step, path)
+
     def fault(self, where: str, error: Exception) -> None:
         """Logs an error after which training continues, and records the error."""
         log.warning("%s failed: %s", where, error)
         self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))
+
+
+def _shown(path: str) -> str:
+    """Returns the path of a commit, with a remark about its name, if any."""
+    remark = name_remark(os.path.basename(path))
+    return f"{path} ({remark})" if remark else path

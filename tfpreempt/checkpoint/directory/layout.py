@@ -122,6 +122,13 @@ def is_part(name: str) -> bool:
     return name == STATES or name.startswith(WORKER)
 
 
+def name_remark(name: str) -> str:
+    """Returns an explanation of a name like 348.4, for people; "" for other names."""
+    step, _, sequence = name.partition(".")
+    is_second = step.isdecimal() and sequence.isdecimal()
+    return f"another commit of step {step}" if is_second else ""
+
+
 def sidecar(prefix: str) -> str:
     """Returns the path of the sidecar: the directory with tfpreempt's files beside a
     flat checkpoint."""

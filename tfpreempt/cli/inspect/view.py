@@ -70,7 +70,9 @@ def show_table(console: Console, found: Sequence[Row], location: str) -> None:
     console.print(table)
     for row in found:
         _show_lines(console, f"corrupt: {row.entry.label}", row.entry.problems)
-        _show_lines(console, f"note: {row.entry.label}", row.entry.remarks)
+        named = layout.name_remark(row.entry.label)
+        remarks = (*filter(None, [named]), *row.entry.remarks)
+        _show_lines(console, f"note: {row.entry.label}", remarks)
 
 
 def show_states(console: Console, found: Sequence[Row]) -> None:

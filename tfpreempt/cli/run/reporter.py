@@ -46,7 +46,7 @@ class Reporter:
         supervisor: id of this supervisor, written in every record.
         console: console for messages; a closed or stalled console does not delay the
             caller.
-        shows_worker_0: whether the output of worker 0 is copied to the same place as
+        shows_worker_0: whether the output of worker 0 is copied to the same console as
             the messages.
     """
 

@@ -10,6 +10,7 @@ complete. Then the count is too low, and the facts in `made_of` show which fit t
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -30,13 +31,15 @@ class ResumePlan:
             directory.
         beginning: first phase of the fit.
         histories: histories of the fits before this fit.
-        note: warning for the log; empty if there is none.
+        note: line for the log; empty if there is none.
+        note_level: level of the line in the log.
     """
 
     number: int
     beginning: FitPhase
     histories: tuple[Any, ...]
     note: str
+    note_level: int
 
 
 def make_plan(
@@ -54,7 +57,7 @@ def make_plan(
         CheckpointMismatchError: the checkpoint is of a later fit of the program, and
             the facts about the current fit match none of the fits up to that fit.
     """
-    number, note = len(before) + 1, ""
+    number, note, level = len(before) + 1, "", logging.WARNING
     if number < saved.fit:
         number = _find(saved, number, now)
     beginning, histories = FitPhase.RESTORE, saved.histories
@@ -81,6 +84,7 @@ def make_plan(
     elif epochs > saved.epoch and not saved.stopped:
         beginning = FitPhase.EXTEND
     else:
+        level = logging.INFO
         note = (
             f"this fit was complete after {saved.epoch} epochs; nothing is left to "
             "train"
@@ -91,7 +95,11 @@ def make_plan(
             ". To train from the start, use another checkpoint_dir, or restore=False"
         )
     return ResumePlan(
-        number=number, beginning=beginning, histories=histories, note=note
+        number=number,
+        beginning=beginning,
+        histories=histories,
+        note=note,
+        note_level=level,
     )
 
 

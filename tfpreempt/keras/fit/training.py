@@ -180,7 +180,7 @@ class Training:
         )
         self._phase = self._plan.beginning
         if self._plan.note:
-            log.warning("%s", self._plan.note)
+            log.log(self._plan.note_level, "%s", self._plan.note)
         if self._saved.fit == self._plan.number and self._saved.made_of.get("varies"):
             self._state.varies = True
 
