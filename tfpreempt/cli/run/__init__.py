@@ -16,5 +16,5 @@ supervisor           the supervisor: starts all workers, waits, restarts them
 tf_config            chooses free ports, and makes the TF_CONFIG of local workers
 worker_group         starts and ends the worker processes
 
-Imported by cli/journals, cli/status.
+Imported by cli/journals, cli/report, cli/status.
 """
