@@ -31,6 +31,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     # Programs as long as a reader's; other tests make each of their calls.
     "tests/docs/test_notebooks.py::test_a_notebook_runs_top_to_bottom": (),
     "tests/docs/test_fit_pages.py::test_the_examples_run_one_after_the_other": (),
+    "tests/docs/test_image_example.py::"
+    "test_two_preemptions_at_random_change_no_result": (),
     # The demo with model.fit; its loop stays.
     "tests/cli/test_demo.py::test_nothing_is_lost": ("2-more0",),
     # Each kind of data, each kind of interruption and each line of Keras once.

@@ -42,6 +42,7 @@ RUN_BY = {
     "data.md": "test_examples",
     "fit/callbacks.md": "test_fit_pages",
     "fit/data.md": "test_fit_pages",
+    "fit/example.md": "test_image_example",
     "fit/index.md": "test_fit_pages",
     "fit/many-workers.md": "test_fit_pages",
     "fit/restored-state.md": "test_fit_pages",

@@ -6,7 +6,6 @@ import gc
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -27,12 +26,7 @@ def uncollected() -> Iterator[None]:
 @pytest.fixture
 def summaries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scalar summaries without the package tensorboard, which need not be there."""
-    import tensorflow as tf
-
-    def scalar(name: str, data: Any, step: Any = None, description: Any = None) -> Any:
-        metadata = tf.compat.v1.SummaryMetadata()
-        metadata.plugin_data.plugin_name = "scalars"
-        return tf.summary.write(name, tf.cast(data, tf.float32), step, metadata)
+    from tests.fakes.summaries.tensorboard.summary.v2 import scalar
 
     for name in ("tensorboard", "tensorboard.summary", "tensorboard.summary.v2"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
