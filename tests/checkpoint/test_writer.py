@@ -400,7 +400,7 @@ def test_bad_arguments():
         errors.ConfigurationError, match="expected the path of the directory"
     ):
         opening.open_directory(tf.train.Checkpoint())
-    with pytest.raises(errors.ConfigurationError, match="got int"):
+    with pytest.raises(errors.ConfigurationError, match="of type int"):
         opening.open_directory(3, "/tmp")
     with pytest.raises(errors.ConfigurationError, match="max_to_keep"):
         opening.open_directory(None, "/tmp", max_to_keep=0)

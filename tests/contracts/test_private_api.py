@@ -134,7 +134,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         private_api.MODULES, "shuffle_op", "tensorflow.python.data.moved"
     )
-    with pytest.raises(errors.UnsupportedVersionError, match=r"no .*data\.moved,"):
+    with pytest.raises(errors.UnsupportedVersionError, match=r"lacks .*data\.moved,"):
         private_api.check_available("pipelines")
 
 

@@ -246,7 +246,7 @@ def test_load_may_not_draw(load):
         (lambda: data.from_arrays((), batch_size=1, seed=1), r"shapes \[\]"),
         (
             lambda: data.from_arrays(({"a": [1, 2]}, SAMPLES), batch_size=1, seed=1),
-            "a list of 2; expected a tuple",
+            "a list of 2 items; expected a tuple",
         ),
         (lambda: data.from_arrays(3, batch_size=1, seed=1), r"shapes \[\(\)\]"),
         (

@@ -244,7 +244,7 @@ def test_other_settings_of_the_optimizer(
     def program() -> Any:
         return on.fit(on.model(optimizer=on.keras.optimizers.SGD(0.005)))
 
-    words = ("the optimizer's variables was 4", "2 here", "same settings")
+    words = ("the optimizer's variables was 4", "is 2 in this run", "same settings")
     refused(on, errors.CheckpointMismatchError, program, *words)
     interrupted()
 
@@ -274,7 +274,7 @@ def test_another_length_of_the_data(on: Machine, line: str, interrupted: Check) 
     def program() -> Any:
         return on.fit(None, x=X[:9], y=Y[:9])
 
-    words = ("the number of", " there", " here", "data of the same length")
+    words = ("the number of", " in that run", " in this run", "data of the same length")
     refused(on, errors.CheckpointMismatchError, program, *words)
     interrupted()
 

@@ -147,7 +147,9 @@ def test_a_state_that_grain_refuses_is_a_mismatch():
         grain.load(grain.MapDataset.range(40), shuffle=True, seed=5, num_epochs=1)
     )
     state = LoaderState("data", other, registry=None)
-    with pytest.raises(errors.CheckpointMismatchError, match=r"'data'.*refuses.*sampl"):
+    with pytest.raises(
+        errors.CheckpointMismatchError, match=r"'data'.*not accept.*sampl"
+    ):
         load(state, data)
 
 

@@ -290,7 +290,7 @@ def test_an_upload_that_was_left_ends_with_its_file(server, store, let_calls_end
 
 def test_a_server_that_fails_for_too_long_is_reported(server, store):
     server.fail(1000)
-    with pytest.raises(errors.SaveError, match=r"Could not upload .* try"):
+    with pytest.raises(errors.SaveError, match=r"Could not upload .* retry"):
         put(store, "x", SMALL, 1.0)
 
 
@@ -343,7 +343,7 @@ def test_they_are_where_more_was_asked_for_than_there_is(server, store):
 def test_a_damaged_object_is_noticed(server, store):
     put(store, "x", LARGE)
     server.damage("bucket", "run/x", offset=5 * MIB)
-    with pytest.raises(errors.CheckpointCorruptedError, match="damaged"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="is corrupt"):
         get(store, "x")
 
 
