@@ -41,6 +41,9 @@ class OpenMembers:
     def fault(self, where: str, error: Exception) -> None:
         self.faults.append(f"{where}: {error}")
 
+    def log_commit(self, run: Member, commit: Commit) -> None:
+        """Logs nothing."""
+
 
 class Member:
     """One that only remembers what it was asked."""

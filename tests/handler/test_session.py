@@ -113,6 +113,7 @@ class FakeRun:
     def directory(self) -> Any:
         return SimpleNamespace(
             path="/nowhere",
+            clock=SystemClock(),
             cluster=self.cluster,
             mirror=FakeMirror(self),
             contents=SimpleNamespace(needs_peers=lambda: False),
