@@ -50,23 +50,24 @@ ELSEWHERE = dataclasses.replace(
 )
 EXPIRY, POLL = PACE.expiry, PACE.poll
 HERE = this_process(GRACE)
+THEIRS, THIEF, DEAD = (digit * 32 for digit in "cde")  # tokens of other processes
 
 
 class Other:
     """Another process's lease, as it lies on the disk."""
 
     def __init__(self, directory, **more):
-        self.holder = dataclasses.replace(ELSEWHERE, token="theirs", **more)
+        self.holder = dataclasses.replace(ELSEWHERE, token=THEIRS, **more)
         self.place = DirectoryLease(str(directory))
         self.renewals = 0
         assert self.place.take(self.holder)
 
     def renew(self):
         self.renewals += 1
-        self.place.renew("theirs", self.renewals)
+        self.place.renew(THEIRS, self.renewals)
 
     def leave(self):
-        self.place.end("theirs")
+        self.place.end(THEIRS)
 
 
 class Waiting:
@@ -191,7 +192,7 @@ def test_what_is_provably_dead_is_taken_over_at_once(tmp_path, holder, caplog):
 def test_a_leftover_of_an_earlier_version_is_taken_over_and_removed(tmp_path):
     """Earlier versions counted the renewals in a file called `beat`."""
     Other(tmp_path)
-    (tmp_path / layout.LEASE / "theirs" / "beat").write_bytes(b"7")
+    (tmp_path / layout.LEASE / THEIRS / "beat").write_bytes(b"7")
     pause = Waiting()
     lease = acquired(tmp_path, pause)
     assert EXPIRY <= pause.waited < EXPIRY + MARGIN
@@ -335,7 +336,7 @@ def test_a_clock_that_stands_still_ends_the_wait_too(tmp_path):
 def test_looks_that_take_long_count_as_long_as_they_take():
     """A slow store would be waited for many times its expiry, or the limit."""
     patience = LeaseWait(HERE, RenewalIntervals(renewal=15.0, expiry=60.0, poll=1.0))
-    other = ObservedLease(token="theirs", holder=ELSEWHERE, renewals=b"1")
+    other = ObservedLease(token=THEIRS, holder=ELSEWHERE, renewals=b"1")
     looks = 0
     while patience.expiry_reason(other) is None:
         looks += 1
@@ -361,7 +362,7 @@ def test_a_pause_is_measured_from_look_to_look(tmp_path, monkeypatch):
 
 def test_a_record_that_nobody_can_read_is_waited_for(tmp_path):
     Other(tmp_path)
-    (tmp_path / layout.LEASE / "theirs" / "holder").write_bytes(b"\xff{")
+    (tmp_path / layout.LEASE / THEIRS / "holder").write_bytes(b"\xff{")
     pause = Waiting()
     acquired(tmp_path, pause)
     assert pause.waited >= EXPIRY
@@ -390,7 +391,7 @@ def test_a_record_is_read_as_it_was_written():
 
 
 def test_what_a_start_left_that_was_killed_goes(tmp_path):
-    left = tmp_path / f"{layout.LEASE}.dead" / "dead"
+    left = tmp_path / f"{layout.LEASE}.{DEAD}" / DEAD
     left.mkdir(parents=True)
     (left / "holder").write_bytes(b"{")
     lease = acquired(tmp_path)
@@ -410,12 +411,27 @@ def test_what_else_lies_where_leases_do_is_no_lease(tmp_path):
     assert (tmp_path / layout.LEASE / "zzz").exists()
 
 
+def test_files_of_a_user_where_leases_lie_are_never_deleted(tmp_path):
+    """A directory with another name than a token is no lease, ended or left over."""
+    notes = tmp_path / layout.LEASE / "notes" / "today"
+    saved = tmp_path / f"{layout.LEASE}.old" / "old" / "holder"
+    for each in (notes, saved):
+        each.parent.mkdir(parents=True)
+        each.write_text("mine")
+    with pytest.raises(errors.DirectoryLockedError, match="Move these entries"):
+        acquired(tmp_path)
+    notes.rename(tmp_path / "today")
+    notes.parent.rmdir()
+    acquired(tmp_path).release()
+    assert (tmp_path / "today").read_text() == saved.read_text() == "mine"
+
+
 class Stale(LocalLeaseFileSystem):
     """A client of NFS: another one has removed what this one looks at."""
 
     def names(self, path):
         found = super().names(path)
-        if os.path.basename(path) == "theirs":
+        if os.path.basename(path) == THEIRS:
             shutil.rmtree(path)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         return found
@@ -508,7 +524,7 @@ def test_an_interpreter_that_ends_and_starts_no_thread_lets_go_too(
 def steal(directory):
     place = DirectoryLease(str(directory))
     place.end(place.read_owner().token)
-    assert place.take(dataclasses.replace(ELSEWHERE, token="thief"))
+    assert place.take(dataclasses.replace(ELSEWHERE, token=THIEF))
 
 
 def leased(directory):
@@ -543,7 +559,7 @@ def test_who_lost_it_commits_nothing_whatever_was_staged(tmp_path):
         save(saver, 3)  # not even staged
     assert sorted(tmp_path.rglob("*")) == before
     lease.release()
-    assert DirectoryLease(str(tmp_path)).has("thief")
+    assert DirectoryLease(str(tmp_path)).has(THIEF)
 
 
 def test_who_lost_it_deletes_no_commit(tmp_path):

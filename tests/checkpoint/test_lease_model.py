@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.lease.lease import try_acquire
 from tfpreempt.checkpoint.lease.lease_record import this_process
 
 HERE = this_process(30.0)
-NAMES = "abcd"
+NAMES = tuple(digit * 32 for digit in "abcd")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,7 +16,7 @@ import pytest
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
-from tests.checkpoint.test_lease import ELSEWHERE
+from tests.checkpoint.test_lease import ELSEWHERE, THIEF
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
@@ -226,9 +226,9 @@ def test_what_is_fetched_goes_by_way_of_the_lease(place, words):
     def get_late(name, *args, **kwargs):
         if name.endswith(".state"):
             here = DirectoryLease(str(place.directory))
-            if (found := here.read_owner()) and found.token != "thief":
+            if (found := here.read_owner()) and found.token != THIEF:
                 here.end(found.token)
-                assert here.take(dataclasses.replace(ELSEWHERE, token="thief"))
+                assert here.take(dataclasses.replace(ELSEWHERE, token=THIEF))
         return get(name, *args, **kwargs)
 
     place.store.get = get_late

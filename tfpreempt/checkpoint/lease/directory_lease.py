@@ -42,6 +42,7 @@ from tfpreempt.checkpoint.lease.lease_record import (
     LeaseOwner,
     ObservedLease,
     from_json,
+    is_token,
 )
 from tfpreempt.checkpoint.lease.lease_timeouts import RenewalIntervals
 from tfpreempt.core import contained
@@ -122,7 +123,8 @@ class DirectoryLease:
             OSError: error of the file system.
         """
         leaving = None
-        for token in self._names(self._root):
+        # An entry with another name is not a lease, and is never removed.
+        for token in filter(is_token, self._names(self._root)):
             record = self._read(token, _HOLDER)
             if record:
                 return ObservedLease(
@@ -130,8 +132,7 @@ class DirectoryLease:
                     holder=from_json(record, token),
                     renewals=self._read(token, _RENEWALS) or b"",
                 )
-            # A power loss may leave an empty record. Or the entry is not a lease, and
-            # tfpreempt must not remove it.
+            # The lease is being ended, or a power loss has left an empty record.
             leaving = leaving or ObservedLease(token=token, holder=None, renewals=b"")
         return leaving
 
@@ -237,10 +238,10 @@ class DirectoryLease:
         begins = layout.LEASE + "."
         with contextlib.suppress(OSError):
             for name in self._names(self.where):
-                if name.startswith(begins):
-                    new = os.path.join(self.where, name)
+                token = name.removeprefix(begins)
+                if name.startswith(begins) and is_token(token):
                     with contextlib.suppress(OSError):
-                        self.end(name.removeprefix(begins), new)
+                        self.end(token, os.path.join(self.where, name))
 
     def _names(self, path: str) -> list[str]:
         try:

@@ -494,7 +494,8 @@ def _in_use(backend: LeaseBackend, wait: LeaseWait) -> str:
     if wait.holder is None:
         return (
             f"{backend.where!r} has a lease without an owner, which cannot be "
-            f"acquired: {layout.LEASE!r} in this directory is not a lease. Delete "
+            f"acquired: {layout.LEASE!r} in this directory has entries that are not "
+            "leases of tfpreempt. Move these entries elsewhere, and delete "
             f"{layout.LEASE!r}"
         )
     return (

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import sys
 import time
@@ -124,6 +125,11 @@ class ObservedLease:
     token: str
     holder: LeaseOwner | None
     renewals: bytes
+
+
+def is_token(name: str) -> bool:
+    """Returns whether a name has the form of a token from `this_process`."""
+    return re.fullmatch(r"[0-9a-f]{32}", name) is not None
 
 
 def this_process(grace_seconds: float) -> LeaseOwner:
