@@ -43,8 +43,8 @@ DEFAULT_KINDS = KINDS[:-1]
 INTERVAL_SECONDS = 1.0
 FIRST_REQUEST_SECONDS = 150.0
 REQUEST_SECONDS = 10.0
-# Timeout of a request; an acknowledgement needs three requests in 30 s.
-ACKNOWLEDGE_SECONDS = 3.0
+# Timeout of an acknowledgement, which is up to three requests.
+ACKNOWLEDGE_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,16 +228,22 @@ class AzurePoller(Poller):
 
     def acknowledge(self) -> tuple[str, ...]:
         """Acknowledges events; see `AzureWatch.acknowledge`."""
-        seconds = ACKNOWLEDGE_SECONDS
+        deadline = self._clock.monotonic() + ACKNOWLEDGE_SECONDS
+        machine = self._machine(self._seconds_until(deadline))
         ids = tuple(
             event.id
-            for event in self._ask_events(seconds)
-            if event.machines[0] == self._machine(seconds) and not event.is_started
+            for event in self._ask_events(self._seconds_until(deadline))
+            if event.machines[0] == machine and not event.is_started
         )
         if ids:
-            body = {"StartRequests": [{"EventId": each} for each in ids]}
-            self._request(EVENTS_TARGET, seconds, json.dumps(body).encode())
+            body = json.dumps({"StartRequests": [{"EventId": each} for each in ids]})
+            seconds = self._seconds_until(deadline)
+            self._request(EVENTS_TARGET, seconds, body.encode())
         return ids
+
+    def _seconds_until(self, deadline: float) -> float:
+        """Returns the timeout of a request that must end by a deadline."""
+        return max(0.01, deadline - self._clock.monotonic())
 
     def _ask_events(self, seconds: float) -> list[ScheduledEvent]:
         """Returns the events of the watched kinds for this machine."""
