@@ -272,6 +272,19 @@ def test_rearm_off_the_main_thread_warns_once(
     assert caplog.text.count("cannot be installed again") == 1
 
 
+def test_the_next_close_restores_what_a_close_on_another_thread_could_not() -> None:
+    """Otherwise the wake-up fd and its thread would stay until the process exits."""
+    sources = [SignalSource("USR1"), SignalSource("USR2")]
+    for each in sources:
+        each.start(lambda detail: None)
+    thread = threading.Thread(target=sources[0].close)
+    thread.start()
+    thread.join(10.0)
+    sources[1].close()
+    assert not REGISTRY.watches
+    assert REGISTRY.wakeup is None
+
+
 # --- others who come later -----------------------------------------------------------
 
 

@@ -181,7 +181,8 @@ class SignalRegistry:
 
         Call on the main thread: Python cannot restore a handler on another thread.
         Otherwise our handler stays installed. When the next signal arrives, our handler
-        restores the earlier handler, and raises the signal again.
+        restores the earlier handler, and raises the signal again. The next call on the
+        main thread that removes the last listener of a signal restores it too.
         """
         done: WakeupFd | None = None
         with self._lock:
@@ -201,8 +202,10 @@ class SignalRegistry:
                     signal.Signals(signum).name,
                 )
                 return
-            watch.disarm()
-            del self.watches[signum]
+            # Also the signals whose last listener was removed on another thread.
+            for each in [w for w in self.watches.values() if not w.listeners]:
+                each.disarm()
+                del self.watches[each.signum]
             if not self.watches and self.wakeup is not None:
                 self.wakeup.put_back()
                 done, self.wakeup = self.wakeup, None
