@@ -71,28 +71,18 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
             super().emit(record)
 
 
-class _PackageLevel(logging.Logger):
-    """Gives the logger the level INFO, unless the program has set a level. Any thread.
+class _DefaultLevel(int):
+    """A level of the package's logger that counts only while the root logger has none.
 
-    The level of the root logger has precedence, also if the program sets the level
-    later: `tfpreempt.handle_early_notices()` comes before `logging.basicConfig()`.
-    A level WARNING of the root logger cannot be told from the default.
+    `Logger.getEffectiveLevel()` uses the first level that is true, from the logger up
+    to the root logger. So a level of the root logger has precedence, also if the
+    program sets the level later: `tfpreempt.handle_early_notices()` comes before
+    `logging.basicConfig()`. A level WARNING of the root logger cannot be told from the
+    default.
     """
 
-    @property
-    def level(self) -> int:
-        """The level that the program has set for tfpreempt.
-
-        If there is none: NOTSET if the root logger has a level, INFO otherwise.
-        """
-        own: int = vars(self)["level"]
-        if own == logging.NOTSET and logging.root.level == logging.WARNING:
-            return logging.INFO
-        return own
-
-    @level.setter
-    def level(self, value: int) -> None:
-        vars(self)["level"] = value
+    def __bool__(self) -> bool:
+        return logging.root.level == logging.WARNING
 
 
 def show_log_lines() -> None:
@@ -102,10 +92,8 @@ def show_log_lines() -> None:
     logger has a level other than the default. The logger gets a handler that writes to
     stderr, if the logger has no handler. Idempotent.
     """
-    if not isinstance(PACKAGE, _PackageLevel):
-        own = PACKAGE.level
-        PACKAGE.__class__ = type("Logger", (_PackageLevel, type(PACKAGE)), {})
-        PACKAGE.setLevel(own)  # clears the logger's cache of enabled levels
+    if PACKAGE.level == logging.NOTSET:
+        PACKAGE.setLevel(_DefaultLevel(logging.INFO))
     if not PACKAGE.handlers:
         handler = _StderrHandler()
         handler.setFormatter(LineFormatter())
