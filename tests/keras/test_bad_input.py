@@ -118,6 +118,17 @@ def test_subclasses_of_a_program_work_as_those_of_other_classes(
     assert (type(same), same.where) == (Mine, "elsewhere")
 
 
+@LINES
+def test_a_subclass_may_inherit_from_keras_callback_as_well(on: Machine) -> None:
+    """As users write who know only Keras' own class; `model` is read-only there."""
+    callback = on.keras.callbacks.Callback
+    mine = type("Mine", (PreemptionCallback, callback), {})(on.checkpoints)
+    on.model().fit(X, Y, batch_size=BATCH, callbacks=[mine], verbose=0)
+    assert mine.latest_checkpoint is not None
+    with pytest.raises(errors.UsageError, match=r"'Hidden'.*PreemptionCallback first"):
+        type("Hidden", (callback, PreemptionCallback), {})
+
+
 def test_the_class_of_a_callback_imports_no_keras(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

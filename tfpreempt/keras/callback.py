@@ -96,6 +96,9 @@ class PreemptionCallback:
         ConfigurationError: an argument is invalid.
     """
 
+    # In the class, because the `Callback` of Keras 3 has a read-only property `model`.
+    model: Any = None
+
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str],
@@ -144,7 +147,22 @@ class PreemptionCallback:
         self._names = contextlib.ExitStack()  # file names resolved for the newest fit
         self._directory: str | None = None  # of the newest fit
         self._last: MirrorStatus | None = None  # status at the end of the newest fit
-        self.model: Any = None
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Checks that Keras' `Callback` does not hide the hooks of this class.
+
+        Raises:
+            UsageError: the class inherits from `Callback` before this class.
+        """
+        super().__init_subclass__(**arguments)
+        before = cls.__mro__[: cls.__mro__.index(PreemptionCallback)]
+        if set(before) & {*_imported_callback_classes()}:
+            raise errors.UsageError(
+                f"the class {cls.__name__!r} inherits from keras.callbacks.Callback "
+                "before PreemptionCallback, so Keras would call none of its hooks. Put "
+                f"PreemptionCallback first, or alone: class {cls.__name__}"
+                "(PreemptionCallback)"
+            )
 
     @property  # type: ignore[misc]  # the class is never assigned
     def __class__(self) -> type[PreemptionCallback]:
