@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 pytest.importorskip("tensorflow")
 
+from tfpreempt.keras.fit import frame_lookup  # noqa: E402
 from tfpreempt.keras.fit.frame_lookup import is_running  # noqa: E402
 
 
@@ -44,6 +46,25 @@ def test_to_know_whether_a_fit_runs_does_not_renew_its_variables() -> None:
     assert found["runs"]
     assert found["newest"] == "before"
     assert not is_running(found["fit"])
+
+
+class Iterator:
+    """Of an epoch."""
+
+
+class ModelWithLogs:
+    def fit(self) -> bool:
+        """Whether the iterator of the first epoch is kept in the second."""
+        data_handler, iterator = None, Iterator()
+        epoch_logs, first = {"loss": 1.0}, weakref.ref(iterator)
+        assert frame_lookup.epoch_logs(self) == epoch_logs
+        iterator = Iterator()
+        return iterator is not data_handler and first() is not None
+
+
+def test_to_read_the_logs_of_an_epoch_keeps_no_iterator() -> None:
+    """An iterator with a shuffle buffer may need as much memory as the data."""
+    assert not ModelWithLogs().fit()
 
 
 def test_another_fit_of_the_model_is_another_one() -> None:

@@ -81,7 +81,13 @@ def is_validation(model: Any) -> bool:
 
 def epoch_logs(model: Any) -> dict[str, Any]:
     """Returns the logs of the epoch whose validation begins."""
-    return dict(next(_calls(model, "fit", LOOPS)).f_locals["epoch_logs"])
+    variables = next(_calls(model, "fit", LOOPS)).f_locals
+    logs = dict(variables["epoch_logs"])
+    if sys.version_info < (3, 13):
+        # The frame keeps this copy of the variables until the next read. Do not keep
+        # the iterator of this epoch, with its buffers, during the next epoch.
+        variables.clear()
+    return logs
 
 
 def callbacks_of(model: Any) -> list[Any]:
