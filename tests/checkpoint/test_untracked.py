@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import random
 import weakref
@@ -14,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
+from tests.core.graph_searches import Searches  # noqa: E402
 from tfpreempt.checkpoint.tensors import variables  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach, walk  # noqa: E402
 from tfpreempt.core import object_graph, private_api  # noqa: E402
@@ -185,11 +187,7 @@ def test_a_repeated_search_finds_what_a_new_search_finds(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two checkpoints looks into all objects each time."""
-    is_unchanged, answers = object_graph.Reached.is_unchanged, []
-
-    def recorded(reached: object_graph.Reached) -> bool:
-        answers.append(is_unchanged(reached))
-        return answers[-1]
+    searches = Searches(monkeypatch)
 
     def found(checkpoint: Any) -> Any:
         search = attach(checkpoint)
@@ -203,13 +201,10 @@ def test_a_repeated_search_finds_what_a_new_search_finds(
         for _ in range(rng.choice([1, 1, 3])):
             edit = rng.choice(edits(module, rng))
             edit()
-        with monkeypatch.context() as patch:
-            patch.setattr(object_graph.Reached, "is_unchanged", recorded)
-            first = found(repeated)
-        with monkeypatch.context() as patch:
-            patch.setattr(object_graph.Reached, "is_unchanged", lambda _: False)
-            assert first == found(new), number
-    assert {True, False} == set(answers)
+        both = (functools.partial(found, each) for each in (repeated, new))
+        first, expected = searches.results(*both)
+        assert first == expected, number
+    assert searches.answers == {True, False}
 
 
 def test_a_metric_that_makes_variables_later_is_found() -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
+from tests.core.graph_searches import Searches  # noqa: E402
 from tfpreempt.core import object_graph  # noqa: E402
 from tfpreempt.keras.fit.python_attributes import Attributes  # noqa: E402
 
@@ -243,12 +244,7 @@ def test_a_repeated_look_finds_what_a_new_look_finds(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two looks goes through all objects each time."""
-    is_unchanged, answers = object_graph.Reached.is_unchanged, []
-
-    def recorded(reached: object_graph.Reached) -> bool:
-        answers.append(is_unchanged(reached))
-        return answers[-1]
-
+    searches = Searches(monkeypatch)
     for number in range(480):
         if number % 8 == 0:
             model = model_with_values()
@@ -256,10 +252,6 @@ def test_a_repeated_look_finds_what_a_new_look_finds(
         for _ in range(rng.choice([1, 1, 3])):
             edit = rng.choice(edits(model, rng))
             edit()
-        with monkeypatch.context() as patch:
-            patch.setattr(object_graph.Reached, "is_unchanged", recorded)
-            found = repeated.capture()
-        with monkeypatch.context() as patch:
-            patch.setattr(object_graph.Reached, "is_unchanged", lambda _: False)
-            assert found == new.capture(), number
-    assert {True, False} == set(answers)
+        found, expected = searches.results(repeated.capture, new.capture)
+        assert found == expected, number
+    assert searches.answers == {True, False}
