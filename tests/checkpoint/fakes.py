@@ -145,8 +145,8 @@ def open_directory(
     )
 
 
-def capture_part(directory, step, attempt, permit=None, *args, **kwargs):
-    save = Save(directory, step, attempt, permit)
+def capture_part(directory, step, attempt, cancel_token=None, *args, **kwargs):
+    save = Save(directory, step, attempt, cancel_token)
     save.capture(*args, **kwargs)
     return save
 

@@ -1,7 +1,6 @@
-"""An insert-once store with slow messages, and a coordinator's runtime on it.
+"""An insert-once store with slow messages, and a coordinator's executor on it.
 
-The runtime keeps the order that `runtime.StoreExecutor` keeps: one read after the
-other, one
+The executor keeps the order that `StoreExecutor` keeps: one read after the other, one
 insert after the other, gathers in a few walks. The store lives in its host's process:
 it stands still while that is frozen, and every request fails once that is gone.
 
@@ -164,7 +163,7 @@ class SimulatedStore:
         self._timeline.after(self._delay(), request.fail, request.process)
 
 
-class SimulatedRuntime:
+class SimulatedExecutor:
     """A `StoreExecutor` for the coordinator of one simulated worker.
 
     Args:

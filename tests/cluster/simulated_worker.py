@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from tests.cluster.reports import Ending, Marker, Save, WorkerReport
-from tests.cluster.simulated_store import SimulatedRuntime
+from tests.cluster.simulated_store import SimulatedExecutor
 from tests.cluster.timeline import Process, milliseconds
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import FOREVER, Coordinator
@@ -71,15 +71,15 @@ class Worker(Process):
         "coordinator",
         "deadline_ms",
         "ending",
+        "executor",
         "failing_saves",
-        "gate",
         "index",
         "left",
         "outcome",
         "overdue",
         "raises_at",
-        "runtime",
         "saves",
+        "step_flag",
     )
 
     def __init__(self, cluster: SimulatedCluster, index: int) -> None:
@@ -102,7 +102,7 @@ class Worker(Process):
     def start(self) -> None:
         """Makes the coordinator and begins to train."""
         cluster, schedule = self.cluster, self.cluster.schedule
-        self.runtime = SimulatedRuntime(
+        self.executor = SimulatedExecutor(
             cluster.timeline,
             self,
             cluster.store,
@@ -118,14 +118,14 @@ class Worker(Process):
                 not schedule.collective_save,
             ),
             "0",
-            self.runtime,
+            self.executor,
             cluster.timeline,
             peer_timeout=schedule.save_timeout_ms / 1000,
             step_seconds=self._step_seconds,
             record=self._record,
             on_overrun=self._overrun,
         )
-        self.gate = self.coordinator.gate
+        self.step_flag = self.coordinator.step_flag
         self.coordinator.start()
         self._main = self._live()
         cluster.timeline.after(
@@ -212,12 +212,15 @@ class Worker(Process):
         for _ in range(schedule.fits):
             self._open, self.outcome = True, None
             for _ in range(schedule.lengths[self.index]):
-                self.gate.started += 1
+                self.step_flag.started += 1
                 yield self._sleep(schedule.gap_ms)
-                if self.gate.flag:
+                if self.step_flag.flag:
                     yield from self._look()
                 if self._measured_from is None:
-                    self._measured_from = (self.cluster.timeline.now, self.gate.started)
+                    self._measured_from = (
+                        self.cluster.timeline.now,
+                        self.step_flag.started,
+                    )
                 self.cluster.interval_begins(self)
                 yield from self._interval()
             yield from self._finish()
@@ -225,7 +228,7 @@ class Worker(Process):
         yield self._sleep(schedule.exit_ms)
 
     def _interval(self) -> Main:
-        schedule, number = self.cluster.schedule, self.gate.started
+        schedule, number = self.cluster.schedule, self.step_flag.started
         span = schedule.step_ms[self.index % len(schedule.step_ms)]
         if not schedule.collectives:
             yield self._sleep(span)
@@ -236,10 +239,10 @@ class Worker(Process):
             yield from self._raise()
 
     def _look(self) -> Main:
-        while self.gate.flag:
-            self.gate.started -= 1
+        while self.step_flag.flag:
+            self.step_flag.started -= 1
             verdict = yield from self._settle()
-            self.gate.started += 1
+            self.step_flag.started += 1
             if verdict is ev.Proceed:
                 return
 
@@ -250,7 +253,7 @@ class Worker(Process):
     def _settle(self, last: bool = False) -> Settled:
         c = self.coordinator
         staged = False
-        c.dispatch(ev.Boundary(self.gate.started, last))
+        c.dispatch(ev.Boundary(self.step_flag.started, last))
         while True:
             match (yield from self._verdict()):
                 case ev.SaveDirective(boundary, alone, repeat):
@@ -374,5 +377,5 @@ class Worker(Process):
         if self._measured_from is None:
             return 0.0
         since, first = self._measured_from
-        intervals = max(1, self.gate.started - first)
+        intervals = max(1, self.step_flag.started - first)
         return (self.cluster.timeline.now - since) / 1000 / intervals

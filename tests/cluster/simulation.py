@@ -230,7 +230,7 @@ class SimulatedCluster:
                 worker.frozen_from = self.timeline.now
                 worker.frozen_until = self.timeline.now + lasts
             case Raise():
-                worker.raises_at.add(worker.gate.started)
+                worker.raises_at.add(worker.step_flag.started)
             case FailSave():
                 worker.failing_saves += 1
             case SlowStore(lasts_ms=lasts, extra_ms=extra):
@@ -255,7 +255,7 @@ class SimulatedCluster:
 
     def interval_begins(self, worker: Worker) -> None:
         """Faults that wait for this step happen."""
-        for fault in self._at_step.pop((worker.index, worker.gate.started), ()):
+        for fault in self._at_step.pop((worker.index, worker.step_flag.started), ()):
             self.timeline.after(0, functools.partial(self.apply, fault), worker)
 
     def process_ended(self, worker: Worker) -> None:

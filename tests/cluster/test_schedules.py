@@ -369,7 +369,7 @@ def test_a_periodic_save_without_a_worker_that_is_needed_ends():
 
 def test_a_cluster_moves_one_event_at_a_time():
     cluster = SimulatedCluster(Schedule(lengths=(50, 50)))
-    while cluster.workers[1].gate.started < 7:
+    while cluster.workers[1].step_flag.started < 7:
         assert cluster.step()
     cluster.apply(Preempt(worker=1, grace_seconds=0))
     while cluster.step():

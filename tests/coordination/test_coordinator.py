@@ -33,20 +33,20 @@ class Member:
         self.records: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.overran = threading.Event()
         self.coordinator: Coordinator
-        runtime = StoreExecutor(
+        executor = StoreExecutor(
             store, CLOCK, lambda error: self.coordinator.store_gone(error), 0.001
         )
         self.coordinator = Coordinator(
             ev.ProtocolConfig(worker, world),
             "0",
-            runtime,
+            executor,
             CLOCK,
             peer_timeout=peer_timeout,
             step_seconds=lambda: 0.0,
             record=self.records.put,
             on_overrun=self.overrun,
         )
-        self.gate = self.coordinator.gate
+        self.step_flag = self.coordinator.step_flag
         self.coordinator.start()
 
     def overrun(self, why):
@@ -64,7 +64,7 @@ class Member:
         )
 
     def boundary(self, count, last=False):
-        self.gate.started = count
+        self.step_flag.started = count
         self.coordinator.dispatch(ev.Boundary(count, last))
 
     def decision(self):
@@ -116,14 +116,14 @@ def together(call, members):
 def stand(members, *counts):
     """Where the workers are when the notice comes: inside these intervals."""
     for member, count in zip(members, counts, strict=True):
-        member.gate.started = count
+        member.step_flag.started = count
 
 
 def test_a_notice_leads_to_one_decision(members):
     stand(members, 4, 5, 5)
     members[1].notice()
     assert together(Member.decision, members) == [5, 5, 5]
-    assert all(member.gate.flag for member in members)
+    assert all(member.step_flag.flag for member in members)
 
 
 def test_all_save_commit_and_leave(members, store):
@@ -189,7 +189,7 @@ def test_a_worker_that_is_reported_dead_is_given_up_at_once(store):
 def test_a_wait_ends_at_the_deadline(store):
     alone = Member(store, 1)  # nobody gathers
     alone.notice(grace=0.2)
-    while not alone.gate.flag:
+    while not alone.step_flag.flag:
         threading.Event().wait(0.001)
     alone.boundary(1)
     assert alone.coordinator.wait() == ev.ExitDirective(Outcome.LOST)
@@ -255,7 +255,7 @@ def test_who_has_its_verdict_is_not_ended_where_it_is(store, monkeypatch):
     )
     member = Member(store, 1)
     member.notice()
-    while not member.gate.flag:
+    while not member.step_flag.flag:
         threading.Event().wait(0.001)
     member.boundary(1)
     member.coordinator.dispatch(ev.DeadlinePassed())
@@ -381,7 +381,7 @@ def test_a_gone_store_ends_every_wait(members, store):
 def test_a_round_that_is_asked_for_is_asked_for_once(store):
     """What was asked for first is what the round is for."""
     c = Member(store, 0, world=1).coordinator
-    c.runtime.insert = lambda *args: None  # nobody has heard of it yet
+    c.executor.insert = lambda *args: None  # nobody has heard of it yet
     assert c.periodic(snapshot=True)
     assert not c.periodic()
     assert c.is_snapshot
@@ -399,7 +399,7 @@ def test_a_notice_is_none_for_a_snapshot(store):
         if kind is NoticeKind.FINAL:
             is_called.set()
 
-    c.runtime.insert = seen  # nobody has heard of it yet
+    c.executor.insert = seen  # nobody has heard of it yet
     member.notice(grace=3.0)
     c.periodic(snapshot=True)
     assert is_called.wait(SOON)
@@ -415,6 +415,6 @@ def test_a_periodic_round_goes_on(members):
     for member in members:
         member.boundary(3)
     assert together(Member.save, members) == [ev.Resume()] * 3
-    assert not any(member.gate.flag for member in members)
+    assert not any(member.step_flag.flag for member in members)
     assert {member.coordinator.state.round for member in members} == {2}
     assert members[0].coordinator.state.notice is not NoticeKind.PERIODIC

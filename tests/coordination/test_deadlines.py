@@ -15,7 +15,7 @@ from tfpreempt.testing.clock import FakeClock
 
 
 class Alarms:
-    """A runtime whose alarms never ring."""
+    """An executor whose alarms never ring."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -11,8 +11,8 @@ from tfpreempt.coordination.key_gather import KeyGather
 from tfpreempt.coordination.protocol_types import Key, StepCount, Tombstone
 
 
-class RecordingRuntime:
-    """Stands for the runtime: the test says what is read, and who is reported dead."""
+class RecordingExecutor:
+    """Stands for the executor: the test says what is read, and who is reported dead."""
 
     def __init__(self) -> None:
         self.inserted: list[str] = []
@@ -31,37 +31,37 @@ class RecordingRuntime:
         self.report_dead = then
 
 
-def gather(runtime: RecordingRuntime, **options: Any) -> KeyGather:
+def gather(executor: RecordingExecutor, **options: Any) -> KeyGather:
     """The counts of workers 1 to 3."""
     names = {j: f"count/{j}" for j in (1, 2, 3)}
     options = {"then": lambda worker, value, extra: None, **options}
-    return KeyGather(runtime, Key.COUNT, names, by=0, **options)  # type: ignore[arg-type]
+    return KeyGather(executor, Key.COUNT, names, by=0, **options)  # type: ignore[arg-type]
 
 
 def test_all_values_come_together_in_the_order_of_the_workers() -> None:
-    runtime, whole = RecordingRuntime(), []
-    gather(runtime, whole=whole.append)
+    executor, whole = RecordingExecutor(), []
+    gather(executor, whole=whole.append)
     for index, value in ((2, StepCount(7)), (0, StepCount(5)), (1, Tombstone())):
         assert whole == []
-        runtime.got(index, keys.encode(value))
+        executor.got(index, keys.encode(value))
     assert [list(values.items()) for values in whole] == [
         [(1, StepCount(5)), (2, Tombstone()), (3, StepCount(7))]
     ]
 
 
 def test_a_worker_is_given_up_once_however_often_it_is_reported_dead() -> None:
-    runtime = RecordingRuntime()
-    gathering = gather(runtime)
+    executor = RecordingExecutor()
+    gathering = gather(executor)
     for _ in range(3):
-        runtime.report_dead(frozenset({2}))
+        executor.report_dead(frozenset({2}))
     gathering.give_up(frozenset({1, 2}), "too late")
-    assert runtime.inserted == ["count/2", "count/1"]
+    assert executor.inserted == ["count/2", "count/1"]
 
 
 def test_who_has_answered_is_not_given_up() -> None:
-    runtime = RecordingRuntime()
-    gathering = gather(runtime)
-    runtime.got(0, keys.encode(StepCount(5)))
+    executor = RecordingExecutor()
+    gathering = gather(executor)
+    executor.got(0, keys.encode(StepCount(5)))
     gathering.give_up(frozenset({1, 3}), "too late")
-    assert runtime.inserted == ["count/3"]
+    assert executor.inserted == ["count/3"]
     assert gathering.missing == {2, 3}

@@ -47,32 +47,32 @@ def gone():
 
 
 @pytest.fixture
-def runtime(store, gone):
+def executor(store, gone):
     yield StoreExecutor(store, SystemClock(), gone, deaths_every=0.001)
     store.close()  # lets the threads that still read go
 
 
-def test_a_get_is_answered_when_the_key_comes(runtime, store):
+def test_a_get_is_answered_when_the_key_comes(executor, store):
     answers = Answers()
-    runtime.get("a", answers)
+    executor.get("a", answers)
     assert answers.is_empty()
     store.insert("a", "1")
     assert answers.take() == ["1"]
 
 
-def test_gets_are_answered_one_after_the_other(runtime, store):
+def test_gets_are_answered_one_after_the_other(executor, store):
     answers = Answers()
     store.insert("b", "2")
-    runtime.get("a", answers)
-    runtime.get("b", answers)
+    executor.get("a", answers)
+    executor.get("b", answers)
     store.insert("a", "1")
     assert answers.take(2) == ["1", "2"]
 
 
-def test_many_keys_come_with_their_index(runtime, store):
+def test_many_keys_come_with_their_index(executor, store):
     answers = Answers()
     names = [f"k/{i}" for i in range(3 * FEWEST_WALKS + 1)]
-    runtime.get_each(names, answers)
+    executor.get_each(names, answers)
     for i in reversed(range(len(names))):
         store.insert(names[i], str(i))
     got = answers.take(len(names))
@@ -86,15 +86,15 @@ def test_many_keys_are_read_by_a_few_threads(keys: int, threads: int) -> None:
     assert reader_thread_count(keys) == threads
 
 
-def test_a_get_of_no_keys_does_nothing(runtime):
-    runtime.get_each([], lambda index, text: None)
+def test_a_get_of_no_keys_does_nothing(executor):
+    executor.get_each([], lambda index, text: None)
 
 
-def test_an_insert_tells_what_the_key_holds(runtime, store):
+def test_an_insert_tells_what_the_key_holds(executor, store):
     answers = Answers()
     store.insert("old", "first")
-    runtime.insert("old", "mine", answers)
-    runtime.insert("new", "mine", answers)
+    executor.insert("old", "mine", answers)
+    executor.insert("new", "mine", answers)
     assert answers.take(2) == ["first", "mine"]
     assert store.get("new") == "mine"
 
@@ -103,56 +103,56 @@ def test_inserts_take_effect_in_order():
     inner = InMemoryStore()
     slow = StoreFault(operation="insert", key="a", error=None, delay_seconds=0.01)
     store, answers = FaultyKeyValueStore(inner, faults=[slow]), Answers()
-    runtime = StoreExecutor(store, SystemClock(), lambda error: None)
+    executor = StoreExecutor(store, SystemClock(), lambda error: None)
     for key in "abc":
-        runtime.insert(key, key, answers)
+        executor.insert(key, key, answers)
     assert answers.take(3) == ["a", "b", "c"]
 
 
-def test_alarms_ring_in_the_order_of_their_times(runtime):
+def test_alarms_ring_in_the_order_of_their_times(executor):
     now, rung = SystemClock().monotonic(), Answers()
-    runtime.call_at(now + 0.02, lambda: rung("third"))
-    runtime.call_at(now + 0.01, lambda: rung("second"))
-    runtime.call_at(now - 5, lambda: rung("first"))
+    executor.call_at(now + 0.02, lambda: rung("third"))
+    executor.call_at(now + 0.01, lambda: rung("second"))
+    executor.call_at(now - 5, lambda: rung("first"))
     assert rung.take(3) == ["first", "second", "third"]
 
 
-def test_an_alarm_may_set_another(runtime):
+def test_an_alarm_may_set_another(executor):
     rung = Answers()
-    runtime.call_at(0.0, lambda: runtime.call_at(0.0, lambda: rung("inner")))
+    executor.call_at(0.0, lambda: executor.call_at(0.0, lambda: rung("inner")))
     assert rung.take() == ["inner"]
 
 
-def test_a_bug_in_a_callback_is_logged_and_ends_nothing(runtime, store, caplog):
+def test_a_bug_in_a_callback_is_logged_and_ends_nothing(executor, store, caplog):
     def fail(text: str) -> None:
         raise AssertionError("a bug")
 
     answers = Answers()
     store.insert("a", "1")
-    runtime.get("a", fail)
-    runtime.insert("b", "2", fail)
-    runtime.call_at(0.0, lambda: fail(""))
-    runtime.get("a", answers)
-    runtime.insert("c", "3", answers)
-    runtime.call_at(0.0, lambda: answers("alarm"))
+    executor.get("a", fail)
+    executor.insert("b", "2", fail)
+    executor.call_at(0.0, lambda: fail(""))
+    executor.get("a", answers)
+    executor.insert("c", "3", answers)
+    executor.call_at(0.0, lambda: answers("alarm"))
     assert sorted(answers.take(3)) == ["1", "3", "alarm"]
     assert "a bug in tfpreempt" in caplog.text
 
 
-def test_a_store_that_goes_is_told(runtime, store, gone):
-    runtime.get("a", lambda text: None)
-    runtime.get_each(["b"], lambda index, text: None)
+def test_a_store_that_goes_is_told(executor, store, gone):
+    executor.get("a", lambda text: None)
+    executor.get_each(["b"], lambda index, text: None)
     store.close()
     assert {type(error) for error in gone.take(2)} == {
         CoordinationServiceUnavailableError
     }
-    runtime.insert("c", "3", lambda text: None)
+    executor.insert("c", "3", lambda text: None)
     assert isinstance(gone.take()[0], CoordinationServiceUnavailableError)
 
 
-def test_deaths_are_told_until_nobody_asks(runtime, store):
+def test_deaths_are_told_until_nobody_asks(executor, store):
     told, until = Answers(), threading.Event()
-    runtime.watch_deaths(until, told)
+    executor.watch_deaths(until, told)
     store.dead_workers = lambda: frozenset({2})
     assert told.take(2) == [frozenset({2})] * 2
     until.set()
@@ -187,16 +187,16 @@ def test_a_store_that_falls_silent_is_told(gone):
 
 def test_a_store_is_watched_until_nobody_asks(gone):
     store, until = Silent(), threading.Event()
-    runtime, rung = StoreExecutor(store, SystemClock(), gone), Answers()
-    runtime.watch_store("mine", until, 0.01)
+    executor, rung = StoreExecutor(store, SystemClock(), gone), Answers()
+    executor.watch_store("mine", until, 0.01)
     until.set()
-    runtime.call_at(SystemClock().monotonic() + 0.05, lambda: rung("later"))
+    executor.call_at(SystemClock().monotonic() + 0.05, lambda: rung("later"))
     assert rung.take() == ["later"]
     assert store.asked <= 1
     assert gone.is_empty()
 
 
-def test_asking_for_deaths_ends_with_the_store(runtime, store, gone):
-    runtime.watch_deaths(threading.Event(), lambda dead: None)
+def test_asking_for_deaths_ends_with_the_store(executor, store, gone):
+    executor.watch_deaths(threading.Event(), lambda dead: None)
     store.close()
     assert isinstance(gone.take()[0], CoordinationServiceUnavailableError)

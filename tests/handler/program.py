@@ -79,7 +79,7 @@ class Program:
 def is_told() -> bool:
     """Whether this process was told of a notice that its next boundary serves."""
     here = current_session.current()
-    return here is not None and here.gate.flag
+    return here is not None and here.step_flag.flag
 
 
 def wait_until(condition: Callable[[], Any]) -> None:

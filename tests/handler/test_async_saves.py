@@ -398,12 +398,12 @@ def test_one_that_is_given_up_writes_no_more(program: Program) -> None:
     prefix = str(program.directory / "ckpt")
     program.directory.mkdir(exist_ok=True)
     tf.train.Checkpoint().write(prefix)
-    permit, asked = CancellationToken(), itertools.count()
+    cancel_token, asked = CancellationToken(), itertools.count()
 
     def check() -> None:
         if next(asked) == 2:
-            permit.cancel()
-        permit.check()
+            cancel_token.cancel()
+        cancel_token.check()
 
     files = RecordingFiles()
     with pytest.raises(errors.SaveError, match="was cancelled"):

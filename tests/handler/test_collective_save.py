@@ -56,9 +56,11 @@ class Member:
         self.staged: list[str] = []
         self.present: list[Sequence[int]] = []
 
-    def stage(self, name: str, permit: CancellationToken | None = None) -> FakeSave:
+    def stage(
+        self, name: str, cancel_token: CancellationToken | None = None
+    ) -> FakeSave:
         self.staged.append(name)
-        return FakeSave(self, name, permit)
+        return FakeSave(self, name, cancel_token)
 
     def commit(self, staged: FakeSave, because: str, workers: Sequence[int]) -> Commit:
         self.present.append(tuple(workers))
@@ -220,17 +222,17 @@ class Slow(Member):
         super().__init__()
         self.opened = threading.Event()
 
-    def capture(self, name: str, permit: CancellationToken) -> FakeSave:
-        return self.stage(name, permit)
+    def capture(self, name: str, cancel_token: CancellationToken) -> FakeSave:
+        return self.stage(name, cancel_token)
 
     def write(self, captured: FakeSave) -> FakeSave:
         assert self.opened.wait(SECONDS)
         return captured
 
     def commit(self, staged: FakeSave, because: str, workers: Sequence[int]) -> Commit:
-        assert staged.permit is not None
+        assert staged.cancel_token is not None
         try:
-            staged.permit.begin_commit()
+            staged.cancel_token.begin_commit()
         except SaveError:
             staged.discard()
             raise
@@ -314,7 +316,7 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
     pair: list[CollectiveSaves],
 ) -> None:
     class Broken(Slow):
-        def capture(self, name: str, permit: CancellationToken) -> FakeSave:
+        def capture(self, name: str, cancel_token: CancellationToken) -> FakeSave:
             raise SaveError("the disk is full")
 
     chief = Slow()

@@ -360,7 +360,7 @@ def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
         worker._exit = lambda *args, **more: None  # type: ignore[method-assign]
     other.begin()
     notify(chief.session)
-    chief.session.gate.started += 1
+    chief.session.step_flag.started += 1
     chief.session.wait_at_boundary()
     other.thread.join(0.3)
     assert other.ended is None

@@ -101,7 +101,7 @@ def test_training_that_goes_on_after_another_run_leaves_as_lost(
         errors.LeaseLostError, match="another run has acquired the lease"
     ):
         handler.save()
-    wait_until(lambda: handler._session.gate.flag)  # the notice comes by a thread
+    wait_until(lambda: handler._session.step_flag.flag)  # the notice comes by a thread
     handler.run(program.step)
     assert program.exits == 2
     assert [e["outcome"] for e in program.events("exit")] == ["committed", "lost"]

@@ -157,10 +157,10 @@ def test_a_check_that_is_refused_is_no_boundary(program: Program) -> None:
         assert here is not None
         other = program.handler(checkpoint_dir=program.directory / "other")
         other.close()
-        before = here.gate.started
+        before = here.step_flag.started
         with pytest.raises(errors.HandlerClosedError):
             other.check_preemption()
-        assert here.gate.started == before
+        assert here.step_flag.started == before
 
 
 def test_a_check_is_a_boundary_that_counts_no_step(program: Program) -> None:

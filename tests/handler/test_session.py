@@ -71,10 +71,14 @@ class FakeSave(StagedSave):
     """A save that writes nothing."""
 
     def __init__(
-        self, run: Any, name: str, permit: CancellationToken | None = None
+        self, run: Any, name: str, cancel_token: CancellationToken | None = None
     ) -> None:
         super().__init__(
-            step=run.step, attempt=name, staging=name, started_at=0.0, permit=permit
+            step=run.step,
+            attempt=name,
+            staging=name,
+            started_at=0.0,
+            cancel_token=cancel_token,
         )
         self._run = run
 
@@ -181,7 +185,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
 def notify(current: session.Session, grace: float | None = None) -> None:
     """A notice arrives; returns when training would see it."""
     up = threading.Event()
-    gate = current.gate
+    step_flag = current.step_flag
     notice = Notice(
         source="test",
         worker=current.cluster.worker,
@@ -190,7 +194,7 @@ def notify(current: session.Session, grace: float | None = None) -> None:
     )
     current.coordinator.notice(notice)
     for _ in range(int(LIMIT / 0.001)):
-        if gate.flag:
+        if step_flag.flag:
             return
         up.wait(0.001)
     raise AssertionError("the flag was never raised")
@@ -198,8 +202,8 @@ def notify(current: session.Session, grace: float | None = None) -> None:
 
 def boundary(current: session.Session) -> None:
     """As `run()` does."""
-    current.gate.started += 1
-    if current.gate.flag:
+    current.step_flag.started += 1
+    if current.step_flag.flag:
         current.wait_at_boundary()
 
 
@@ -914,7 +918,7 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
             run.record_exit = hang  # type: ignore[assignment,method-assign]
             run._exit = leave  # type: ignore[assignment,method-assign]
             current.open(run)
-            current.gate.started += 1
+            current.step_flag.started += 1
             notify(current, grace=1.0)
             if is_in_step:
                 threading.Event().wait(LIMIT)
@@ -952,12 +956,12 @@ def test_the_first_failure_is_named_by_all() -> None:
     sent: list[tuple[str, int | None]] = []
     notes: list[list[str]] = []
     for worker, error in enumerate([ValueError("a bad batch"), OSError("no peer")]):
-        runtime = StoreExecutor(store, SystemClock(), lambda gone: None)
+        executor = StoreExecutor(store, SystemClock(), lambda gone: None)
 
         def send(message: str, code: int | None) -> None:
             sent.append((message, code))
 
-        tell_peers(worker, runtime, "failure", error, send)
+        tell_peers(worker, executor, "failure", error, send)
         notes.append(getattr(error, "__notes__", []))
     assert sent[0] == ("worker 0 raised ValueError: a bad batch", None)
     assert notes == [[], ["worker 0 failed first: ValueError: a bad batch"]]
@@ -970,8 +974,8 @@ def test_the_first_failure_names_the_worker_that_is_gone() -> None:
     errors = [RuntimeError("aborted"), RuntimeError("aborted too")]
     add_note(errors[0], "worker 2 closed the connection in step 5")
     for worker, error in enumerate(errors):
-        runtime = StoreExecutor(store, SystemClock(), lambda gone: None)
-        tell_peers(worker, runtime, "failure", error, lambda message, code: None)
+        executor = StoreExecutor(store, SystemClock(), lambda gone: None)
+        tell_peers(worker, executor, "failure", error, lambda message, code: None)
     [note] = errors[1].__notes__
     assert note.startswith("worker 0 failed first: RuntimeError: aborted")
     assert "worker 2 closed the connection in step 5" in note

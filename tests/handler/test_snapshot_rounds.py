@@ -50,7 +50,7 @@ class Worker:
         self.settings = SimpleNamespace(num_workers=2, host=number == 0, worker=number)
         self.state = SimpleNamespace(round=0, notice=NoticeKind.PERIODIC)
         self.deadlines = SimpleNamespace(save_seconds=None)
-        self.gate = SimpleNamespace(started=0)
+        self.step_flag = SimpleNamespace(started=0)
         self.is_snapshot = True
         self.forgotten: list[int] = []
         self.faults: list[Exception] = []

@@ -22,7 +22,7 @@ class Training:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.snapshots = self
-        self.gate = SimpleNamespace(started=1)
+        self.step_flag = SimpleNamespace(started=1)
         self.base = self.steps_made = 0
         self.saved_at = 0
         self.is_armed = True
@@ -60,14 +60,14 @@ class Training:
         for _ in range(steps):
             self.clock.advance(seconds)
             self.steps_made += 1
-            self.gate.started += 1
+            self.step_flag.started += 1
             self.times.look()
 
     def validate(self, batches: int) -> None:
         """Boundaries, and no steps."""
         for _ in range(batches):
             self.clock.advance(STEP)
-            self.gate.started += 1
+            self.step_flag.started += 1
             self.times.look()
 
     def take(self) -> None:
@@ -79,7 +79,7 @@ class Training:
             arrived=now,
             left=now + 0.1,
             steps=self.steps_made,
-            intervals=self.gate.started,
+            intervals=self.step_flag.started,
         )
         self.is_busy = True
         self.train(5)
@@ -129,7 +129,7 @@ def test_a_validation_after_it_is_no_cost_of_a_snapshot(training: Training) -> N
         arrived=now,
         left=now + 0.1,
         steps=training.steps_made,
-        intervals=training.gate.started,
+        intervals=training.step_flag.started,
     )
     training.validate(10_000)
     training.train(3)

@@ -417,7 +417,7 @@ def test_their_rounds_keep_no_keys(start: Make, memory: SnapshotMemory) -> None:
     handler = program.handler()
     here = current_session.current()
     assert here is not None
-    store = here.runtime.store
+    store = here.executor.store
     assert isinstance(store, InMemoryStore)
     train_until(program, handler, lambda: here.coordinator.state.round > 6)
     rounds = {name.split("/")[2] for name in store._values if "/0/" in name}

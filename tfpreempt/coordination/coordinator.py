@@ -1,8 +1,8 @@
 """Executes the actions of the agreement: reads and inserts keys, and sets the flag.
 
 Only `wait` blocks, and only the main thread calls `wait`. Any thread may call the
-remaining methods. The training loop uses only `gate`, with the counter and the flag
-that stops the loop.
+remaining methods. The training loop uses only `step_flag`, with the counter and the
+flag that stops the loop.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Coordinator:
         settings: constants of this worker.
         incarnation: namespace of the keys, which identifies this start of all workers;
             equal on every worker.
-        runtime: access to the store, and alarms.
+        executor: access to the store, and alarms.
         clock: time source for deadlines.
         peer_timeout: seconds that a wait for other workers may take without a known
             deadline.
@@ -87,7 +87,7 @@ class Coordinator:
     Attributes:
         settings: constants of this worker.
         state: current state of the agreement; any thread may read.
-        gate: counter and flag for the training loop.
+        step_flag: counter and flag for the training loop.
         deadlines: deadlines of this process.
         extra: additional fields for the next value of a key, by key.
         commit_extra: additional fields of the chief's newest value of the key `commit`.
@@ -100,7 +100,7 @@ class Coordinator:
 
     settings: ev.ProtocolConfig
     incarnation: dataclasses.InitVar[str]
-    runtime: StoreExecutor
+    executor: StoreExecutor
     clock: Clock
     _: dataclasses.KW_ONLY
     peer_timeout: dataclasses.InitVar[float]
@@ -112,9 +112,9 @@ class Coordinator:
         self, incarnation: str, peer_timeout: float, step_seconds: Callable[[], float]
     ) -> None:
         self.state = ev.WorkerState()
-        self.gate = StepFlag()
+        self.step_flag = StepFlag()
         self.deadlines = Deadlines(
-            self.runtime,
+            self.executor,
             self.clock,
             peer_timeout,
             step_seconds,
@@ -235,7 +235,7 @@ class Coordinator:
         """Deletes the keys of rounds; called once every worker has left the rounds."""
         for round in rounds:
             name = self._name(round, Key.NOTICE).rpartition("/")[0]
-            self.runtime.delete(name)
+            self.executor.delete(name)
 
     def store_gone(self, error: Exception) -> None:
         """Handles the loss of the store. Called by the `StoreExecutor`."""
@@ -275,24 +275,24 @@ class Coordinator:
     def _execute(self, action: ev.Action) -> None:
         match action:
             case ev.RaiseFlag():
-                self.gate.flag = True
+                self.step_flag.flag = True
                 gathering = self.notes.gathering
                 if gathering is not None and self.state.notice in PREEMPTION:
                     self._limit(gathering)
             case ev.LowerFlag():
-                self.gate.flag = False
+                self.step_flag.flag = False
                 self._close_round()
             case ev.ReadCounter():
-                self.dispatch(ev.CounterRead(self.state.round, self.gate.started))
+                self.dispatch(ev.CounterRead(self.state.round, self.step_flag.started))
             case ev.Get(key, round):
-                self.runtime.get(
+                self.executor.get(
                     self._name(round, key), functools.partial(self._read, key, round)
                 )
             case ev.Insert():
                 self._insert(action)
             case ev.Gather(key, round, workers):
                 self.notes.gathering = gathering = KeyGather(
-                    self.runtime,
+                    self.executor,
                     key,
                     {worker: self._name(round, key, worker) for worker in workers},
                     by=self.settings.worker,
@@ -403,7 +403,7 @@ class Coordinator:
             extra.setdefault("reason", self.notes.lost_because)
         if isinstance(action.value, Tombstone):
             extra |= {"by": self.settings.worker, "reason": self.notes.lost_because}
-        self.runtime.insert(
+        self.executor.insert(
             self._name(action.round, action.key, action.worker),
             keys.encode(action.value, extra),
             functools.partial(self._inserted, action),
@@ -455,7 +455,7 @@ class Coordinator:
         seconds = when - self.clock.monotonic()
         why = f"no answer within {seconds:.1f} s"
         late = frozenset(gathering.names)  # `give_up` skips workers that have answered
-        self.runtime.call_at(when, lambda: gathering.give_up(late, why))
+        self.executor.call_at(when, lambda: gathering.give_up(late, why))
 
     # --- deadlines -------------------------------------------------------------------
 

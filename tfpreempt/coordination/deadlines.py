@@ -47,7 +47,7 @@ class Deadlines:
     of the alarms acquire the same lock.
 
     Args:
-        runtime: source of the alarms.
+        executor: source of the alarms.
         clock: time source for the alarms.
         peer_timeout: seconds to wait without a known deadline.
         step_seconds: function that returns the duration of a step.
@@ -70,7 +70,7 @@ class Deadlines:
             a grace period.
     """
 
-    runtime: StoreExecutor
+    executor: StoreExecutor
     clock: Clock
     peer_timeout: float
     step_seconds: Callable[[], float]
@@ -138,7 +138,7 @@ class Deadlines:
                 self.told, self._grace = end, grace
             else:
                 self._soft = end
-            self.runtime.call_at(gone, functools.partial(self._on_deadline, end))
+            self.executor.call_at(gone, functools.partial(self._on_deadline, end))
         self._ends = gone if self._ends is None else min(self._ends, gone)
         self._goes_by = max(self._goes_by, end + dl.LATEST_SHUTDOWN_SECONDS)
         return before is None or end < before
@@ -158,7 +158,7 @@ class Deadlines:
             self._ends = now + self.peer_timeout
         if self._soft is not None:
             self._soft = max(self._soft, now + self.default_wait_seconds)
-            self.runtime.call_at(
+            self.executor.call_at(
                 self._soft, functools.partial(self._on_deadline, self._soft)
             )
 
@@ -183,7 +183,7 @@ class Deadlines:
         when = self._last_call_time()
         if when is not None:
             self._last_call_at = when
-            self.runtime.call_at(when, functools.partial(self._last_call, when))
+            self.executor.call_at(when, functools.partial(self._last_call, when))
 
     def _last_call_time(self) -> float | None:
         """Returns the latest time at which a final round can open and still commit.
@@ -274,4 +274,4 @@ class Deadlines:
             again = now + self.peer_timeout
             if self.told is not None:
                 again = min(again, max(now, self.told))
-            self.runtime.call_at(again, functools.partial(self._on_deadline, deadline))
+            self.executor.call_at(again, functools.partial(self._on_deadline, deadline))

@@ -28,7 +28,7 @@ class KeyGather:
     Any thread may call the methods.
 
     Args:
-        runtime: access to the store.
+        executor: access to the store.
         key: kind of the key; determines how values are decoded.
         names: name of the key, by worker.
         by: index of this worker, recorded in the tombstones.
@@ -37,7 +37,7 @@ class KeyGather:
         whole: function called once every worker has a value; with the values by worker.
     """
 
-    runtime: StoreExecutor
+    executor: StoreExecutor
     key: Key
     names: dict[int, str]
     by: int
@@ -64,13 +64,13 @@ class KeyGather:
                 self._complete.set()
                 self.whole({each: self._values[each] for each in workers})
 
-        self.runtime.watch_deaths(
+        self.executor.watch_deaths(
             self._complete,
             lambda dead: self.give_up(
                 dead, "the coordination service reports the worker as unreachable"
             ),
         )
-        self.runtime.get_each(list(self.names.values()), got)
+        self.executor.get_each(list(self.names.values()), got)
 
     def wait(self, timeout: float) -> frozenset[int]:
         """Waits up to `timeout` seconds; returns the workers still missing."""
@@ -98,4 +98,4 @@ class KeyGather:
             reason = f"worker {worker} is missing in {AWAITED[self.key]}: {why}"
             extra = {"by": self.by, "reason": reason}
             text = keys.encode(Tombstone(), extra)
-            self.runtime.insert(self.names[worker], text, lambda held: None)
+            self.executor.insert(self.names[worker], text, lambda held: None)

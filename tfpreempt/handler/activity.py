@@ -151,7 +151,7 @@ class SnapshotScheduler:
         run: weak reference to the run.
         runs: the open runs.
         coordinator: coordinator that requests a snapshot from all workers.
-        runtime: source of the alarms.
+        executor: source of the alarms.
         clock: time source.
         is_busy: function that returns whether an asynchronous commit is being written.
         interval: policy that chooses the interval between snapshots.
@@ -160,7 +160,7 @@ class SnapshotScheduler:
     run: weakref.ref[Run]
     runs: Runs
     coordinator: Coordinator
-    runtime: StoreExecutor
+    executor: StoreExecutor
     clock: Clock
     is_busy: Callable[[], bool]
     interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
@@ -183,13 +183,13 @@ class SnapshotScheduler:
             seconds = self._ask_if_due(run, snapshots)
         else:
             seconds = self._watch(run, snapshots, taken)
-        self.runtime.call_at(self.clock.monotonic() + seconds, self.look)
+        self.executor.call_at(self.clock.monotonic() + seconds, self.look)
 
     def _sample(self, run: Run) -> ProgressSample:
         return ProgressSample(
             at=self.clock.monotonic(),
             steps=run.steps_made,
-            intervals=self.coordinator.gate.started,
+            intervals=self.coordinator.step_flag.started,
             saved_at=run.saved_at,
         )
 
@@ -301,20 +301,27 @@ class Activity:
         enters watch scopes without counting steps may trace in every step, and stays in
         the phase FIRST.
         """
-        gate, armed = self.coordinator.gate, [r for r in self.runs if r.is_armed]
+        step_flag, armed = (
+            self.coordinator.step_flag,
+            [r for r in self.runs if r.is_armed],
+        )
         main = self.coordinator.state.main
-        is_between = any(each.amid for each in self.runs) and not gate.busy
+        is_between = any(each.amid for each in self.runs) and not step_flag.busy
         is_saving = self.coordinator.is_saving or main not in _TRAINS
         stage = WorkerPhase.STEPS
         if main in WAITS:
             stage = WorkerPhase.WAITS
-        elif not (armed and gate.started) or is_between or is_saving or self._pauses:
+        elif (
+            not (armed and step_flag.started) or is_between or is_saving or self._pauses
+        ):
             stage = WorkerPhase.APART
-        elif self.traces == gate.started or not any(each.steps_made for each in armed):
+        elif self.traces == step_flag.started or not any(
+            each.steps_made for each in armed
+        ):
             stage = WorkerPhase.FIRST
         return Heartbeat(
             pid=pid_seen_by_supervisor(),
-            boundaries=gate.started,
+            boundaries=step_flag.started,
             step=sum(each.step for each in armed),
             stage=stage,
         )

@@ -71,7 +71,7 @@ class CollectiveSaves:
     Args:
         cluster: the workers of the run.
         prefix: namespace of the keys.
-        runtime: access to the key-value store.
+        executor: access to the key-value store.
         coordinator: coordinator of this worker; gives the notice and its deadline.
         runs: the open runs.
         on_broken: function called with an error if this worker could not participate in
@@ -80,7 +80,7 @@ class CollectiveSaves:
 
     cluster: Cluster
     prefix: str
-    runtime: StoreExecutor
+    executor: StoreExecutor
     coordinator: Coordinator
     runs: Runs
     on_broken: Callable[[Exception], None]
@@ -103,7 +103,7 @@ class CollectiveSaves:
         self.end_async()
         if not self.cluster.is_chief:
             name = f"{self.prefix}/final-{self._fit}/{self.cluster.worker}"
-            self.runtime.insert(name, keys.encode(True), lambda held: None)
+            self.executor.insert(name, keys.encode(True), lambda held: None)
         self._fit += 1
         self._final = set()
         self._listens = False
@@ -185,14 +185,14 @@ class CollectiveSaves:
             run = mine()
             if run is None or run not in self.runs:
                 return
-            if self.coordinator.gate.started > 0 and not is_asked():
-                self.runtime.call_at(
+            if self.coordinator.step_flag.started > 0 and not is_asked():
+                self.executor.call_at(
                     self.coordinator.clock.monotonic() + ASKS_AGAIN, ask
                 )
             else:
                 self.repeat(seconds, mine)
 
-        self.runtime.call_at(self.coordinator.clock.monotonic() + seconds, ask)
+        self.executor.call_at(self.coordinator.clock.monotonic() + seconds, ask)
 
     def _next_name(self, run: Run, because: str) -> str:
         """Returns the name of a save: equal on every worker, never used again."""
@@ -247,15 +247,15 @@ class CollectiveSaves:
         """
         self.end_async()
         self._remember(run, name)
-        permit = CancellationToken()
+        cancel_token = CancellationToken()
         go_on = functools.partial(self._complete, run, name, "periodic", may_miss)
         on_error = functools.partial(self.runs.fault, "periodic save")
         captured = None
         try:
-            captured = run.capture(name, permit)
+            captured = run.capture(name, cancel_token)
             write = functools.partial(run.write, captured)
             complete = functools.partial(go_on, write)
-            self._under_way = AsyncSave(name, permit, complete, on_error)
+            self._under_way = AsyncSave(name, cancel_token, complete, on_error)
         except BaseException as error:
             if captured is not None and self.cluster.is_chief:
                 captured.discard()
@@ -373,7 +373,7 @@ class CollectiveSaves:
                 done = True
             finally:
                 key = f"{self.prefix}/{name}/{self.cluster.worker}"
-                tell = functools.partial(self.runtime.insert, key, keys.encode(done))
+                tell = functools.partial(self.executor.insert, key, keys.encode(done))
                 # Wait for the insert, because the process may end right afterwards.
                 call_and_wait(tell, min(timeout, 5.0))
             return None
@@ -405,7 +405,7 @@ class CollectiveSaves:
         """Publishes (on the chief) whether a save was committed."""
         if self.cluster.is_chief and self.cluster.num_workers > 1:
             key = f"{self.prefix}/{what}"
-            self.runtime.insert(key, keys.encode(is_so), lambda held: None)
+            self.executor.insert(key, keys.encode(is_so), lambda held: None)
 
     def last_save_is_committed(self, run: Run, timeout: float) -> bool:
         """Returns whether the newest save of a run is a commit of the current step.
@@ -420,9 +420,9 @@ class CollectiveSaves:
         name, step = self._newest.get(run.start.token, ("", None))
         if step != run.step or self.cluster.is_chief:
             return step == run.step
-        key, runtime = f"{self.prefix}/{name}/commit", self.runtime
+        key, executor = f"{self.prefix}/{name}/commit", self.executor
         told = call_and_wait(
-            lambda then: runtime.get_each([key], lambda _, text: then(text)), timeout
+            lambda then: executor.get_each([key], lambda _, text: then(text)), timeout
         )
         return told is not None and keys.decode(Key.DONE, told)[0] is True
 
@@ -450,7 +450,7 @@ class CollectiveSaves:
                 failed.add(worker)
 
         gathering = KeyGather(
-            self.runtime,
+            self.executor,
             Key.DONE,
             {j: f"{self.prefix}/{name}/{j}" for j in others},
             by=self.cluster.worker,
@@ -478,7 +478,7 @@ class CollectiveSaves:
                 )
 
         names = [f"{self.prefix}/final-{self._fit}/{j}" for j in others]
-        self.runtime.get_each(names, then)
+        self.executor.get_each(names, then)
 
 
 @dataclasses.dataclass(eq=False)
@@ -641,7 +641,7 @@ class RoundSave:
                 self.arrived_at,
                 self.clock.monotonic(),
                 self._steps,
-                intervals=c.gate.started,
+                intervals=c.step_flag.started,
                 should_save=not c.preemption_pending,
             )
             return

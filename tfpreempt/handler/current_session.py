@@ -139,9 +139,9 @@ def new_process() -> Iterator[None]:
             for run in made.runs:
                 made.unregister(run)
             made.resume_after_exit()
-            made.runtime.stop()
-            if isinstance(made.runtime.store, InMemoryStore):
-                made.runtime.store.close()  # ends blocking reads of the threads
+            made.executor.stop()
+            if isinstance(made.executor.store, InMemoryStore):
+                made.executor.store.close()  # ends blocking reads of the threads
 
 
 def keep(notice: Notice) -> bool:
@@ -449,7 +449,7 @@ def _seconds_to_wait(notice: Notice) -> float | None:
         Seconds; 0 to exit at once; None to wait for the next handler.
     """
     here = _current
-    has_trained = here is not None and here.gate.started > 0
+    has_trained = here is not None and here.step_flag.started > 0
     others_wait = _cluster().num_workers > 1 and (_is_starting or not has_trained)
     if not has_trained and not others_wait:
         return 0.0

@@ -577,7 +577,7 @@ def describe(error: BaseException) -> str:
 
 def tell_peers(
     worker: int,
-    runtime: StoreExecutor,
+    executor: StoreExecutor,
     key: str,
     error: BaseException,
     send: Callable[[str, int | None], None],
@@ -589,7 +589,7 @@ def tell_peers(
 
     Args:
         worker: index of this worker.
-        runtime: access to the key-value store.
+        executor: access to the key-value store.
         key: insert-once key of the first failure since the start of the workers.
         error: the error about to be raised here; gets a note if a peer failed first.
         send: function that sends a message, and TensorFlow's error code or None, to the
@@ -598,7 +598,7 @@ def tell_peers(
     mine = f"{type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", ())  # a note may name a lost worker
     record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
-    tell = functools.partial(runtime.insert, key, json.dumps(record))
+    tell = functools.partial(executor.insert, key, json.dumps(record))
     first = call_and_wait(tell, 2.0)
     if first is None:
         return  # the store does not answer, and `send` would wait while holding the GIL

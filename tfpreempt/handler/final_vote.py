@@ -59,7 +59,7 @@ class FinalVote:
     Args:
         cluster: the workers.
         incarnation: namespace of the keys, which identifies this start of all workers.
-        runtime: access to the store.
+        executor: access to the store.
         coordinator: coordinator of this worker; gives the deadlines and the state of
             the store.
 
@@ -70,7 +70,7 @@ class FinalVote:
 
     cluster: Cluster
     incarnation: str
-    runtime: StoreExecutor
+    executor: StoreExecutor
     coordinator: Coordinator
     failures: dict[str, Exception] = dataclasses.field(default_factory=dict)
     _ends: int = 0  # number of votes begun so far; equal on every worker
@@ -120,7 +120,7 @@ class FinalVote:
     # --- the chief -------------------------------------------------------------------
 
     def _lead(self, mine: str) -> TrainingOutcome | None:
-        self.runtime.insert(self._name("asks"), keys.encode(True), lambda held: None)
+        self.executor.insert(self._name("asks"), keys.encode(True), lambda held: None)
         here = self._gather(Key.DONE, "here")
         failures = [mine, *(str(extra.get("failed", "")) for _, extra in here.values())]
         is_committed = not mine
@@ -148,7 +148,7 @@ class FinalVote:
             answers[worker] = value, extra
 
         names = {j: self._name(f"{name}/{j}") for j in others}
-        gathering = KeyGather(self.runtime, key, names, by=0, then=then)
+        gathering = KeyGather(self.executor, key, names, by=0, then=then)
         began = self.coordinator.clock.monotonic()
         while gathering.wait(_TICK_SECONDS) and not self._is_gone:
             if self._is_late(began):
@@ -164,7 +164,7 @@ class FinalVote:
     def _follow(self, mine: str) -> TrainingOutcome | None:
         given: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         names = [self._name("asks"), self._name("word")]
-        self.runtime.get_each(names, lambda index, text: given.put((index, text)))
+        self.executor.get_each(names, lambda index, text: given.put((index, text)))
         began = self.coordinator.clock.monotonic()
         end = None
         while end is None:
@@ -194,7 +194,9 @@ class FinalVote:
         end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
         here = keys.encode(not mine, {"failed": mine})
         name = self._name(f"here/{self.cluster.worker}")
-        self.runtime.insert(name, here, lambda held: None)  # the chief waits for a vote
+        self.executor.insert(
+            name, here, lambda held: None
+        )  # the chief waits for a vote
         return end
 
     # --- all -------------------------------------------------------------------------
@@ -206,7 +208,7 @@ class FinalVote:
         key = self._name(f"{what}/{self.cluster.worker}")
         text = keys.encode(not failed, {"failed": failed})
         call_and_wait(
-            functools.partial(self.runtime.insert, key, text), _INSERT_TIMEOUT
+            functools.partial(self.executor.insert, key, text), _INSERT_TIMEOUT
         )
 
     def _insert_outcome(
@@ -221,7 +223,7 @@ class FinalVote:
             return None
         is_well = not (end.failed or end.lost)
         text = keys.encode(is_well, dataclasses.asdict(end))
-        insert = functools.partial(self.runtime.insert, self._name("word"), text)
+        insert = functools.partial(self.executor.insert, self._name("word"), text)
         held = call_and_wait(insert, seconds)
         return None if held is None else _read(held)
 

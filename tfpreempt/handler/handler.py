@@ -140,7 +140,7 @@ class PreemptionCheckpointHandler:
         )
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, peer_timeout)
-        self._gate = self._session.gate
+        self._step_flag = self._session.step_flag
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore()
@@ -175,21 +175,21 @@ class PreemptionCheckpointHandler:
             NestedRunError: the call is inside another `run()`.
             SystemExit: raised by the exit function, after a commit.
         """
-        gate, run = self._gate, self._run
-        gate.started += 1
-        if gate.flag or gate.busy or run.steps_made >= run.stop_at:
+        step_flag, run = self._step_flag, self._run
+        step_flag.started += 1
+        if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             self._enter("run()")
             if run.steps_made in (1, 2) and run.config.save_fn is None:
                 # Twice, because two step functions may alternate, as in a GAN. The
                 # contents of a save_fn's checkpoint are unknown.
                 self._unsaved.before_call(fn, args, kwargs)
-        gate.busy = True
+        step_flag.busy = True
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
             step_failed(error, self._session)
             raise
-        gate.busy = False
+        step_flag.busy = False
         run.steps_made += 1
         return result
 
@@ -205,9 +205,9 @@ class PreemptionCheckpointHandler:
             **kwargs: keyword arguments for the same function, such as
                 `checkpoint_number=` or `options=`.
         """
-        gate, run = self._gate, self._run
-        gate.started += 1
-        if gate.flag or gate.busy or run.steps_made >= run.stop_at:
+        step_flag, run = self._step_flag, self._run
+        step_flag.started += 1
+        if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             if not run.is_armed and run.candidate is not None:
                 self._warn_of_late_random_state()
             self._enter(
@@ -216,7 +216,7 @@ class PreemptionCheckpointHandler:
                 if args or kwargs
                 else PLAIN,
             )
-        gate.bare = gate.started
+        step_flag.bare = step_flag.started
         run.steps_made += 1
 
     def check_preemption(self) -> None:
@@ -232,11 +232,11 @@ class PreemptionCheckpointHandler:
             NestedRunError: the call is inside `run()`.
             SystemExit: raised by the exit function, after a commit.
         """
-        gate, run = self._gate, self._run
-        if gate.flag or gate.busy or run.stop_at < 0:
+        step_flag, run = self._step_flag, self._run
+        if step_flag.flag or step_flag.busy or run.stop_at < 0:
             self._session.ready(run, "check_preemption()")
-        if gate.bare == gate.started:
-            gate.bare += 1  # a step outside of run() is still incomplete
+        if step_flag.bare == step_flag.started:
+            step_flag.bare += 1  # a step outside of run() is still incomplete
         self._session.boundary()
 
     @contextlib.contextmanager
@@ -258,7 +258,7 @@ class PreemptionCheckpointHandler:
             yield
         except BaseException as error:
             # The step is incomplete: a scope may contain a step without run().
-            self._gate.failed = self._gate.started
+            self._step_flag.failed = self._step_flag.started
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
             # The exit function has returned. The step is incomplete, so close the run.
@@ -421,7 +421,7 @@ class PreemptionCheckpointHandler:
                 final save: all workers are to be restarted.
         """
         check_timeout(timeout)
-        if not self._gate.busy:
+        if not self._step_flag.busy:
             self._unsaved.after_call()
         try:
             training_end.close(self._session, self._run, timeout)

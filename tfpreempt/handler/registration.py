@@ -148,7 +148,7 @@ def register(
         )
         session.start_count += 1  # after the checks of the arguments, which may raise
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
-        agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
+        agreed = agree(start, session.executor.store, keys, START_TIMEOUT)
 
         # Watch for notices: of the config, of TensorFlow's own key, of a lost lease.
         hear = functools.partial(session.on_notice, agreed.token)

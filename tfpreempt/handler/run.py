@@ -381,14 +381,18 @@ class Run:
         return self.write(self.capture(name, None, *args, **kwargs))
 
     def capture(
-        self, name: str, permit: CancellationToken | None, *args: Any, **kwargs: Any
+        self,
+        name: str,
+        cancel_token: CancellationToken | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Save:
         """Copies the values for this worker's part of a save; `write` writes the part.
 
         Args:
             name: name of the save, as in `stage`.
-            permit: token with which an asynchronous save can be cancelled; None if
-                training waits for the save.
+            cancel_token: token with which an asynchronous save can be cancelled; None
+                if training waits for the save.
             *args: user arguments, as in `stage`.
             **kwargs: user arguments, as in `stage`.
         """
@@ -400,7 +404,7 @@ class Run:
             self.counter.assign(self.step)
         self.source.contents.warn_of_unrestored()
         attempt = f"{self.start.token}-{name}"
-        save = Save(self.directory, self.step, attempt, permit)
+        save = Save(self.directory, self.step, attempt, cancel_token)
         save.capture(*args, **kwargs)
         return save
 

@@ -2,7 +2,7 @@
 
 A process has one session, and a run for each handler or fit. A boundary is the moment
 before a step. Boundaries are counted per process, not per run, because the process is
-preempted as a whole: at the agreed boundary every open run saves. The gate (`StepFlag`)
+preempted as a whole: at the agreed boundary every open run saves. The `StepFlag`
 counts the intervals between boundaries, and has a flag that stops the main thread at
 the next boundary. The session owns the key-value store, the coordinator and the exit; a
 run owns its commits and its notice sources.
@@ -118,7 +118,7 @@ class Session:
         self.start_count = 0
         self._heard: Notice | None = None  # the newest notice of a run
         self.heard_at = -math.inf  # monotonic seconds at which `_heard` arrived
-        self.runtime = StoreExecutor(
+        self.executor = StoreExecutor(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
         self.coordinator = Coordinator(
@@ -129,29 +129,29 @@ class Session:
                 saves_alone=cluster.num_workers == 1,  # see `wait_for_directive`
             ),
             incarnation,
-            self.runtime,
+            self.executor,
             self._clock,
             peer_timeout=peer_timeout,
-            step_seconds=lambda: self.timer.step_seconds(self.gate.started),
+            step_seconds=lambda: self.timer.step_seconds(self.step_flag.started),
             record=self.runs.record,
             on_overrun=lambda why: self.exit.force_exit(why),
         )
         self.saves = CollectiveSaves(
             cluster,
             f"tfpreempt/{incarnation}/save",
-            self.runtime,
+            self.executor,
             self.coordinator,
             self.runs,
             on_broken=lambda error: self.failed(error),
         )
-        self.vote = FinalVote(cluster, incarnation, self.runtime, self.coordinator)
+        self.vote = FinalVote(cluster, incarnation, self.executor, self.coordinator)
         self.exit = ExitController(
             cluster,
             self.runs,
             self.coordinator,
             finish_save=self.saves.end_async_within,
         )
-        self.gate = self.coordinator.gate
+        self.step_flag = self.coordinator.step_flag
         self.activity = Activity(self.coordinator, self.runs)
         self.coordinator.start()
 
@@ -193,7 +193,7 @@ class Session:
                 weakref.ref(run),
                 self.runs,
                 self.coordinator,
-                self.runtime,
+                self.executor,
                 self._clock,
                 lambda: self.saves.is_busy,
             ).look()
@@ -229,7 +229,7 @@ class Session:
 
     def is_over(self, run: Run) -> bool:
         """Returns whether a run cannot continue, after a failed step or its exit."""
-        has_failed = self.gate.failed == self.gate.started
+        has_failed = self.step_flag.failed == self.step_flag.started
         return has_failed or run.left_at == run.step
 
     def start_listening(self, run: Run) -> None:
@@ -291,7 +291,7 @@ class Session:
                 "which restores the last commit; or close the handler after the last "
                 "run()"
             )
-        if self.gate.busy:
+        if self.step_flag.busy:
             raise NestedRunError(
                 f"{what} was entered inside run(), where the step is incomplete and "
                 f"cannot be saved. Call {what} between two runs."
@@ -334,17 +334,17 @@ class Session:
         try:
             self.ready(run, what)
         except TfpreemptError:
-            self.gate.started -= 1
+            self.step_flag.started -= 1
             raise
         self.wait_at_boundary(stages)
         if run.steps_made < _TRACED:
-            self.activity.traces = self.gate.started
+            self.activity.traces = self.step_flag.started
         if run.steps_made == 1:
             run.directory.try_states()  # after a step, every State exists
             run.record(FirstStep(step=run.step))
             run.record_caches()
             run.directory.contents.prepare()
-            self.timer.begin(self.gate.started)
+            self.timer.begin(self.step_flag.started)
         elif run.steps_made == 3:
             # Not after the first step: step functions may alternate, as in a GAN.
             run.source.contents.warn_of_unrestored()
@@ -352,7 +352,7 @@ class Session:
 
     def _warn_of_long_steps(self, run: Run) -> None:
         grace = run.watcher.shortest_grace
-        seconds = self.timer.step_seconds(self.gate.started)
+        seconds = self.timer.step_seconds(self.step_flag.started)
         if grace is None:
             return
         save = self.coordinator.deadlines.save_seconds or 0.0
@@ -380,9 +380,9 @@ class Session:
             saving: returns a context manager, entered before a save at this boundary;
                 the context prepares the state to be saved.
         """
-        self.gate.started += 1
-        self.timer.check(self.gate.started)
-        if self.gate.flag:
+        self.step_flag.started += 1
+        self.timer.check(self.step_flag.started)
+        if self.step_flag.flag:
             with saving():
                 self.wait_at_boundary()
 
@@ -397,20 +397,20 @@ class Session:
             stages: functions that write the part of a save, as in `enter`.
         """
         self.resume_after_exit()
-        if not self.gate.flag:
+        if not self.step_flag.flag:
             return
         with self.deferring_sigint():
-            while self.gate.flag:
-                self.gate.started -= 1
+            while self.step_flag.flag:
+                self.step_flag.started -= 1
                 verdict = self.wait_for_directive(stages)
-                self.gate.started += 1
+                self.step_flag.started += 1
                 if isinstance(verdict, ev.Proceed):
                     return
 
     @contextlib.contextmanager
     def deferring_sigint(self) -> Iterator[None]:
         """Context manager: defers Ctrl-C while a notice is being handled."""
-        with defer_sigint(lambda: self.gate.flag):
+        with defer_sigint(lambda: self.step_flag.flag):
             try:
                 yield
             except KeyboardInterrupt:
@@ -467,7 +467,7 @@ class Session:
         save = RoundSave(
             self.runs, c, self.saves, self._clock, arrived_at=self._clock.monotonic()
         )
-        c.dispatch(ev.Boundary(self.gate.started, last))
+        c.dispatch(ev.Boundary(self.step_flag.started, last))
         while True:
             match c.wait(limit):
                 case None:
@@ -492,7 +492,7 @@ class Session:
                     return verdict
                 case verdict:
                     if isinstance(verdict, ev.Resume):
-                        if c.state.saved_at != self.gate.started:
+                        if c.state.saved_at != self.step_flag.started:
                             save.committed_nothing()
                         save.go_on()
                     return verdict
@@ -528,16 +528,17 @@ class Session:
         """Makes a periodic save at a boundary.
 
         The caller has already counted the interval after this boundary
-        (`gate.started`). A single process takes the interval back during the save. If a
-        notice arrives meanwhile, the agreed boundary is then this boundary, and the
-        process exits with this commit instead of making another step. Several workers
-        keep the interval counted. Otherwise a worker with fewer steps could be directed
-        to stop at this boundary, and would miss this save, while the peers wait there.
+        (`step_flag.started`). A single process takes the interval back during the save.
+        If a notice arrives meanwhile, the agreed boundary is then this boundary, and
+        the process exits with this commit instead of making another step. Several
+        workers keep the interval counted. Otherwise a worker with fewer steps could be
+        directed to stop at this boundary, and would miss this save, while the peers
+        wait there.
         """
         is_alone = self.cluster.num_workers == 1
-        self.gate.started -= is_alone
+        self.step_flag.started -= is_alone
         self.saves.try_save(run, stages)
-        self.gate.started += is_alone
+        self.step_flag.started += is_alone
         if is_alone:
             self.wait_at_boundary(stages)
 
@@ -575,7 +576,10 @@ class Session:
     @property
     def is_whole(self) -> bool:
         """Whether no step is incomplete; for calls outside of `run()`."""
-        return self.gate.started not in (self.gate.failed, self.gate.bare)
+        return self.step_flag.started not in (
+            self.step_flag.failed,
+            self.step_flag.bare,
+        )
 
     def is_noticed(self, within: float = 0.0) -> bool:
         """Returns whether a preemption notice is to be handled.
@@ -647,7 +651,7 @@ class Session:
                 run.directory.mirror.shorten_waits()
             run.record(notice)
         next_step = "starts"
-        if not self.gate.started:
+        if not self.step_flag.started:
             next_step += " (run() was not called yet)"
         grace = notice.grace_seconds
         unknown = "unknown (set TerminationConfig(grace_period=...))"
@@ -655,9 +659,11 @@ class Session:
             "preemption notice from %s; grace period %s. Checkpointing when the %s",
             notice.origin,
             f"{grace:g} s" if grace else unknown,
-            "current step finishes" if self.gate.busy else f"next step {next_step}",
+            "current step finishes"
+            if self.step_flag.busy
+            else f"next step {next_step}",
         )
-        self.runtime.call_at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
+        self.executor.call_at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
         for run in runs:
             if not run.is_alive():
                 self.exit.force_exit(f"{run.amid} has ended, and no step will follow")
@@ -699,4 +705,4 @@ class Session:
             self.exit.fail(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"
             worker, send = self.cluster.worker, service.report_error
-            tell_peers(worker, self.runtime, key, error, send)
+            tell_peers(worker, self.executor, key, error, send)

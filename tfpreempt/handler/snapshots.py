@@ -233,16 +233,16 @@ class Snapshots:
         if not is_possible:
             self.take_part()
             return False
-        permit = CancellationToken()
+        cancel_token = CancellationToken()
         try:
-            captured = Save(self.directory, step, attempt, permit)
+            captured = Save(self.directory, step, attempt, cancel_token)
             captured.capture()
         except errors.CollectiveReadError:
             raise
         except Exception as error:  # noqa: BLE001 - e.g. of a State; training continues
             self._failed(error)
             return False
-        self._captured = captured, permit, self.parent
+        self._captured = captured, cancel_token, self.parent
         self.set_expected_size(_size(captured))
         if self._is_too_large():
             self.discard()
@@ -295,7 +295,7 @@ class Snapshots:
         if self._latest:  # every worker has reported this snapshot as intact
             self.agreed, self.refused = self._latest, 0
         self.is_after_commit = False
-        captured, permit, parent = self._captured
+        captured, cancel_token, parent = self._captured
         self._latest = captured.attempt
         if not should_save:
             self._throw_away()
@@ -304,7 +304,7 @@ class Snapshots:
         complete = functools.partial(self._complete, captured, parent)
         try:
             self._under_way = AsyncSave(
-                captured.attempt, permit, complete, self._failed
+                captured.attempt, cancel_token, complete, self._failed
             )
         except RuntimeError as error:  # no thread can be started
             captured.discard()

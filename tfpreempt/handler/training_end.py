@@ -65,14 +65,14 @@ def step_failed(error: BaseException, session: Session) -> None:
         error: error raised by the step.
         session: session of this process.
     """
-    gate = session.gate
-    gate.busy = False
+    step_flag = session.step_flag
+    step_flag.busy = False
     is_end = is_end_of_data(error)
     is_whole = not is_end and is_before_all(error)
     if is_whole:
-        gate.started -= 1
+        step_flag.started -= 1
     elif not is_end:
-        gate.failed = gate.started
+        step_flag.failed = step_flag.started
     was_preemption(error, session, is_whole=is_whole)
 
 
@@ -148,7 +148,7 @@ def close(session: Session, run: Run, limit: float | None = None) -> None:
     if run.is_closed:
         return
     session.check_process("close()")
-    if session.gate.busy:
+    if session.step_flag.busy:
         raise UsageError("close() was called inside run(); call it after the loop")
     if run.amid and not run.is_at_end:
         log.debug("%s did not come to its end", run.amid)
@@ -284,7 +284,7 @@ def watching_store(session: Session) -> Iterator[None]:
     is_over = threading.Event()
     if not session.cluster.is_chief:
         key = f"tfpreempt/{session.incarnation}/finishes/{session.cluster.worker}"
-        session.runtime.watch_store(key, is_over, SILENT)
+        session.executor.watch_store(key, is_over, SILENT)
     try:
         yield
     finally:

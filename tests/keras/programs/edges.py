@@ -48,7 +48,7 @@ class Cut(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if (self._now, batch) == self._at:
             os.kill(os.getpid(), signal.SIGTERM)
-            while (here := current_session.current()) is None or not here.gate.flag:
+            while not ((here := current_session.current()) and here.step_flag.flag):
                 threading.Event().wait(0.001)
 
     def get_state(self) -> dict[str, int]:

@@ -96,7 +96,7 @@ class StagedFiles:
         attempt: the name of the save: equal on all workers, and never used again.
         staging: path of the staging directory.
         started_at: monotonic seconds at which the save began.
-        permit: cancellation token of an asynchronous save, during which training
+        cancel_token: cancellation token of an asynchronous save, during which training
             continues; None if training waits for the save.
         number: number of the commit's directory. Used if tfpreempt writes a directory
             for every commit.
@@ -109,7 +109,7 @@ class StagedFiles:
     attempt: str
     staging: str
     started_at: float
-    permit: CancellationToken | None = None
+    cancel_token: CancellationToken | None = None
     number: int = 0
     prefix: str | None = None
     sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
@@ -145,8 +145,8 @@ def publish(
     prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
     draft = dataclasses.replace(draft, prefix=prefix)
     manifest = seal(files, clock, staged, contents, folders, draft)
-    if staged.permit is not None:
-        staged.permit.begin_commit()
+    if staged.cancel_token is not None:
+        staged.cancel_token.begin_commit()
     data, number = to_json(manifest), staged.number
     target = put_in_place(files, directory, staging, number, data, manifest.sequence)
     return target, manifest

@@ -44,9 +44,9 @@ class Save(StagedSave):
         directory: the checkpoint directory to save in.
         step: the saved step; equal on all workers.
         attempt: name of the save; equal on all workers, and never used again.
-        permit: token that can cancel the commit of an asynchronous save. With None the
-            save is synchronous: tensors are not copied, and must not change before the
-            end of `write`.
+        cancel_token: token that can cancel the commit of an asynchronous save. With
+            None the save is synchronous: tensors are not copied, and must not change
+            before the end of `write`.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Save(StagedSave):
         directory: Directory,
         step: int,
         attempt: str,
-        permit: CancellationToken | None = None,
+        cancel_token: CancellationToken | None = None,
     ) -> None:
         super().__init__(
             step=step,
             attempt=attempt,
             staging=layout.staging_directory(directory.path, attempt),
             started_at=directory.clock.monotonic(),
-            permit=permit,
+            cancel_token=cancel_token,
             number=step,
         )
         self.directory = directory
@@ -174,8 +174,8 @@ class Save(StagedSave):
             if directory.lease is not None:
                 directory.lease.check()  # after a loss, the staged files may be deleted
             directory.identity.check()
-            if self.permit is not None:
-                self.permit.check()
+            if self.cancel_token is not None:
+                self.cancel_token.check()
             present = self._keep_parts_of(workers)
             if self.is_dealt:
                 directory.contents.complete(self, workers)
@@ -374,7 +374,7 @@ class AsyncSave:
 
     Args:
         name: name of the save; equal on all workers, and never used again.
-        permit: token of the save; `give_up` cancels the commit with it.
+        cancel_token: token of the save; `give_up` cancels the commit with it.
         complete: function that writes and commits the captured values; called on the
             thread.
         on_error: function called on the thread with the error of a failed save; not
@@ -384,12 +384,12 @@ class AsyncSave:
     def __init__(
         self,
         name: str,
-        permit: CancellationToken,
+        cancel_token: CancellationToken,
         complete: Callable[[], object],
         on_error: Callable[[Exception], None],
     ) -> None:
         self.name = name
-        self._permit = permit
+        self._permit = cancel_token
         run = functools.partial(self._run, complete, on_error)
         self._thread = ManagedThread("tfpreempt-save", run)
         self._thread.start()

@@ -46,7 +46,7 @@ class StagedSave(StagedFiles):
     @property
     def is_async(self) -> bool:
         """Whether training continues while the save is written."""
-        return self.permit is not None
+        return self.cancel_token is not None
 
     def create_staging(self, prefix: str | None = None) -> None:
         """Creates the staging directory; called before any file is written.

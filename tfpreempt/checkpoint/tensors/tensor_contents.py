@@ -523,7 +523,7 @@ class _OwnContents(_Tracked):
                 os.path.join(save.staging, layout.PAYLOAD),
                 save.tensors,
                 threads,
-                check=save.permit.check if save.permit else None,
+                check=save.cancel_token.check if save.cancel_token else None,
             )
             save.tensors = ()
 

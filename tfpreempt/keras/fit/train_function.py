@@ -48,7 +48,7 @@ class TrainFunctionWrapper:
         self.size = fit.steps_per_execution
         self._fit = fit
         self._session = session
-        self._gate = session.gate
+        self._step_flag = session.step_flag
         self._run = run
         self._slow = slow
         # Number of batches in an epoch, if the last step may be shorter; else None.
@@ -73,18 +73,18 @@ class TrainFunctionWrapper:
         Returns:
             The logs returned by the function.
         """
-        gate, run = self._gate, self._run
-        gate.started += 1
-        if gate.flag or gate.busy or run.steps_made >= run.stop_at:
+        step_flag, run = self._step_flag, self._run
+        step_flag.started += 1
+        if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             self._session.enter(run, "a callback")
             run.stop_at = MEASURED.get(run.steps_made, NEVER)
-        gate.busy = True
+        step_flag.busy = True
         try:
             self.logs = logs = step(iterator)
         except BaseException as error:
             step_failed(error, self._session)
             raise
-        gate.busy = False
+        step_flag.busy = False
         run.steps_made += 1
         return logs
 
