@@ -238,7 +238,7 @@ def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
             return super().get(name, target, **kwargs)
 
     monkeypatch.setattr(download, "_STALL_SECONDS", 0.1)
-    monkeypatch.setattr(download, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(download, "_STOP_TIMEOUT_SECONDS", 0.1)
     store = Silent()
     commit = put_commit(store, LARGE)
     with pytest.raises(errors.CheckpointError, match="no byte arrived for"):
@@ -259,7 +259,7 @@ class Stuck(LocalStore):
             threading.Event().wait(3600)
         return super().get(name, target, **kwargs)
 
-download._PATIENCE_SECONDS = 0.1
+download._STOP_TIMEOUT_SECONDS = 0.1
 store = Stuck(sys.argv[1])
 try:
     entry = catalog.read(catalog.unread_entry(store))

@@ -371,7 +371,7 @@ def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
 def test_a_chief_that_lives_may_commit_for_as_long_as_that_takes(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(final_vote, "PATIENCE", 0.05)
+    monkeypatch.setattr(final_vote, "MAX_TIMEOUTS", 0.05)
     chief, other = pair
     chief.in_commit = functools.partial(time.sleep, 1.0)
     other.begin()

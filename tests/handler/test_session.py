@@ -912,8 +912,8 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
             clock, deadlines = SystemClock(), current.coordinator.deadlines
 
             def leave(committed: bool, cluster: Cluster, **more: bool) -> None:
-                assert deadlines.told is not None
-                os._exit(clock.monotonic() >= deadlines.told)
+                assert deadlines.terminates_at is not None
+                os._exit(clock.monotonic() >= deadlines.terminates_at)
 
             run.record_exit = hang  # type: ignore[assignment,method-assign]
             run._exit = leave  # type: ignore[assignment,method-assign]

@@ -90,7 +90,7 @@ def test_it_is_told_every_few_seconds_and_not_at_each_look(worker: Worker) -> No
         told = read_worker_status(worker.path)
         assert told is not None
         assert (told.step, told.stepped_at) == (1, told.at)
-        worker.clock.advance(status_file.TOLD_EVERY)
+        worker.clock.advance(status_file.REPORT_INTERVAL)
         worker.wait_step(2)
 
 
@@ -149,7 +149,7 @@ def test_the_directory_can_be_removed_and_is_not_made_again(
         shutil.rmtree(worker.path.parent)
         worker.path.parent.mkdir()
         for _ in range(3):
-            worker.clock.advance(status_file.TOLD_EVERY)
+            worker.clock.advance(status_file.REPORT_INTERVAL)
             worker.wait_looks()
     assert list(worker.path.parent.iterdir()) == []
     assert caplog.text.count("Training continues") == 1
@@ -167,10 +167,10 @@ def test_a_full_disk_is_told_once_and_what_has_room_again_is_written(
         with monkeypatch.context() as disk:
             disk.setattr(os, "pwrite", full)
             for _ in range(3):
-                worker.clock.advance(status_file.TOLD_EVERY)
+                worker.clock.advance(status_file.REPORT_INTERVAL)
                 worker.wait_looks()
         worker.say(step=2)
-        worker.clock.advance(status_file.TOLD_EVERY)
+        worker.clock.advance(status_file.REPORT_INTERVAL)
         worker.wait_step(2)
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
     assert "No space left" in caplog.text

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_file, "_LOOKS_EVERY", 0.01)
-    monkeypatch.setattr(status_file, "TOLD_EVERY", 0.01)
+    monkeypatch.setattr(status_file, "REPORT_INTERVAL", 0.01)
 
 
 def told(program: Program) -> WorkerStatus | None:

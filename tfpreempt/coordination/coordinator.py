@@ -34,7 +34,9 @@ from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 10  # `peer_timeout` periods for a collective save without a known deadline
+MAX_TIMEOUTS = (
+    10  # `peer_timeout` periods for a collective save without a known deadline
+)
 FOREVER = 3600.0  # seconds; a wait without a deadline is a loop of waits of this length
 
 
@@ -64,7 +66,7 @@ class Round:
     must_exit: bool = False
     gathering: KeyGather | None = None
     leave_by: float | None = None
-    timeouts_left: int = PATIENCE
+    timeouts_left: int = MAX_TIMEOUTS
     waits_since: float = 0.0
 
 
@@ -391,7 +393,7 @@ class Coordinator:
         if action.value is NoticeKind.PERIODIC:
             extra = {"worker": self.settings.worker, "snapshot": self.is_snapshot}
         if action.key is Key.NOTICE:
-            told = self.deadlines.told
+            told = self.deadlines.terminates_at
             left = None if told is None else told - self.clock.monotonic()
             extra["remaining"] = left
             extra["age"] = self.deadlines.since_notice
@@ -476,7 +478,7 @@ class Coordinator:
                 log.info("the grace period is almost over")
                 self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
-    def _on_deadline(self, is_told: bool) -> bool:
+    def _on_deadline(self, is_known: bool) -> bool:
         """Ends the main thread's wait, or the process, just before the deadline.
 
         Returns whether the process is ending; if not, the method is called again.
@@ -488,7 +490,7 @@ class Coordinator:
                 return not stays
             if self.state.main is MainThreadState.ENDED:
                 return True  # the main thread has its directive, and exits
-            why = self._what_is_late() if is_told else self._abort_reason()
+            why = self._what_is_late() if is_known else self._abort_reason()
         if why:
             self.on_overrun(why)
         return bool(why)

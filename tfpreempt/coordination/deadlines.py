@@ -66,8 +66,8 @@ class Deadlines:
         share_seconds: measured duration of writing this worker's share (the tensors
             that one worker writes for all) in the current save; 0 without shares.
         noticed_at: monotonic time at which the first worker saw the current notice.
-        told: monotonic time at which the machine is terminated; None if no source gave
-            a grace period.
+        terminates_at: monotonic time at which the machine is terminated; None if no
+            source gave a grace period.
     """
 
     executor: StoreExecutor
@@ -80,8 +80,8 @@ class Deadlines:
     save_seconds: float | None = None
     share_seconds: float = 0.0
     noticed_at: float | None = None
-    told: float | None = None
-    _grace: float | None = None  # grace period from which `told` was computed, seconds
+    terminates_at: float | None = None
+    _grace: float | None = None  # grace period of `terminates_at`, seconds
     _soft: float | None = None  # end of the waits, if no source gave a grace period
     _ends: float | None = None  # latest time for the exit of the process
     _last_call_at: float | None = None
@@ -92,7 +92,8 @@ class Deadlines:
     @property
     def at(self) -> float | None:
         """The earlier of the known and the soft deadline; None without a notice."""
-        return min((t for t in (self.told, self._soft) if t is not None), default=None)
+        known = (t for t in (self.terminates_at, self._soft) if t is not None)
+        return min(known, default=None)
 
     @property
     def left(self) -> float:
@@ -130,12 +131,12 @@ class Deadlines:
             Whether the notice has set a first or an earlier deadline.
         """
         before = self.at
-        patience = grace or self.default_wait_seconds
-        end, gone = received_at + patience, received_at + dl.until_end(patience)
-        known = self.told if grace else self._soft
+        seconds = grace or self.default_wait_seconds
+        end, gone = received_at + seconds, received_at + dl.until_end(seconds)
+        known = self.terminates_at if grace else self._soft
         if known is None or end < known:
             if grace:
-                self.told, self._grace = end, grace
+                self.terminates_at, self._grace = end, grace
             else:
                 self._soft = end
             self.executor.call_at(gone, functools.partial(self._on_deadline, end))
@@ -154,7 +155,7 @@ class Deadlines:
         """
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now
-        if at_boundary and self.told is None and has_outlived:
+        if at_boundary and self.terminates_at is None and has_outlived:
             self._ends = now + self.peer_timeout
         if self._soft is not None:
             self._soft = max(self._soft, now + self.default_wait_seconds)
@@ -190,11 +191,11 @@ class Deadlines:
 
         None if no grace period is known.
         """
-        if self.told is None or self._grace is None:
+        if self.terminates_at is None or self._grace is None:
             return None
         save = self._grace / 4 if self.save_seconds is None else self.save_seconds
         needed = dl.needed_seconds(save, self._grace)
-        return self.told - (needed + 2 * self.step_seconds())
+        return self.terminates_at - (needed + 2 * self.step_seconds())
 
     def limits(self) -> Limits:
         """Returns the times at which waits for other workers must end, if begun now.
@@ -220,7 +221,7 @@ class Deadlines:
         counts = max(0.1 * total, min(total - reserve, 0.4 * total))
 
         parts, share = 0.7 * total, dl.SAFETY * self.share_seconds
-        left = -math.inf if self.told is None else self.told - now
+        left = -math.inf if self.terminates_at is None else self.terminates_at - now
         if 0 < share <= left:
             reserve = max(
                 share, min((self.num_workers - 1) * share, left - 0.3 * total)
@@ -249,8 +250,8 @@ class Deadlines:
 
     def forget(self) -> None:
         """Clears the deadline after a notice was handled and the process continues."""
-        self.told = self._soft = self._ends = self._grace = self._last_call_at = None
-        self.noticed_at = None
+        self.terminates_at = self._soft = self._ends = self._grace = None
+        self._last_call_at = self.noticed_at = None
 
     def _last_call(self, when: float) -> None:
         if self._last_call_at == when:
@@ -266,12 +267,12 @@ class Deadlines:
         return max(self.peer_timeout, 3 * (self.save_seconds or 0.0))
 
     def _on_deadline(self, deadline: float) -> None:
-        is_told = deadline == self.told
-        if not is_told and deadline != self._soft:
+        is_known = deadline == self.terminates_at
+        if not is_known and deadline != self._soft:
             return  # the deadline was replaced, or the notice was handled
-        if not self.on_guard(is_told):
+        if not self.on_guard(is_known):
             now = self.clock.monotonic()
             again = now + self.peer_timeout
-            if self.told is not None:
-                again = min(again, max(now, self.told))
+            if self.terminates_at is not None:
+                again = min(again, max(now, self.terminates_at))
             self.executor.call_at(again, functools.partial(self._on_deadline, deadline))

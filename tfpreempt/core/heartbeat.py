@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "TFPREEMPT_HEARTBEAT_FILE"
 _NAME = "tfpreempt-life"
 _LINK = f"/memfd:{_NAME} "  # how the link in /proc/PID/fd to the file begins
-TOLD_EVERY = 0.5  # seconds between two heartbeats
+HEARTBEAT_INTERVAL = 0.5  # seconds between two heartbeats
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
 """Signal that requests the stacks. The signal kills a process without a heartbeat."""
@@ -112,7 +112,7 @@ def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
         os.pwrite(record, _RECORD.pack(next(beats), *values), 0)
 
     def work() -> None:
-        while not thread.stop_event.wait(TOLD_EVERY):
+        while not thread.stop_event.wait(HEARTBEAT_INTERVAL):
             write()
 
     write()

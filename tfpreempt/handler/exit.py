@@ -403,7 +403,11 @@ class ExitController:
                 exit_hard(end)
         except SystemExit as exit:
             deadlines = self.coordinator.deadlines
-            left = LINGER if deadlines.told is None else max(SHORTEST, deadlines.left)
+            left = (
+                LINGER
+                if deadlines.terminates_at is None
+                else max(SHORTEST, deadlines.left)
+            )
             is_answered = (
                 self.cluster.num_workers == 1 or not self.coordinator.notes.lost_because
             )
@@ -507,8 +511,8 @@ class ExitController:
         """
         deadlines = self.coordinator.deadlines
         limit = max(SHORTEST, deadlines.left)
-        if deadlines.told is not None:
-            left = deadlines.told - self.coordinator.clock.monotonic()
+        if deadlines.terminates_at is not None:
+            left = deadlines.terminates_at - self.coordinator.clock.monotonic()
             limit = min(limit, max(0.05, left / 2))
 
         # The config of the oldest run determines the exit code.

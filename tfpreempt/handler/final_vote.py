@@ -21,7 +21,7 @@ import functools
 import queue
 
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.coordinator import PATIENCE, Coordinator
+from tfpreempt.coordination.coordinator import MAX_TIMEOUTS, Coordinator
 from tfpreempt.coordination.key_gather import KeyGather
 from tfpreempt.coordination.protocol_types import Key, Tombstone, WatcherState
 from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
@@ -130,7 +130,7 @@ class FinalVote:
                 lost=_lost(here),
                 is_committed=is_committed,
             ),
-            PATIENCE * self.coordinator.deadlines.peer_timeout,
+            MAX_TIMEOUTS * self.coordinator.deadlines.peer_timeout,
         )
         self._gather(Key.BYE, "bye")
         return end and dataclasses.replace(end, is_committed=is_committed)
@@ -242,9 +242,9 @@ class FinalVote:
             since: monotonic seconds at which the wait began.
         """
         c = self.coordinator
-        if c.deadlines.told is not None:
+        if c.deadlines.terminates_at is not None:
             return c.deadlines.left <= _RESERVE
-        longest = PATIENCE * c.deadlines.peer_timeout
+        longest = MAX_TIMEOUTS * c.deadlines.peer_timeout
         return self.cluster.is_chief and c.clock.monotonic() - since > longest
 
 

@@ -353,8 +353,12 @@ class Run:
         Called on the thread of the status file.
         """
         clock, deadlines = self.directory.clock, self.deadlines
-        wall, since, told = clock.wall(), deadlines.since_notice, deadlines.told
-        left = None if told is None else told - clock.monotonic()
+        wall, since, terminates_at = (
+            clock.wall(),
+            deadlines.since_notice,
+            deadlines.terminates_at,
+        )
+        left = None if terminates_at is None else terminates_at - clock.monotonic()
         return WorkerStatus(
             at=wall,
             worker=self.directory.cluster.worker,

@@ -223,7 +223,9 @@ class Session:
         heard, self._heard = self._heard, None
         if heard is None:
             return None
-        told = self.coordinator.deadlines.told  # the earliest deadline of all notices
+        told = (
+            self.coordinator.deadlines.terminates_at
+        )  # the earliest deadline of all notices
         grace = None if told is None else told - heard.received_at
         return dataclasses.replace(heard, grace_seconds=grace)
 

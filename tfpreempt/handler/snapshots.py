@@ -52,7 +52,7 @@ TRIES = 3
 """Rounds without a snapshot after which no more snapshots are taken."""
 
 _RESERVE = 2  # factor: as much memory must stay free as the new snapshots take
-_PATIENCE_SECONDS = 5.0  # longest wait for the last snapshot in `end`
+_LAST_WAIT_SECONDS = 5.0  # longest wait for the last snapshot in `end`
 _STATES = ".restored"  # folder with the States of the restored snapshot
 
 
@@ -427,7 +427,7 @@ class Snapshots:
             why.rstrip("."),
         )
         self.give_up()
-        self.wait(_PATIENCE_SECONDS)
+        self.wait(_LAST_WAIT_SECONDS)
         self.directory.contents.free_copies()
         self._drop_all()
 

@@ -27,7 +27,7 @@ from tfpreempt.core.threads import ManagedThread
 
 log = logging.getLogger(__name__)
 
-TOLD_EVERY = 5.0
+REPORT_INTERVAL = 5.0
 """Seconds between reports; a new activity or a notice is reported within 1 s."""
 
 _LOOKS_EVERY = 1.0  # seconds between two samples of the status
@@ -218,7 +218,7 @@ class StatusWriter:
             )
             what = now.doing, now.noticed_at is None, now.deadline is None
             if seconds >= due or what != told:
-                told, due, self._last = what, seconds + TOLD_EVERY, now
+                told, due, self._last = what, seconds + REPORT_INTERVAL, now
                 self._write(now)
             if self._thread.stop_event.wait(_LOOKS_EVERY):
                 return

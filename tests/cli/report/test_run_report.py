@@ -21,7 +21,7 @@ from tfpreempt.cli.report.page import make_page
 from tfpreempt.cli.report.process_spans import Phase
 from tfpreempt.cli.report.run_report import RunReport
 from tfpreempt.cli.tables import Console
-from tfpreempt.handler.status_file import TOLD_EVERY
+from tfpreempt.handler.status_file import REPORT_INTERVAL
 
 approx = pytest.approx
 
@@ -111,7 +111,9 @@ class Case:
     workers: int = 2
 
 
-SINCE_REPORT = TOLD_EVERY / STEP  # steps, at most, since the last report of a worker
+SINCE_REPORT = (
+    REPORT_INTERVAL / STEP
+)  # steps, at most, since the last report of a worker
 CASES = {
     "steps of a worker that stands still are not counted as lost": Case(
         does="start train:59 save train:40 stand:300.0 kill finish_later",

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 CACHE_VARIABLE = "TFPREEMPT_CACHE_DIR"
 _CLAIM, _MAKING, _PART = ".claim", ".making", ".part"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_PATIENCE = 24 * 3600.0  # seconds; long, because a stalled download fails by itself
+_COPY_TIMEOUT = 24 * 3600.0  # seconds; long, as a stalled download fails by itself
 _KEEP_PART = 24 * 3600.0  # seconds for which an incomplete copy may be resumed
 
 
@@ -137,14 +137,15 @@ def reading(
             the copy in time.
     """
     root = root or default_root()
-    path, patience = os.path.join(root, key), _PATIENCE if timeout is None else timeout
+    path = os.path.join(root, key)
+    seconds = _COPY_TIMEOUT if timeout is None else timeout
     with _using(root):
-        claim = acquire(path + _CLAIM, fcntl.LOCK_SH, patience, _OPEN | os.O_CREAT)
+        claim = acquire(path + _CLAIM, fcntl.LOCK_SH, seconds, _OPEN | os.O_CREAT)
     try:
         with _using(root):
             _sweep(root)
         if not os.path.isdir(path):
-            _make(path, make, patience)
+            _make(path, make, seconds)
         yield path
     finally:
         os.close(claim)
@@ -159,11 +160,11 @@ def reading(
             )
 
 
-def _make(path: str, make: Callable[[str], None], patience: float) -> None:
+def _make(path: str, make: Callable[[str], None], seconds: float) -> None:
     """Makes a copy, unless it exists. Waits while another process makes the copy."""
     root = os.path.dirname(path)
     with _using(root):
-        making = acquire(path + _MAKING, fcntl.LOCK_EX, patience, _OPEN | os.O_CREAT)
+        making = acquire(path + _MAKING, fcntl.LOCK_EX, seconds, _OPEN | os.O_CREAT)
     try:
         if not os.path.isdir(path):
             make(path + _PART)

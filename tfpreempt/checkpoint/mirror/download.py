@@ -29,7 +29,7 @@ from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.object_store import ObjectNotFoundError
 
 _STALL_SECONDS = 900.0  # time without a byte; longer than the retries of any store
-_PATIENCE_SECONDS = 5.0  # time for the threads to end after an error
+_STOP_TIMEOUT_SECONDS = 5.0  # time for the threads to end after an error
 _ATTEMPTS = 2  # downloads of a file, if its checksum is wrong
 
 
@@ -124,7 +124,7 @@ class _Download:
             name="tfpreempt-download",
             watch=self._watch,
             failed=self._failed,
-            stop_timeout=_PATIENCE_SECONDS,
+            stop_timeout=_STOP_TIMEOUT_SECONDS,
         )
         files = [
             _File(entry=each, parts=split(each.size, manifest.bytes))

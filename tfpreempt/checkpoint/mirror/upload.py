@@ -42,7 +42,7 @@ from tfpreempt.storage.object_store import (
 PARTS = "parts"
 SMALLEST = 64 << 20  # bytes of a part, which costs three requests with its deletion
 THREADS = 8
-PATIENCE_SECONDS = 5.0  # time for the threads to end after an error
+STOP_TIMEOUT_SECONDS = 5.0  # time for the threads to end after an error
 
 
 class UploadCancelledError(Exception):
@@ -167,7 +167,7 @@ class Upload:
             threads=self._threads,
             name="tfpreempt-upload",
             watch=self._check,
-            stop_timeout=PATIENCE_SECONDS,
+            stop_timeout=STOP_TIMEOUT_SECONDS,
         )
 
     def _names(self) -> set[str]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tfpreempt.storage.object_store import ObjectStore
 
-_PATIENCE = 24 * 3600.0  # wait for a copying process; a stalled copy fails earlier
+_COPY_TIMEOUT = 24 * 3600.0  # wait for a copying process; a stalled copy fails earlier
 _NOTE_SECONDS = 30.0  # wait for a process that writes metadata
 
 
@@ -192,8 +192,8 @@ class Checkpoint:
         else:
             target = _check_target(path)
         is_ours = path is None or not os.path.lexists(target)
-        patience = _PATIENCE if timeout is None else timeout
-        with locked(target, "copy a checkpoint", seconds=patience, makes=True):
+        seconds = _COPY_TIMEOUT if timeout is None else timeout
+        with locked(target, "copy a checkpoint", seconds=seconds, makes=True):
             if path is None:  # another process may have removed the directory
                 private_directory(target, "TMPDIR")
             left = None if timeout is None else began + timeout - time.monotonic()

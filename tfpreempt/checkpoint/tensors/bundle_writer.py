@@ -47,7 +47,7 @@ _PIECE_BYTES = 1 << 19  # small enough to be still in the cache after the write
 _PIECE_BYTES_ASYNC = 1 << 23
 """Piece size during training. Between two pieces a thread waits for Python's lock, and
 so does the training, so larger pieces cost the training less time."""
-_PATIENCE_SECONDS = 10.0  # wait for the other threads after a failure
+_STOP_TIMEOUT_SECONDS = 10.0  # wait for the other threads after a failure
 
 
 def add(
@@ -130,7 +130,7 @@ def write(
         threads=len(shares),
         name="tfpreempt-write",
         failed=failed,
-        stop_timeout=_PATIENCE_SECONDS,
+        stop_timeout=_STOP_TIMEOUT_SECONDS,
     )
 
 

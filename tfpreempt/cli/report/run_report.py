@@ -24,7 +24,7 @@ from tfpreempt.cli.report.process_spans import (
 )
 from tfpreempt.cli.run.restart_policy import Cause
 from tfpreempt.core.record_validation import is_number
-from tfpreempt.handler.status_file import TOLD_EVERY
+from tfpreempt.handler.status_file import REPORT_INTERVAL
 
 _SKEW_SECONDS = 5.0
 """Largest difference between the times at which workers exit after the same commit."""
@@ -538,13 +538,13 @@ def _near(guess: int, told: int, step: int, seconds: float | None) -> int:
 
     Args:
         guess: estimated step.
-        told: step in the last status report, written at most `TOLD_EVERY` seconds
-            before the end.
+        told: step in the last status report, written at most `REPORT_INTERVAL`
+            seconds before the end.
         step: newest step from the records.
         seconds: mean step time; None if unknown.
     """
     least = max(told, step)
-    more = round(TOLD_EVERY / seconds) if seconds else 0
+    more = round(REPORT_INTERVAL / seconds) if seconds else 0
     return min(max(guess, least), least + more)
 
 

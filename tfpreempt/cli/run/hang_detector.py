@@ -32,7 +32,7 @@ _STEPS = 20
 _TRACES = 2  # times the first step: a later step may be traced and compiled again
 _KEPT = 101  # number of step times for the median
 # Phases that do not excuse a process that is stopped (state T).
-_TAKEN_BACK = (WorkerPhase.APART, WorkerPhase.WAITS)
+_ALSO_WATCHED_IF_STOPPED = (WorkerPhase.APART, WorkerPhase.WAITS)
 
 
 @dataclasses.dataclass(eq=False)
@@ -187,7 +187,7 @@ class HangDetector:
                 self._files[worker].clear()
                 self._lives[worker] = WorkerProgress(self._timeout)
                 continue
-            if heartbeat.stage in _TAKEN_BACK and state.startswith("T"):
+            if heartbeat.stage in _ALSO_WATCHED_IF_STOPPED and state.startswith("T"):
                 heartbeat = dataclasses.replace(heartbeat, stage=WorkerPhase.STEPS)
             self._lives[worker].see(self._now, beat, heartbeat)
         lives = [self._lives[worker] for worker in running]

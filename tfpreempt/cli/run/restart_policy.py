@@ -20,7 +20,7 @@ ReturnCode = NewType(
 
 _HOUR = 3600.0  # seconds
 _FAILURES_PER_HOUR = 20
-_HUNG = 128 + signal.SIGKILL  # exit code of a killed process in a shell
+_HANG_CODE = 128 + signal.SIGKILL  # exit code of a killed process in a shell
 
 
 def describe_end(returncode: ReturnCode) -> str:
@@ -371,7 +371,7 @@ def _failure(limits: RestartLimits, seen: SupervisorState) -> _Failure | None:
     )
     # If they have finished, they were only slow.
     if seen.hung_at is not None and not is_finished:
-        return _Failure(cause=Cause.HANG, code=_HUNG, at=seen.hung_at)
+        return _Failure(cause=Cause.HANG, code=_HANG_CODE, at=seen.hung_at)
     if (own := first_failure(limits, seen)) is not None:
         return _Failure(cause=Cause.FAILURE, code=own.code, at=own.at)
     return None

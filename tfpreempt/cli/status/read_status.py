@@ -14,9 +14,9 @@ from tfpreempt.cli.status.run_status import (
     build_status,
 )
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.handler.status_file import TOLD_EVERY
+from tfpreempt.handler.status_file import REPORT_INTERVAL
 
-LOOKS_AGAIN = TOLD_EVERY + 2
+LOOKS_AGAIN = REPORT_INTERVAL + 2
 """Seconds before a worker that seems silent by its machine's clock is read again."""
 
 # Clocks differ by fewer seconds, so after a longer silence do not wait.

@@ -23,13 +23,13 @@ from tfpreempt.cli.journals.tail import LastReport
 from tfpreempt.cli.run.restart_policy import OUTCOMES, Cause, ReturnCode, describe_end
 from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.events import Outcome
-from tfpreempt.handler.status_file import TOLD_EVERY
+from tfpreempt.handler.status_file import REPORT_INTERVAL
 
-SILENT_AFTER = 6 * TOLD_EVERY
+SILENT_AFTER = 6 * REPORT_INTERVAL
 """Seconds without a new status file after which a worker is called silent."""
 
 # Seconds without a report, after which an exit record is believed.
-_LEFT_AFTER = 2 * TOLD_EVERY
+_LEFT_AFTER = 2 * REPORT_INTERVAL
 _LONGEST_DELAY = 60.0  # delay of a restart, if the supervisor recorded none
 _STARTS_WITHIN = 60.0  # seconds after the delay in which the restart is expected
 RESTARTS = (Cause.PREEMPTION.value, Cause.FAILURE.value, Cause.HANG.value)
