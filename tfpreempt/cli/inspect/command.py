@@ -20,31 +20,32 @@ from tfpreempt.storage.open_store import SCHEMES
 
 
 def _checked(
-    ctx: click.Context, param: click.Parameter, place: str | None
+    ctx: click.Context, param: click.Parameter, location: str | None
 ) -> str | None:
     """Checks an argument DIR or URI: refuses unknown schemes and empty values."""
     try:
-        paths.check_no_user_info(place or "")
+        paths.check_no_user_info(location or "")
     except ConfigurationError as error:
         raise click.BadParameter(str(error)) from error
-    scheme, is_uri, _ = (place or "").partition("://")
-    if place == "" or (is_uri and scheme not in SCHEMES):
+    scheme, is_uri, _ = (location or "").partition("://")
+    if location == "" or (is_uri and scheme not in SCHEMES):
         known = ", ".join(f"{each}://" for each in SCHEMES)
         raise click.BadParameter(
-            f"{place!r} cannot be opened. Expected a path, or a URI that begins with "
-            f"one of {known}. Mount other storage, or copy the checkpoints to a disk."
+            f"{location!r} cannot be opened. Expected a path, or a URI that begins "
+            f"with one of {known}. Mount other storage, or copy the checkpoints to a "
+            "disk."
         )
-    return place
+    return location
 
 
-_place = click.argument("place", metavar="DIR|URI", callback=_checked)
+_location = click.argument("location", metavar="DIR|URI", callback=_checked)
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON list only."
 )
 
 
 @click.command()
-@_place
+@_location
 @click.option(
     "--mirror", metavar="URI", callback=_checked,
     help="Show for every commit of DIR whether the mirror at URI has a copy.",
@@ -56,7 +57,7 @@ _json = click.option(
 )  # fmt: skip
 @_json
 def inspect(
-    place: str, mirror: str | None, states: bool, every_byte: bool, as_json: bool
+    location: str, mirror: str | None, states: bool, every_byte: bool, as_json: bool
 ) -> None:
     """List the checkpoints of a run, intact or not.
 
@@ -81,26 +82,26 @@ def inspect(
     bytes, world_size, workers, because, states (name, worker or null, bytes), problems
     and remarks; null where unknown.
     """
-    rows = look(place, mirror, every_byte=every_byte)
+    rows = look(location, mirror, every_byte=every_byte)
     if mirror is not None and not any(row.uri for row in rows):
         echo(f"note: no checkpoints in the mirror (--mirror {mirror!r})", err=True)
     if as_json:
         echo(json.dumps([to_json(row) for row in rows], indent=1))
         return
     console = Console()
-    show_table(console, rows, place)
+    show_table(console, rows, location)
     if states:
         show_states(console, rows)
 
 
 @click.command()
-@_place
+@_location
 @click.option(
     "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True,
     help="Number of threads that read at the same time.",
 )  # fmt: skip
 @_json
-def verify(place: str, threads: int, as_json: bool) -> None:
+def verify(location: str, threads: int, as_json: bool) -> None:
     """Verify the checksums of the checkpoints by reading every byte.
 
     Name the directory or mirror URI of a run, or a single checkpoint: run/5,
@@ -118,7 +119,7 @@ def verify(place: str, threads: int, as_json: bool) -> None:
     --json: the list of `tfpreempt inspect --json`.
     """
     begin = time.monotonic()
-    rows = look(place, every_byte=True, threads=threads)
+    rows = look(location, every_byte=True, threads=threads)
     seconds = time.monotonic() - begin
     intact = [row.entry for row in rows if row.entry.is_committed]
     corrupt = sum(row.entry.condition is CommitStatus.CORRUPT for row in rows)
@@ -126,7 +127,7 @@ def verify(place: str, threads: int, as_json: bool) -> None:
         echo(json.dumps([to_json(row) for row in rows], indent=1))
     else:
         console = Console()
-        show_table(console, rows, place)
+        show_table(console, rows, location)
         count = sum(entry.size or 0 for entry in intact)
         speed = f", {size_text(count / seconds)}/s" if seconds > 0 and count else ""
         text = f"{len(intact)} intact ({size_text(count)} in {seconds:.1f} s{speed})"

@@ -31,7 +31,7 @@ from tfpreempt.errors import CheckpointError, TfpreemptError
 
 
 @click.command()
-@click.argument("place", metavar="DIR|URI")
+@click.argument("location", metavar="DIR|URI")
 @click.option(
     "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the report as an HTML page: a single file that opens offline.",
@@ -45,7 +45,7 @@ from tfpreempt.errors import CheckpointError, TfpreemptError
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
 def report(
-    place: str, html: Path | None, tensorboard: Path | None, as_json: bool
+    location: str, html: Path | None, tensorboard: Path | None, as_json: bool
 ) -> None:
     """Summarize a run: interruptions, lost work, goodput.
 
@@ -75,11 +75,11 @@ def report(
             "exist. Create the directory, or name another file."
         )
     try:
-        report = _read(place, tensorboard)
+        report = _read(location, tensorboard)
         if html is not None:
             from tfpreempt.cli.report.page import make_page
 
-            page = make_page(report, place)
+            page = make_page(report, location)
             html.write_text(page, encoding="utf-8", errors="backslashreplace")
     except (OSError, TfpreemptError) as error:
         raise click.UsageError(str(error)) from error
@@ -93,23 +93,23 @@ def report(
         echo(f"written: {html}", err=True)
 
 
-def _read(place: str, tensorboard: Path | None) -> RunReport:
-    found = find_journal(place)
-    if has_journal(found) and place.partition("://")[0] in ("gs", "s3"):
-        report = _read_both(place, found)
+def _read(location: str, tensorboard: Path | None) -> RunReport:
+    found = find_journal(location)
+    if has_journal(found) and location.partition("://")[0] in ("gs", "s3"):
+        report = _read_both(location, found)
     elif has_journal(found):
         journals = JournalTailer(found, keeps_all=True)
-        report = _as_of_now(_tell(place, journals), journals)
+        report = _as_of_now(_tell(location, journals), journals)
     else:
         try:
-            with fetched_journal(place) as copy:
+            with fetched_journal(location) as copy:
                 journals = JournalTailer(copy, keeps_all=True)
                 if not has_journal(copy):
-                    raise _nothing_there(place, found)
-                report = _tell(place, journals, is_copy=True)
+                    raise _nothing_there(location, found)
+                report = _tell(location, journals, is_copy=True)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{place!r} has no journal in {found}, and no copy of a journal can "
+                f"{location!r} has no journal in {found}, and no copy of a journal can "
                 f"be downloaded: {error}"
             ) from error
     commits = commits_in(found.parent) if report.step is None else []
@@ -128,35 +128,39 @@ def _read(place: str, tensorboard: Path | None) -> RunReport:
     )
 
 
-def _read_both(place: str, found: Path) -> RunReport:
+def _read_both(location: str, found: Path) -> RunReport:
     """Returns the report from a local journal merged with the copy in the mirror."""
     local = JournalTailer(found, keeps_all=True)
     try:
-        with fetched_journal(place, found) as both:
+        with fetched_journal(location, found) as both:
             journals = JournalTailer(both, keeps_all=True)
-            report = _tell(place, journals)
-            here = _tell(place, local)
+            report = _tell(location, journals)
+            here = _tell(location, local)
             # The copy is newer: another machine has continued the run.
             if report.end > here.end:
-                warnings = (*report.warnings, *_warnings_of_copy(place, journals))
+                warnings = (*report.warnings, *_warnings_of_copy(location, journals))
                 return dataclasses.replace(report, warnings=warnings)
             return _as_of_now(report, local)
     except (OSError, CheckpointError) as error:
-        report = _as_of_now(_tell(place, local), local)
+        report = _as_of_now(_tell(location, local), local)
         warning = (
             f"only the journal of this machine was read, in {found}: the copy in "
-            f"{place} cannot be read: {error}"
+            f"{location} cannot be read: {error}"
         )
         return dataclasses.replace(report, warnings=(*report.warnings, warning))
 
 
-def _tell(place: str, journals: JournalTailer, *, is_copy: bool = False) -> RunReport:
+def _tell(
+    location: str, journals: JournalTailer, *, is_copy: bool = False
+) -> RunReport:
     journals.read_on(SystemClock.wall())
-    warnings = [*_warnings_of_copy(place, journals)] if is_copy else []
+    warnings = [*_warnings_of_copy(location, journals)] if is_copy else []
     warnings += journals.warnings
     report = build_report(journals.workers, journals.supervisors, warnings)
     if report is None:
-        raise click.UsageError(f"the journal of {place!r} has no records of a worker")
+        raise click.UsageError(
+            f"the journal of {location!r} has no records of a worker"
+        )
     return report
 
 
@@ -182,11 +186,11 @@ def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
     )
 
 
-def _warnings_of_copy(place: str, journals: JournalTailer) -> Iterable[str]:
+def _warnings_of_copy(location: str, journals: JournalTailer) -> Iterable[str]:
     """Yields warnings about records that the mirror's copy of a journal may lack."""
     yield (
-        f"this is the copy of the journal in {place}: the records of the last seconds "
-        "may be missing"
+        f"this is the copy of the journal in {location}: the records of the last "
+        "seconds may be missing"
     )
     worlds = [each["world_size"] or 0 for each in journals.records("restored")]
     if len(journals.workers) < max(worlds, default=0):
@@ -196,15 +200,15 @@ def _warnings_of_copy(place: str, journals: JournalTailer) -> Iterable[str]:
         )
 
 
-def _nothing_there(place: str, found: Path) -> click.UsageError:
+def _nothing_there(location: str, found: Path) -> click.UsageError:
     advice = (
         "The URL has no copy of a journal either. The journal of a run is on the "
         "machines that trained: copy the journal to this machine, and name its "
         "directory or set TFPREEMPT_JOURNAL_DIR."
-        if "://" in place
+        if "://" in location
         else "Name the checkpoint directory of a run, the directory of its journal, or "
         "its mirror."
     )
     return click.UsageError(
-        f"{place!r} has no journal: no *.jsonl in {found}. {advice}{hint(place)}"
+        f"{location!r} has no journal: no *.jsonl in {found}. {advice}{hint(location)}"
     )

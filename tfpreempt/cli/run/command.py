@@ -226,8 +226,8 @@ def run(
                 "worker: omit --workers, or unset TF_CONFIG to start a local cluster."
             )
         _check_command(command)
-        for place in (checkpoint_dir, mirror_dir):
-            paths.check_no_user_info(place or "")
+        for location in (checkpoint_dir, mirror_dir):
+            paths.check_no_user_info(location or "")
         directory = _make_directory(checkpoint_dir)
         if directory is not None and limits["max_preemptions_without_progress"] is None:
             limits["max_preemptions_without_progress"] = _MAX_IDLE_PREEMPTIONS

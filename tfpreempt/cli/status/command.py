@@ -20,9 +20,9 @@ _UNFOLDED = 10_000  # columns: so many that no line is folded
 
 
 @click.command()
-@click.argument("place", metavar="DIR|URI")
+@click.argument("location", metavar="DIR|URI")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
-def status(place: str, as_json: bool) -> None:
+def status(location: str, as_json: bool) -> None:
     """Show the live status of a job, from any machine that sees its directory.
 
     DIR is the checkpoint directory, or the directory of the journal. URI, such as
@@ -58,23 +58,23 @@ def status(place: str, as_json: bool) -> None:
     Times are seconds since 1970; null where unknown.
     """
     try:
-        found = read_status_now(JournalTailer(find_journal(place)))
+        found = read_status_now(JournalTailer(find_journal(location)))
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
         advice = (
             " A mirror has no live status; the past events of the run are shown by "
-            f"`tfpreempt report {place}`."
-            if is_url(place)
-            else hint(place)
+            f"`tfpreempt report {location}`."
+            if is_url(location)
+            else hint(location)
         )
         raise click.UsageError(
-            f"{place!r} has no readable journal ({error.strerror}). Expected the "
+            f"{location!r} has no readable journal ({error.strerror}). Expected the "
             f"checkpoint directory of a run, or the journal in it.{advice}"
         ) from error
     if not found.workers:
         raise click.UsageError(
-            f"{place!r} has no status, because no worker has started. Expected the "
+            f"{location!r} has no status, because no worker has started. Expected the "
             "checkpoint directory of a run, or the journal in it."
         )
     if as_json:
