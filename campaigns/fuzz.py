@@ -229,7 +229,7 @@ def read_share(data: bytes, place: Path) -> None:
     chief, _ = share_in(place, 0)
     save.parts = own = chief.write_own(save)
     parts = chief.others(save, [0, 1])
-    held = sum(each.data.nbytes for part in [*own, *parts] for each in part.stretches)
+    held = sum(each.data.nbytes for part in [*own, *parts] for each in part.slices)
     assert held == sum(each.data.nbytes for each in TENSORS)
 
 

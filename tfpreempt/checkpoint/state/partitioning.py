@@ -88,16 +88,16 @@ class Part:
         path: current path of the file.
         size: size of the file in bytes.
         crc32c: checksum of the whole file.
-        stretches: tensor slices in the file that the index is to name, usually every
+        slices: tensor slices in the file that the index is to name, usually every
             slice.
-        offsets: offset in the file, for each of `stretches`.
-        sums: crc32c of the bytes, for each of `stretches`.
+        offsets: offset in the file, for each of `slices`.
+        sums: crc32c of the bytes, for each of `slices`.
     """
 
     path: str
     size: int
     crc32c: int
-    stretches: Sequence[TensorSlice]
+    slices: Sequence[TensorSlice]
     offsets: Sequence[int]
     sums: Sequence[int]
 
@@ -105,17 +105,17 @@ class Part:
         """Returns an object for the same file that names only some tensor slices.
 
         Args:
-            should_save: for each of `stretches`, whether to keep the slice.
+            should_save: for each of `slices`, whether to keep the slice.
         """
         return dataclasses.replace(
             self,
-            stretches=list(itertools.compress(self.stretches, should_save)),
+            slices=list(itertools.compress(self.slices, should_save)),
             offsets=list(itertools.compress(self.offsets, should_save)),
             sums=list(itertools.compress(self.sums, should_save)),
         )
 
 
-def partition(stretches: Sequence[TensorSlice], count: int) -> list[list[TensorSlice]]:
+def partition(slices: Sequence[TensorSlice], count: int) -> list[list[TensorSlice]]:
     """Divides tensor slices into shares of about equal size in bytes.
 
     First, the slices are assigned in order of size, the largest first, always to the
@@ -125,7 +125,7 @@ def partition(stretches: Sequence[TensorSlice], count: int) -> list[list[TensorS
     TensorFlow reads a cut tensor more slowly.
 
     Args:
-        stretches: tensor slices to be divided.
+        slices: tensor slices to be divided.
         count: number of shares.
 
     Returns:
@@ -133,10 +133,10 @@ def partition(stretches: Sequence[TensorSlice], count: int) -> list[list[TensorS
     """
     shares: list[list[TensorSlice]] = [[] for _ in range(count)]
     sizes = [0] * count
-    for stretch in sorted(stretches, key=lambda each: each.data.nbytes, reverse=True):
+    for tensor_slice in sorted(slices, key=lambda each: each.data.nbytes, reverse=True):
         least = sizes.index(min(sizes))
-        shares[least].append(stretch)
-        sizes[least] += stretch.data.nbytes
+        shares[least].append(tensor_slice)
+        sizes[least] += tensor_slice.data.nbytes
     uneven = list(range(count))
     while len(uneven) > 1:  # every cut gives one share the mean size
         mean = sum(sizes[each] for each in uneven) / len(uneven)
@@ -166,8 +166,8 @@ def _cut_one(
         The piece, and the share without the piece; None if no slice can be cut.
     """
     largest_first = sorted(share, key=lambda each: each.data.nbytes, reverse=True)
-    for number, stretch in enumerate(largest_first):
-        given, *kept = stretch.cut(nbytes)
+    for number, tensor_slice in enumerate(largest_first):
+        given, *kept = tensor_slice.cut(nbytes)
         if kept:
             rest = largest_first[:number] + largest_first[number + 1 :]
             return given, [*rest, *kept]

@@ -49,10 +49,10 @@ _UNKNOWN = -1  # the index has no crc32c for the bytes between tensors
 _MANY = 512  # buffers filled by a single preadv() call; the kernel allows 1,024
 _ALIGNED_BYTES = 64  # alignment of TensorFlow's own memory (EIGEN_MAX_ALIGN_BYTES)
 
-_WHOLE = (tf.int8, tf.int16, tf.int32, tf.int64)
+_INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64)
 _NATURAL = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-_KINDS = (*_WHOLE, *_NATURAL, *_FLOATS, tf.complex64, tf.complex128)
+_KINDS = (*_INTEGERS, *_NATURAL, *_FLOATS, tf.complex64, tf.complex128)
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -74,34 +74,34 @@ class _StoredSlice(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A tensor stored in the checkpoint files, as byte ranges (`stretches`). Joined in
+    """A tensor stored in the checkpoint files, as byte ranges (`slices`). Joined in
     order, the ranges are the bytes of the tensor."""
 
     dtype: tf.DType
     shape: tuple[int, ...]
-    stretches: tuple[_StoredSlice, ...]
+    slices: tuple[_StoredSlice, ...]
 
     @property
     def size(self) -> int:
         """Size of the tensor in bytes."""
-        return sum(stretch.size for stretch in self.stretches)
+        return sum(stored_slice.size for stored_slice in self.slices)
 
     @property
     def first_position(self) -> tuple[str, int]:
         """The file and the offset of the tensor's first byte; used to sort tensors."""
-        return _position(self.stretches[0]) if self.stretches else ("", 0)
+        return _position(self.slices[0]) if self.slices else ("", 0)
 
 
 class _Piece(NamedTuple):
     """Some bytes of a stored range, and the memory to read the bytes into.
 
     Attributes:
-        stretch: the range of the file to which the piece belongs.
+        stored_slice: the range of the file to which the piece belongs.
         offset: first byte of the piece in the file.
         memory: destination of the bytes.
     """
 
-    stretch: _StoredSlice
+    stored_slice: _StoredSlice
     offset: int
     memory: _Bytes
 
@@ -304,7 +304,7 @@ class _Index:
         shape = tuple(dim.size for dim in entry.shape.dim)
         parts = self._slices(name, entry) if entry.slices else [entry]
         found = _Stored(
-            dtype=dtype, shape=shape, stretches=tuple(map(self._stretch, parts))
+            dtype=dtype, shape=shape, slices=tuple(map(self._stored_slice, parts))
         )
         is_plain = dtype in _KINDS and found.size == math.prod(shape) * dtype.size
         return found if is_plain else None
@@ -319,8 +319,8 @@ class _Index:
         ):
             first, *others = extents
             key = slice_key(name, first.start, first.length, len(extents))
-            is_whole = not any(each.HasField("length") for each in others)
-            if first.start == rows and is_whole and (part := self._entry(key)):
+            has_full_rows = not any(each.HasField("length") for each in others)
+            if first.start == rows and has_full_rows and (part := self._entry(key)):
                 parts.append(part)
                 rows += first.length
         return parts
@@ -330,7 +330,7 @@ class _Index:
             return None
         return private_api.tensor_bundle.BundleEntryProto.FromString(value)
 
-    def _stretch(self, entry: Any) -> _StoredSlice:
+    def _stored_slice(self, entry: Any) -> _StoredSlice:
         return _StoredSlice(
             path=data_file(self._prefix, entry.shard_id, self._files),
             offset=entry.offset,
@@ -361,29 +361,29 @@ def _read(
     parts: list[_Part] = []
     for tensor, data in tensors.values():
         begin = 0
-        for stretch in tensor.stretches:
-            parts.append((stretch, data[begin : begin + stretch.size]))
-            begin += stretch.size
+        for stored_slice in tensor.slices:
+            parts.append((stored_slice, data[begin : begin + stored_slice.size]))
+            begin += stored_slice.size
     if has_gaps:
-        parts += _gaps([stretch for stretch, _ in parts])
+        parts += _gaps([stored_slice for stored_slice, _ in parts])
     jobs = list(_jobs(parts))
     threads = bundle_writer.THREADS
     crcs = map_in_threads(_read_job, jobs, threads=threads, name="tfpreempt-read")
     sums: dict[_StoredSlice, checksum.ChecksumWriter] = {}
     for job, found in zip(jobs, crcs, strict=True):
         for piece, crc in zip(job, found, strict=True):
-            whole = sums.setdefault(piece.stretch, checksum.ChecksumWriter())
+            whole = sums.setdefault(piece.stored_slice, checksum.ChecksumWriter())
             whole.append(crc, piece.memory.nbytes)
     files: dict[str, checksum.ChecksumWriter] = {}
-    for stretch, whole in sums.items():
-        if stretch.crc32c not in (_UNKNOWN, bundle.masked(whole.crc32c)):
+    for stored_slice, whole in sums.items():
+        if stored_slice.crc32c not in (_UNKNOWN, bundle.masked(whole.crc32c)):
             raise errors.CheckpointCorruptedError(
-                f"{stretch.path!r} is corrupt: the checksum of the {stretch.size} "
-                f"bytes from byte {stretch.offset} on differs from the checksum in the "
+                f"{stored_slice.path!r} is corrupt: the checksum of the {stored_slice.size} "
+                f"bytes from byte {stored_slice.offset} on differs from the checksum in the "
                 "index"
             )
-        file = files.setdefault(stretch.path, checksum.ChecksumWriter())
-        if file.size == stretch.offset:
+        file = files.setdefault(stored_slice.path, checksum.ChecksumWriter())
+        if file.size == stored_slice.offset:
             file.append(whole.crc32c, whole.size)
     return tensors, {
         path: (file.size, file.crc32c)
@@ -392,16 +392,16 @@ def _read(
     }
 
 
-def _gaps(stretches: Sequence[_StoredSlice]) -> list[_Part]:
+def _gaps(slices: Sequence[_StoredSlice]) -> list[_Part]:
     """Returns the byte ranges between tensors, and from the last tensor to the end of a
     file, with memory to read the bytes into."""
     ends = [
         _StoredSlice(path=path, offset=os.path.getsize(path), size=0, crc32c=_UNKNOWN)
-        for path in {each.path for each in stretches}
+        for path in {each.path for each in slices}
     ]
     gaps: list[_Part] = []
     path, end = "", 0
-    for each in sorted([*stretches, *ends], key=_position):
+    for each in sorted([*slices, *ends], key=_position):
         end = end if each.path == path else 0
         path = each.path
         # A larger gap is not read; the checksum of the file then stays unknown.
@@ -420,26 +420,28 @@ def _jobs(parts: Sequence[_Part]) -> Iterator[list[_Piece]]:
     """
     job: list[_Piece] = []
     size = 0
-    for stretch, memory in sorted(parts, key=lambda each: _position(each[0])):
-        for start in range(0, stretch.size, _PIECE_BYTES):
+    for stored_slice, memory in sorted(parts, key=lambda each: _position(each[0])):
+        for start in range(0, stored_slice.size, _PIECE_BYTES):
             piece = memory[start : start + _PIECE_BYTES]
-            if job and (size >= _JOB_BYTES or job[0].stretch.path != stretch.path):
+            if job and (
+                size >= _JOB_BYTES or job[0].stored_slice.path != stored_slice.path
+            ):
                 yield job
                 job, size = [], 0
-            job.append(_Piece(stretch, stretch.offset + start, piece))
+            job.append(_Piece(stored_slice, stored_slice.offset + start, piece))
             size += piece.nbytes
     if job:
         yield job
 
 
-def _position(stretch: _StoredSlice) -> tuple[str, int]:
-    return stretch.path, stretch.offset
+def _position(stored_slice: _StoredSlice) -> tuple[str, int]:
+    return stored_slice.path, stored_slice.offset
 
 
 def _read_job(job: Sequence[_Piece]) -> list[int]:
     """Fills the memory of a job's pieces. Called on any thread. Returns the crc32c of
     every piece, in order."""
-    path, crcs = job[0].stretch.path, []
+    path, crcs = job[0].stored_slice.path, []
     with file_reading.open_file(path) as file:
         for together in _neighbours(job):
             have = _fill(file, [each.memory for each in together], together[0].offset)

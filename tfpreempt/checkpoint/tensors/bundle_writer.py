@@ -88,11 +88,11 @@ def add(
 
 
 def deal_to_threads(
-    stretches: Sequence[TensorSlice], threads: int
+    slices: Sequence[TensorSlice], threads: int
 ) -> list[list[TensorSlice]]:
     """Divides tensor slices evenly between threads. Returns a list of slices for every
     thread; there are fewer lists than threads if there is too little to write."""
-    return [share for share in partition(stretches, threads) if share]
+    return [share for share in partition(slices, threads) if share]
 
 
 def write(
@@ -185,7 +185,7 @@ def _merge(
     before = header.num_shards
     header.num_shards = count = before + len(parts)
     index[b""] = header.SerializeToString()
-    index.update(_entries_of_cut(each for part in parts for each in part.stretches))
+    index.update(_entries_of_cut(each for part in parts for each in part.slices))
     for shard in range(before):
         old = data_file(prefix, shard, before)
         files.rename(old, data_file(prefix, shard, count))
@@ -217,7 +217,7 @@ def _moved(files: Files, part: Part, path: str) -> Part:
             part.path,
             error,
         )
-        [part] = write(files, {path: part.stretches})
+        [part] = write(files, {path: part.slices})
         return part
     return dataclasses.replace(part, path=path)
 
@@ -234,8 +234,8 @@ def _write_part(
     sums: list[int] = []
 
     def pieces() -> Iterator[memoryview]:
-        for stretch in share:
-            crc, data = 0, stretch.data
+        for tensor_slice in share:
+            crc, data = 0, tensor_slice.data
             for start in range(0, data.nbytes, piece_bytes):
                 check()
                 piece = data[start : start + piece_bytes]
@@ -251,20 +251,20 @@ def _write_part(
         path=path,
         size=whole.size,
         crc32c=whole.crc32c,
-        stretches=share,
+        slices=share,
         offsets=offsets_of(share),
         sums=sums,
     )
 
 
-def offsets_of(stretches: Sequence[TensorSlice]) -> list[int]:
+def offsets_of(slices: Sequence[TensorSlice]) -> list[int]:
     """Returns the offsets of tensor slices in a data file that contains the slices
     without gaps.
 
     Args:
-        stretches: the tensor slices, in the order of the file.
+        slices: the tensor slices, in the order of the file.
     """
-    sizes = [each.data.nbytes for each in stretches]
+    sizes = [each.data.nbytes for each in slices]
     return [0, *itertools.accumulate(sizes)][: len(sizes)]
 
 
@@ -279,32 +279,32 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
     tensor.
     """
     entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # key: type and shape
-    for stretch, offset, crc in zip(
-        part.stretches, part.offsets, part.sums, strict=True
+    for tensor_slice, offset, crc in zip(
+        part.slices, part.offsets, part.sums, strict=True
     ):
-        dtype, shape = stretch.tensor.dtype, stretch.tensor.shape
-        if stretch.rows is not None:
-            shape = (stretch.rows, *shape[1:])
+        dtype, shape = tensor_slice.tensor.dtype, tensor_slice.tensor.shape
+        if tensor_slice.rows is not None:
+            shape = (tensor_slice.rows, *shape[1:])
         entry = entries.get((dtype, shape))
         if entry is None:
-            entries[dtype, shape] = entry = _proto(stretch.tensor, shape)
+            entries[dtype, shape] = entry = _proto(tensor_slice.tensor, shape)
         entry.shard_id = shard
         entry.offset = offset
-        entry.size = stretch.data.nbytes
+        entry.size = tensor_slice.data.nbytes
         entry.crc32c = bundle.masked(crc)
-        yield _key(stretch), entry.SerializeToString()
+        yield _key(tensor_slice), entry.SerializeToString()
 
 
-def _entries_of_cut(stretches: Iterable[TensorSlice]) -> dict[bytes, bytes]:
+def _entries_of_cut(slices: Iterable[TensorSlice]) -> dict[bytes, bytes]:
     """Returns an index entry for every partitioned tensor, by key. The entry lists the
     slices of the tensor. Separate entries have the positions of the slices."""
     entries: dict[str, Any] = {}
-    for stretch in sorted(stretches, key=lambda each: each.start):
-        if stretch.rows is not None:
-            name, shape = stretch.tensor.name, stretch.tensor.shape
-            entry = entries.setdefault(name, _proto(stretch.tensor, shape))
+    for tensor_slice in sorted(slices, key=lambda each: each.start):
+        if tensor_slice.rows is not None:
+            name, shape = tensor_slice.tensor.name, tensor_slice.tensor.shape
+            entry = entries.setdefault(name, _proto(tensor_slice.tensor, shape))
             extents = entry.slices.add().extent
-            extents.add(start=stretch.start, length=stretch.rows)
+            extents.add(start=tensor_slice.start, length=tensor_slice.rows)
             for _ in shape[1:]:
                 extents.add()  # no start and length: the whole axis
     return {name.encode(): each.SerializeToString() for name, each in entries.items()}
@@ -318,13 +318,13 @@ def _proto(tensor: DenseTensor, shape: tuple[int, ...]) -> Any:
     return entry
 
 
-def _key(stretch: TensorSlice) -> bytes:
+def _key(tensor_slice: TensorSlice) -> bytes:
     """Returns the index key of a tensor slice: the tensor's name if the slice is the
     whole tensor, else the key of its rows."""
-    name, axes = stretch.tensor.name, len(stretch.tensor.shape)
-    if stretch.rows is None:
+    name, axes = tensor_slice.tensor.name, len(tensor_slice.tensor.shape)
+    if tensor_slice.rows is None:
         return name.encode()
-    return slice_key(name, stretch.start, stretch.rows, axes)
+    return slice_key(name, tensor_slice.start, tensor_slice.rows, axes)
 
 
 def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:

@@ -107,10 +107,10 @@ class ReplicaParallelWriter:
         if self.worker == 0:
             apart = [each for each in save.tensors if not each.is_replicated]
             unlike = [
-                stretch
+                tensor_slice
                 for others in shares[1:]
-                for stretch in others
-                if stretch.tensor.name in self._unlike
+                for tensor_slice in others
+                if tensor_slice.tensor.name in self._unlike
             ]
             share = [*share, *_whole(apart), *unlike]
         folder = layout.parts_directory(save.staging, self.worker)
@@ -162,11 +162,11 @@ class ReplicaParallelWriter:
         folder = layout.parts_directory(save.staging, self.worker)
         return taken + self._write(folder, [*missing, *unlike], len(save.parts))
 
-    def _wants(self, stretch: TensorSlice) -> bool:
+    def _wants(self, tensor_slice: TensorSlice) -> bool:
         """Returns whether the chief needs a tensor slice from another worker. False if
         `write_own` has written the slice already, because the tensor differs between
         workers."""
-        return stretch.tensor.name not in self._unlike
+        return tensor_slice.tensor.name not in self._unlike
 
     def _compare(
         self, step: int, found: Sequence[tuple[int, Part]]
@@ -178,13 +178,13 @@ class ReplicaParallelWriter:
             The data files, with only the equal slices; and the differing slices.
         """
         wanted = [
-            (worker, part.only([self._wants(each) for each in part.stretches]))
+            (worker, part.only([self._wants(each) for each in part.slices]))
             for worker, part in found
         ]
         sums = iter(
             map_in_threads(
-                lambda stretch: checksum.extended(0, stretch.data),
-                [each for _, part in wanted for each in part.stretches],
+                lambda tensor_slice: checksum.extended(0, tensor_slice.data),
+                [each for _, part in wanted for each in part.slices],
                 threads=bundle_writer.THREADS,
                 name="tfpreempt-compare",
             )
@@ -196,19 +196,19 @@ class ReplicaParallelWriter:
             if any(is_like):
                 taken.append(part.only(is_like))
             unlike += [
-                (worker, stretch)
-                for stretch, is_same in zip(part.stretches, is_like, strict=True)
+                (worker, tensor_slice)
+                for tensor_slice, is_same in zip(part.slices, is_like, strict=True)
                 if not is_same
             ]
         self._remember(step, unlike)
-        return taken, [stretch for _, stretch in unlike]
+        return taken, [tensor_slice for _, tensor_slice in unlike]
 
     def _remember(self, step: int, unlike: Sequence[tuple[int, TensorSlice]]) -> None:
         """Notes the differing tensors, for the chief to write completely in later
         saves; logs a warning."""
         if not unlike:
             return
-        names = sorted({stretch.tensor.name for _, stretch in unlike})
+        names = sorted({tensor_slice.tensor.name for _, tensor_slice in unlike})
         self._unlike |= set(names)
         _log.warning(
             "at step %d, %r%s has another value on worker(s) %s than on worker 0. "
@@ -275,7 +275,7 @@ def _description(
                 "name": os.path.basename(part.path),
                 "crc32c": part.crc32c,
                 "rows": [
-                    (each.tensor.name, each.start, each.rows) for each in part.stretches
+                    (each.tensor.name, each.start, each.rows) for each in part.slices
                 ],
                 "sums": list(part.sums),
             }
@@ -311,7 +311,7 @@ def _fitting(
                 )
         by_name = {each.name: each for each in shared}
         parts = [_part(folder, each, by_name) for each in told["files"]]
-        covered = _covered(each for part in parts for each in part.stretches)
+        covered = _covered(each for part in parts for each in part.slices)
     except (
         *(OSError, ValueError, KeyError, TypeError, AttributeError),
         *(OverflowError, RecursionError),
@@ -335,31 +335,31 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
         _InvalidShareError: the size of the file, or the number of checksums, does not
             fit the description.
     """
-    stretches = [
+    slices = [
         TensorSlice(tensor=by_name[name], start=start, rows=rows)
         for name, start, rows in told["rows"]
     ]
     part = Part(
         path=os.path.join(folder, str(int(told["name"]))),
-        size=sum(each.data.nbytes for each in stretches),
+        size=sum(each.data.nbytes for each in slices),
         crc32c=int(told["crc32c"]),
-        stretches=stretches,
-        offsets=bundle_writer.offsets_of(stretches),
+        slices=slices,
+        offsets=bundle_writer.offsets_of(slices),
         sums=[int(each) for each in told["sums"]],
     )
     size = os.stat(part.path).st_size
-    if size != part.size or len(part.sums) != len(part.stretches):
+    if size != part.size or len(part.sums) != len(part.slices):
         raise _InvalidShareError(
             f"{part.path!r} has {size} bytes; expected {part.size}"
         )
     return part
 
 
-def _covered(stretches: Iterable[TensorSlice]) -> dict[str, list[tuple[int, int]]]:
+def _covered(slices: Iterable[TensorSlice]) -> dict[str, list[tuple[int, int]]]:
     """Returns the ranges of rows in some tensor slices, by tensor name; adjacent ranges
     are joined."""
     found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
-    for each in sorted(stretches, key=lambda each: each.start):
+    for each in sorted(slices, key=lambda each: each.start):
         name, start, shape = each.tensor.name, each.start, each.tensor.shape
         rows = each.rows if each.rows is not None else math.prod(shape[:1])
         end = start + rows
