@@ -39,12 +39,12 @@ def gather(executor: RecordingExecutor, **options: Any) -> KeyGather:
 
 
 def test_all_values_come_together_in_the_order_of_the_workers() -> None:
-    executor, whole = RecordingExecutor(), []
-    gather(executor, whole=whole.append)
+    executor, on_complete = RecordingExecutor(), []
+    gather(executor, on_complete=on_complete.append)
     for index, value in ((2, StepCount(7)), (0, StepCount(5)), (1, Tombstone())):
-        assert whole == []
+        assert on_complete == []
         executor.got(index, keys.encode(value))
-    assert [list(values.items()) for values in whole] == [
+    assert [list(values.items()) for values in on_complete] == [
         [(1, StepCount(5)), (2, Tombstone()), (3, StepCount(7))]
     ]
 

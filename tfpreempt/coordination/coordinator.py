@@ -299,7 +299,7 @@ class Coordinator:
                     {worker: self._name(round, key, worker) for worker in workers},
                     by=self.settings.worker,
                     then=functools.partial(self._answered, key),
-                    whole=functools.partial(self._gathered, action),
+                    on_complete=functools.partial(self._gathered, action),
                 )
                 if key is Key.BYE:
                     self.notes.leave_by = 1.0 + self.deadlines.limits().of[key]

@@ -18,7 +18,7 @@ from tfpreempt.coordination.protocol_types import AWAITED, Key, Tombstone
 from tfpreempt.coordination.store_executor import StoreExecutor
 
 Then = Callable[[int, Any, keys.Extra], None]
-Whole = Callable[[dict[int, Any]], None]
+OnComplete = Callable[[dict[int, Any]], None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,7 +34,8 @@ class KeyGather:
         by: index of this worker, recorded in the tombstones.
         then: function called for each worker: with the worker's index, the value or a
             tombstone, and the extra fields.
-        whole: function called once every worker has a value; with the values by worker.
+        on_complete: function called once every worker has a value; with the values by
+            worker.
     """
 
     executor: StoreExecutor
@@ -42,7 +43,7 @@ class KeyGather:
     names: dict[int, str]
     by: int
     then: Then
-    whole: Whole = lambda values: None
+    on_complete: OnComplete = lambda values: None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,10 +60,10 @@ class KeyGather:
             with self._lock:
                 self._values[worker] = value
                 self._missing.discard(worker)
-                is_whole = not self._missing
-            if is_whole:
+                is_complete = not self._missing
+            if is_complete:
                 self._complete.set()
-                self.whole({each: self._values[each] for each in workers})
+                self.on_complete({each: self._values[each] for each in workers})
 
         self.executor.watch_deaths(
             self._complete,

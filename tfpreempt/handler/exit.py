@@ -433,7 +433,7 @@ class ExitController:
         Returns:
             Whether every upload is complete.
         """
-        are_whole = True
+        are_complete = True
         for run in runs:
             mirror = run.directory.mirror
             if mirror is None:
@@ -441,7 +441,7 @@ class ExitController:
             left = self.coordinator.deadlines.left if limit is None else limit
             if mirror.finish(left):
                 continue
-            are_whole = False
+            are_complete = False
             status = mirror.status
             why = f": {status.last_error}" if status.last_error else ""
             late = (
@@ -449,7 +449,7 @@ class ExitController:
                 "not complete"
             )
             run.record(Fault(where="mirror", error=f"{late} in time{why}"))
-        return are_whole
+        return are_complete
 
     def finish_copy(self, run: Run, timeout: float | None) -> None:
         """Waits for the upload of the last commit, after training.

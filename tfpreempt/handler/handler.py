@@ -259,7 +259,9 @@ class PreemptionCheckpointHandler:
         except BaseException as error:
             # The step is incomplete: a scope may contain a step without run().
             self._step_flag.failed = self._step_flag.started
-            if session.exit.left or not was_preemption(error, session, is_whole=False):
+            if session.exit.left or not was_preemption(
+                error, session, is_consistent=False
+            ):
                 raise
             # The exit function has returned. The step is incomplete, so close the run.
             session.unregister(run)
@@ -447,7 +449,7 @@ class PreemptionCheckpointHandler:
         elif session.exit.left:
             session.unregister(run)
         else:
-            was_preemption(error, session, is_whole=session.is_whole)
+            was_preemption(error, session, is_consistent=session.is_consistent)
             is_exit = isinstance(error, SystemExit | GeneratorExit)
             is_meant = is_exit or is_end_of_data(error)
             training_end.close_failed(session, run, "" if is_meant else describe(error))

@@ -576,7 +576,7 @@ class Session:
             return run.directory.wait_for_mirror(seconds)
 
     @property
-    def is_whole(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether no step is incomplete; for calls outside of `run()`."""
         return self.step_flag.started not in (
             self.step_flag.failed,
@@ -601,7 +601,7 @@ class Session:
             never.wait(0.01)
         return bool(self.runs)
 
-    def serve(self, error: Exception, is_whole: bool) -> bool:
+    def serve(self, error: Exception, is_consistent: bool) -> bool:
         """Handles a preemption notice, if one exists, when an error was raised.
 
         The error counts as a consequence of the notice, and the process exits to be
@@ -611,7 +611,7 @@ class Session:
 
         Args:
             error: error raised by a step, or outside of steps.
-            is_whole: whether the state can be saved, because no step is incomplete.
+            is_consistent: whether the state can be saved: no step is incomplete.
 
         Returns:
             Whether a notice was handled and the exit function returned.
@@ -623,7 +623,9 @@ class Session:
             )
         is_reading = bool(killed) or is_of_data(error)
         within = OPENS_WITHIN if killed else HEARD_WITHIN if is_reading else 0.0
-        if not (is_whole or (is_alone and is_reading)) or not self.is_noticed(within):
+        if not (is_consistent or (is_alone and is_reading)) or not self.is_noticed(
+            within
+        ):
             return False
         log.error(
             "this error counts as a consequence of the preemption notice, not as a "
@@ -631,7 +633,7 @@ class Session:
             exc_info=error,
         )
         verdict = None
-        if is_whole:
+        if is_consistent:
             with self.deferring_sigint():
                 verdict = self.wait_for_directive(last=is_alone, steps_follow=False)
         if not isinstance(verdict, ev.ExitDirective):
@@ -688,7 +690,7 @@ class Session:
         self,
         error: BaseException,
         *,
-        is_whole: bool = False,
+        is_consistent: bool = False,
         peer_is_gone: bool = False,
     ) -> None:
         """Handles an error: as the consequence of a notice, or by notifying the peers.
@@ -697,10 +699,10 @@ class Session:
 
         Args:
             error: error raised by a step, or outside of steps.
-            is_whole: whether the state can be saved, because no step is incomplete.
+            is_consistent: whether the state can be saved: no step is incomplete.
             peer_is_gone: whether the error looks like the loss of another worker.
         """
-        if isinstance(error, Exception) and self.serve(error, is_whole):
+        if isinstance(error, Exception) and self.serve(error, is_consistent):
             return  # the exit function returned
         if self.cluster.num_workers > 1:
             service = frameworks.adapter("tensorflow", "coordination")

@@ -121,7 +121,7 @@ class Snapshots:
     parent: Parent = NONE
     _bytes: int = 0  # expected size of a snapshot
     _latest: str = ""  # newest snapshot captured by every worker; "" after a refusal
-    _whole: str = ""  # newest intact snapshot of this worker
+    _intact: str = ""  # newest intact snapshot of this worker
     _why: str = ""  # error message of the newest failure
     _captured: tuple[Save, CancellationToken, Parent] | None = None
     _under_way: AsyncSave | None = None
@@ -224,9 +224,9 @@ class Snapshots:
                 peers.
         """
         self.wait()
-        is_whole = self._latest in ("", self._whole)
+        is_intact = self._latest in ("", self._intact)
         try:
-            is_possible = not self.is_off and is_whole and self._has_room()
+            is_possible = not self.is_off and is_intact and self._has_room()
         except Exception as error:  # noqa: BLE001 - the peers wait for this worker
             self._failed(error)
             is_possible = False
@@ -321,7 +321,7 @@ class Snapshots:
         worker = self.directory.cluster.worker
         commit = captured.publish(BECAUSE, (worker,), parent)
         if commit is not None:
-            self._bytes, self._whole = commit.bytes, captured.attempt
+            self._bytes, self._intact = commit.bytes, captured.attempt
 
     def _drop_older(self) -> None:
         """Deletes all snapshots except one: `agreed` if it exists, else the newest."""
@@ -360,12 +360,12 @@ class Snapshots:
 
     def _has_room(self) -> bool:
         """Returns whether there is enough free memory for a snapshot now."""
-        if not self._whole:
+        if not self._intact:
             self.set_expected_size(self.directory.contents.held_bytes())
         if self._is_too_large():
             return False
         # After the first snapshot, the memory for the copy is already allocated.
-        added = self._bytes if self._whole else 2 * self._bytes
+        added = self._bytes if self._intact else 2 * self._bytes
         workers = self.memory.workers
         needed = _RESERVE * workers * added
         try:

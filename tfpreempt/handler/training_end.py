@@ -68,15 +68,17 @@ def step_failed(error: BaseException, session: Session) -> None:
     step_flag = session.step_flag
     step_flag.busy = False
     is_end = is_end_of_data(error)
-    is_whole = not is_end and is_before_all(error)
-    if is_whole:
+    is_consistent = not is_end and is_before_all(error)
+    if is_consistent:
         step_flag.started -= 1
     elif not is_end:
         step_flag.failed = step_flag.started
-    was_preemption(error, session, is_whole=is_whole)
+    was_preemption(error, session, is_consistent=is_consistent)
 
 
-def was_preemption(error: BaseException, session: Session, *, is_whole: bool) -> bool:
+def was_preemption(
+    error: BaseException, session: Session, *, is_consistent: bool
+) -> bool:
     """Handles an error that the caller is about to raise.
 
     If a preempted worker has caused the error, the process exits.
@@ -84,7 +86,7 @@ def was_preemption(error: BaseException, session: Session, *, is_whole: bool) ->
     Args:
         error: error raised by a step, or outside of steps.
         session: session of this process.
-        is_whole: whether the state can be saved, because no step is incomplete.
+        is_consistent: whether the state can be saved: no step is incomplete.
 
     Returns:
         True if a remote worker was lost after its notice, and the exit function has
@@ -99,7 +101,7 @@ def was_preemption(error: BaseException, session: Session, *, is_whole: bool) ->
     if not (is_end_of_data(error) or session.exit.detached):
         known = frameworks.adapters("errors")
         is_lost = any(isinstance(error, each.PEER_LOST) for each in known)
-        session.failed(error, is_whole=is_whole, peer_is_gone=is_lost)
+        session.failed(error, is_consistent=is_consistent, peer_is_gone=is_lost)
     return False
 
 
@@ -461,9 +463,9 @@ def at_interpreter_end(session: Session) -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is not None and not session.exit.detached:
-        is_whole = session.is_whole and not any(each.amid for each in runs)
+        is_consistent = session.is_consistent and not any(each.amid for each in runs)
         if isinstance(error, Exception):
-            exit_hard(functools.partial(session.serve, error, is_whole))
+            exit_hard(functools.partial(session.serve, error, is_consistent))
         session.exit.fail(error)
     if error is not None or session.exit.detached:
         for run in runs:  # close now, while threads can still be started

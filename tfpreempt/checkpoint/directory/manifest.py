@@ -94,13 +94,13 @@ def to_json(manifest: Manifest) -> bytes:
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
-def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
+def _is_integer(low: int, limit: int) -> Callable[[Any], bool]:
     # Use `type`, not isinstance: a bool is an int in Python, but not in a manifest.
     return lambda value: type(value) is int and low <= value < limit
 
 
-_IS_SIZE, _IS_CRC32C = _is_whole(0, 1 << 50), _is_whole(0, 1 << 32)
-_IS_SEQUENCE = _is_whole(0, 1 << 63)
+_IS_SIZE, _IS_CRC32C = _is_integer(0, 1 << 50), _is_integer(0, 1 << 32)
+_IS_SEQUENCE = _is_integer(0, 1 << 63)
 _FEW = f"at most {MAX_FILES}"
 _DEFAULTS: dict[str, Any] = {
     "workers": None,
@@ -113,8 +113,8 @@ _DEFAULTS: dict[str, Any] = {
 _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "format": (lambda it: it == _FORMAT, f"{_FORMAT}"),
     "step": (_IS_SEQUENCE, "an integer of 0 or more"),
-    "sequence": (_is_whole(1, 1 << 63), "an integer of 1 or more"),
-    "world_size": (_is_whole(1, 1 << 31), "an integer of 1 or more"),
+    "sequence": (_is_integer(1, 1 << 63), "an integer of 1 or more"),
+    "world_size": (_is_integer(1, 1 << 31), "an integer of 1 or more"),
     "files": (lambda it: type(it) is list, "a list of files"),
     "versions": (lambda it: type(it) is dict, "a JSON object"),
     "because": (lambda it: type(it) is str, "a string"),

@@ -87,14 +87,14 @@ class _File:
         sums: checksum of every range received so far; None for a range of the wrong
             length.
         fault: description of the error in the last attempt, or "".
-        is_whole: whether the file is present, verified and durable.
+        is_intact: whether the file is present, verified and durable.
     """
 
     entry: FileEntry
     parts: list[Range]
     sums: dict[Range, int | None] = dataclasses.field(default_factory=dict)
     fault: str = ""
-    is_whole: bool = False
+    is_intact: bool = False
 
 
 class _Download:
@@ -132,10 +132,10 @@ class _Download:
         ]
         in_threads(self._look, files)
         for _ in range(_ATTEMPTS):
-            missing = [each for each in files if not each.is_whole]
+            missing = [each for each in files if not each.is_intact]
             in_threads(self._bring, [(each, p) for each in missing for p in each.parts])
         for each in files:
-            if not each.is_whole:
+            if not each.is_intact:
                 raise self._corrupt(each.entry, each.fault)
 
     def _watch(self) -> None:
@@ -154,10 +154,10 @@ class _Download:
     def _look(self, file: _File) -> None:
         """Checks whether a local file is complete; if not, the size of the object."""
         entry = file.entry
-        if self._destination.is_whole(entry):
+        if self._destination.is_intact(entry):
             self._advance(entry.size)
             self._destination.sync(entry)
-            file.is_whole = True
+            file.is_intact = True
             return
         if not file.parts:
             self._destination.open(entry).close()
@@ -223,8 +223,8 @@ class _Download:
             crc = checksum.joined(crc, file.sums[part] or 0, part.length)
         if None not in file.sums.values():
             file.fault = "" if crc == entry.crc32c else f"has crc32c {crc:08x}"
-        file.is_whole = not file.fault
-        if file.is_whole:
+        file.is_intact = not file.fault
+        if file.is_intact:
             self._destination.sync(entry)
             return
         file.sums.clear()

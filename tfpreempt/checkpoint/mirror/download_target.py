@@ -168,7 +168,7 @@ class DownloadTarget:
         """Opens a file of the checkpoint to read and write; creates a missing file."""
         return self._opened(entry.name)
 
-    def is_whole(self, entry: FileEntry) -> bool:
+    def is_intact(self, entry: FileEntry) -> bool:
         """Returns whether a file is present and intact; if not, prepares its download.
 
         To prepare the download, a file with more than one hard link is removed, and a

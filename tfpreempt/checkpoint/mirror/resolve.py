@@ -73,9 +73,9 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
     if (found := _commit(unread)) is not None:
         return found
     inner = catalog.listing(store)
-    whole = [entry for entry in map(catalog.read, inner) if entry.is_committed]
+    committed = [entry for entry in map(catalog.read, inner) if entry.is_committed]
     copies = [entry for entry in inner if entry.kind is Kind.MIRROR]
-    if newest := catalog.in_order(whole) or copies:
+    if newest := catalog.in_order(committed) or copies:
         raise errors.CheckpointError(
             f"{store.uri} contains all commits of a run; expected the path of a single "
             "commit. Pass a commit, for example the newest: "

@@ -205,7 +205,7 @@ class Upload:
         path = self.commit.file(entry.name)
         with self._opened(path) if data is None else io.BytesIO(data) as source:
             self._store.put_if_absent(name, source)
-        if not self._is_whole(name, entry):
+        if not self._is_intact(name, entry):
             self._store.delete(name)
             raise self._broken(name, entry, None if data is not None else path)
 
@@ -228,7 +228,7 @@ class Upload:
         name = os.path.join(self._folder, entry.name)
         sources = [part_name(self._folder, entry.name, each) for each in ranges]
         self._store.compose(name, sources)
-        if not self._is_whole(name, entry):
+        if not self._is_intact(name, entry):
             for each in (name, *sources):
                 self._store.delete(each)
             raise self._broken(name, entry, self.commit.file(entry.name))
@@ -271,12 +271,12 @@ class Upload:
         """Returns whether the store has the object intact; deletes a corrupt object."""
         if name not in there:
             return False
-        if self._is_whole(name, expected):
+        if self._is_intact(name, expected):
             return True
         self._store.delete(name)
         return False
 
-    def _is_whole(
+    def _is_intact(
         self, name: str, expected: FileEntry | checksum.ChecksumWriter
     ) -> bool:
         found = summed(self._store, name)

@@ -378,9 +378,9 @@ def _read(
     for stored_slice, whole in sums.items():
         if stored_slice.crc32c not in (_UNKNOWN, bundle.masked(whole.crc32c)):
             raise errors.CheckpointCorruptedError(
-                f"{stored_slice.path!r} is corrupt: the checksum of the {stored_slice.size} "
-                f"bytes from byte {stored_slice.offset} on differs from the checksum in the "
-                "index"
+                f"{stored_slice.path!r} is corrupt: the checksum of the "
+                f"{stored_slice.size} bytes from byte {stored_slice.offset} on differs "
+                "from the checksum in the index"
             )
         file = files.setdefault(stored_slice.path, checksum.ChecksumWriter())
         if file.size == stored_slice.offset:

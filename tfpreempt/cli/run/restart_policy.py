@@ -279,8 +279,8 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
         # worker has ended, or if the workers are hung, a common commit is impossible,
         # so the workers get a short time. (Workers that are only slow may commit in the
         # short time.)
-        is_whole = seen.hung_at is None and not _ended_by_signal(limits, seen)
-        can_commit = seen.stop_at is not None and is_whole
+        are_running = seen.hung_at is None and not _ended_by_signal(limits, seen)
+        can_commit = seen.stop_at is not None and are_running
         limit = limits.grace if can_commit else limits.kill_after
         # No limit: a step may take long, and the platform kills the processes.
         if limit is None:
