@@ -135,9 +135,9 @@ def read_intent(data: bytes, place: Path) -> None:
     prefix = str(place / "ckpt-1")
     written(b"index", place / "ckpt-1.index")
     written(data, place / f"ckpt-1{layout.INTENT_SUFFIX}")
-    flat_commit.is_half_written(prefix)
+    flat_commit.is_incomplete(prefix)
     flat_commit.resolve_intents(LocalFiles(), str(place))
-    flat_commit.is_half_written(prefix)
+    flat_commit.is_incomplete(prefix)
 
 
 def read_noted(data: bytes, place: Path) -> None:

@@ -89,7 +89,7 @@ def pair() -> list[CollectiveSaves]:
             StoreExecutor(store, SystemClock(), lambda error: None, deaths_every=60.0),
             quiet(),
             OpenMembers(),  # type: ignore[arg-type]
-            on_broken=lambda error: None,
+            on_failure=lambda error: None,
         )
         for worker in range(2)
     ]

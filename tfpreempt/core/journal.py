@@ -182,12 +182,12 @@ class LineReader:
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
-        self._torn = bytearray()
+        self._incomplete = bytearray()
 
     @property
     def rest(self) -> bytes:
         """The last line read so far, which has no line end yet."""
-        return bytes(self._torn)
+        return bytes(self._incomplete)
 
     def read_on(self, descriptor: int) -> Iterator[bytes]:
         """Yields the lines completed since the last call, without line ends.
@@ -200,10 +200,10 @@ class LineReader:
         """
         while data := self._piece(descriptor):
             first, *others = data.split(b"\n")
-            self._torn += first[: MAX_LINE_BYTES - len(self._torn)]
+            self._incomplete += first[: MAX_LINE_BYTES - len(self._incomplete)]
             for line in others:
                 yield self.rest
-                self._torn = bytearray(line)
+                self._incomplete = bytearray(line)
 
     def _piece(self, descriptor: int) -> bytes:
         start = self.at
@@ -215,7 +215,9 @@ class LineReader:
             if error.errno != errno.EINVAL:
                 raise
         if self.at > start:
-            self._torn[:] = b"\0"  # so that a line with a hole is not read as a record
+            self._incomplete[:] = (
+                b"\0"  # so that a line with a hole is not read as a record
+            )
         data = os.pread(descriptor, _PIECE, self.at)
         self.at += len(data)
         return data

@@ -74,7 +74,7 @@ class CollectiveSaves:
         executor: access to the key-value store.
         coordinator: coordinator of this worker; gives the notice and its deadline.
         runs: the open runs.
-        on_broken: function called with an error if this worker could not participate in
+        on_failure: function called with an error if this worker could not join
             a collective read; reports the error to the peers.
     """
 
@@ -83,7 +83,7 @@ class CollectiveSaves:
     executor: StoreExecutor
     coordinator: Coordinator
     runs: Runs
-    on_broken: Callable[[Exception], None]
+    on_failure: Callable[[Exception], None]
     _saves: int = 0  # number of saves begun, not counting final saves
     _fit: int = 1  # number of the current training (handler or fit) in this process
     # On the chief: workers that have finished training.
@@ -228,7 +228,7 @@ class CollectiveSaves:
             yield
         except Exception as error:
             if breaks_off(error, self.cluster.num_workers):
-                self.on_broken(error)
+                self.on_failure(error)
             raise
 
     def begin(self, run: Run, name: str, may_miss: set[int]) -> None:

@@ -142,7 +142,7 @@ class Session:
             self.executor,
             self.coordinator,
             self.runs,
-            on_broken=lambda error: self.failed(error),
+            on_failure=lambda error: self.failed(error),
         )
         self.vote = FinalVote(cluster, incarnation, self.executor, self.coordinator)
         self.exit = ExitController(

@@ -67,7 +67,7 @@ def intent_of(attempt: str, prefix: str) -> Intent:
         attempt: name of the save.
         prefix: TensorFlow's prefix.
     """
-    before = None if is_half_written(prefix) else _stamp(prefix)
+    before = None if is_incomplete(prefix) else _stamp(prefix)
     return Intent(prefix=prefix, attempt=attempt, before=before)
 
 
@@ -85,7 +85,7 @@ def write_intent(files: Files, intent: Intent) -> None:
     prefix = intent.prefix
     if file_reading.is_link(_temporary(prefix)):
         raise contained.LinkError(_temporary(prefix))
-    known = {} if is_half_written(prefix) else {"before": intent.before}
+    known = {} if is_incomplete(prefix) else {"before": intent.before}
     _write(files, prefix, attempt=intent.attempt, **known)
 
 
@@ -109,7 +109,7 @@ def abandon(files: Files, intent: Intent) -> None:
     files.remove(prefix + layout.INTENT_SUFFIX + ".tmp")
 
 
-def is_half_written(prefix: str) -> bool:
+def is_incomplete(prefix: str) -> bool:
     """Returns whether a checkpoint is incomplete, as left by a save of tfpreempt."""
     record = _intent(prefix)
     if record is None:
@@ -272,7 +272,7 @@ def _close(files: Files, prefix: str) -> None:
         # Delete the sidecar before the intent: without the intent it would look like a
         # commit that lost its marker.
         retention.delete(files, catalog.read_at(prefix))
-    if is_half_written(prefix) and not has_marker:
+    if is_incomplete(prefix) and not has_marker:
         _write(files, prefix, half=_stamp(prefix))
     else:
         files.remove(prefix + layout.INTENT_SUFFIX)
@@ -288,8 +288,8 @@ def _temporary(prefix: str) -> str:
     return prefix + "_temp"
 
 
-def _write(files: Files, prefix: str, **said: Any) -> None:
-    data = json.dumps({"format": 1, **said}).encode()
+def _write(files: Files, prefix: str, **fields: Any) -> None:
+    data = json.dumps({"format": 1, **fields}).encode()
     write_durably(files, prefix + layout.INTENT_SUFFIX, data)
 
 

@@ -207,7 +207,7 @@ class Upload:
             self._store.put_if_absent(name, source)
         if not self._is_intact(name, entry):
             self._store.delete(name)
-            raise self._broken(name, entry, None if data is not None else path)
+            raise self._checksum_error(name, entry, None if data is not None else path)
 
     def _put_part(self, there: set[str], entry: FileEntry, part: Range) -> None:
         """Uploads a part of a file; `_compose` verifies the whole file later."""
@@ -231,9 +231,9 @@ class Upload:
         if not self._is_intact(name, entry):
             for each in (name, *sources):
                 self._store.delete(each)
-            raise self._broken(name, entry, self.commit.file(entry.name))
+            raise self._checksum_error(name, entry, self.commit.file(entry.name))
 
-    def _broken(
+    def _checksum_error(
         self, name: str, entry: FileEntry, path: str | None
     ) -> errors.CheckpointError:
         """Returns the error for an object that arrived with a wrong checksum.

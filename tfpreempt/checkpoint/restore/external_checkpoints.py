@@ -30,7 +30,9 @@ from tfpreempt.storage import checksum, file_reading, paths
 _log = logging.getLogger(__name__)
 INDEX = ".index"
 _TEMPORARY = re.compile(r"_temp(/|$)")
-_HALF = "incomplete: this save is running or was interrupted; it is never restored"
+_INCOMPLETE = (
+    "incomplete: this save is running or was interrupted; it is never restored"
+)
 _OVERWRITTEN = "saved again without tfpreempt after the commit of this name"
 
 
@@ -154,8 +156,8 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
         kind=Kind.EXTERNAL,
         remarks=(_OVERWRITTEN,) if name in overwritten else (),
     )
-    if flat_commit.is_half_written(prefix):
-        return dataclasses.replace(entry, kind=Kind.FLAT, remarks=(_HALF,))
+    if flat_commit.is_incomplete(prefix):
+        return dataclasses.replace(entry, kind=Kind.FLAT, remarks=(_INCOMPLETE,))
     try:
         bundle.check_size(prefix)
         size, crc = checksum.of_file(prefix + INDEX)

@@ -46,7 +46,7 @@ class _File:
     Attributes:
         journal: journal with the lines read so far.
         error: error of the last attempt to read the file; None after a success.
-        is_torn: whether the last line of the file is incomplete.
+        is_incomplete: whether the last line of the file is incomplete.
     """
 
     def __init__(self, path: Path, make: Callable[[], _Journal]) -> None:
@@ -61,7 +61,7 @@ class _File:
         self.error: OSError | None = None
 
     @property
-    def is_torn(self) -> bool:
+    def is_incomplete(self) -> bool:
         return bool(self._lines.rest.strip())
 
     def read_on(self) -> None:
@@ -142,7 +142,7 @@ class JournalTailer:
                     f"{name}: cannot be read ({file.error.strerror}); its records are "
                     "missing"
                 )
-            if bad := file.journal.corrupt + file.is_torn:
+            if bad := file.journal.corrupt + file.is_incomplete:
                 found.append(
                     f"{name}: {bad} line(s) are corrupt or incomplete, as after a "
                     "kill; these lines are left out"

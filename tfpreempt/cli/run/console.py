@@ -89,7 +89,7 @@ class OutputConsole:
         self._prefix = prefix.encode()
         self._stream = stream
         self._line = line
-        self._torn = b""
+        self._incomplete = b""
         self._waiting = bytearray()
         self._shown = 0  # number of bytes printed
         self._is_stalled = False
@@ -100,9 +100,9 @@ class OutputConsole:
     def feed(self, data: bytes) -> None:
         """Adds text to be printed. For any thread."""
         with self._changed:
-            *lines, self._torn = (self._torn + data).split(b"\n")
-            if len(self._torn) > _LONGEST_LINE:
-                lines, self._torn = [*lines, self._torn], b""
+            *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+            if len(self._incomplete) > _LONGEST_LINE:
+                lines, self._incomplete = [*lines, self._incomplete], b""
             was_stalled = self._is_stalled
             if self._wait(lambda: len(self._waiting) < _MOST_BYTES):
                 # Of a line that a progress bar has rewritten, show only the last state.
@@ -123,7 +123,7 @@ class OutputConsole:
 
         Waits up to `_LAST_SECONDS` for a slow console, but not for a stalled console.
         """
-        if self._torn:
+        if self._incomplete:
             self.feed(b"\n")
         self.flush(_LAST_SECONDS)
         with self._changed:

@@ -158,14 +158,14 @@ class WorkerLog:
     def _own_line(self, text: str) -> bytes:
         """Formats a line of the supervisor; begins with a line break if needed."""
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        torn = b""
+        line_end = b""
         with (
             contextlib.suppress(OSError),
             open(self._opened(os.O_RDONLY), "rb") as file,
         ):
             file.seek(-1, os.SEEK_END)
-            torn = b"\n" * (file.read(1) != b"\n")
-        return torn + f"=== {now} {text} ===\n".encode()
+            line_end = b"\n" * (file.read(1) != b"\n")
+        return line_end + f"=== {now} {text} ===\n".encode()
 
     def _append(self, data: bytes) -> None:
         """Writes data; if data was lost before, first writes a line about it."""
