@@ -287,7 +287,7 @@ def test_a_console_that_stands_still_stops_nobody(
 def test_what_is_said_for_a_worker_are_its_last_words(logs: Logs) -> None:
     log = logs.make()
     log.begin("worker 0 starts")
-    log.say("worker 0 cannot be started: Resource temporarily unavailable")
+    log.add_line("worker 0 cannot be started: Resource temporarily unavailable")
     assert log.error_lines() == [
         "worker 0 cannot be started: Resource temporarily unavailable"
     ]

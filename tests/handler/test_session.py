@@ -39,7 +39,7 @@ from tfpreempt.errors import (
 )
 from tfpreempt.handler import current_session, session, training_end
 from tfpreempt.handler import exit as exiting
-from tfpreempt.handler.exit import defer_sigint, tell_peers
+from tfpreempt.handler.exit import defer_sigint, notify_peers
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -961,7 +961,7 @@ def test_the_first_failure_is_named_by_all() -> None:
         def send(message: str, code: int | None) -> None:
             sent.append((message, code))
 
-        tell_peers(worker, executor, "failure", error, send)
+        notify_peers(worker, executor, "failure", error, send)
         notes.append(getattr(error, "__notes__", []))
     assert sent[0] == ("worker 0 raised ValueError: a bad batch", None)
     assert notes == [[], ["worker 0 failed first: ValueError: a bad batch"]]
@@ -975,7 +975,7 @@ def test_the_first_failure_names_the_worker_that_is_gone() -> None:
     add_note(errors[0], "worker 2 closed the connection in step 5")
     for worker, error in enumerate(errors):
         executor = StoreExecutor(store, SystemClock(), lambda gone: None)
-        tell_peers(worker, executor, "failure", error, lambda message, code: None)
+        notify_peers(worker, executor, "failure", error, lambda message, code: None)
     [note] = errors[1].__notes__
     assert note.startswith("worker 0 failed first: RuntimeError: aborted")
     assert "worker 2 closed the connection in step 5" in note

@@ -393,8 +393,12 @@ class Coordinator:
         if action.value is NoticeKind.PERIODIC:
             extra = {"worker": self.settings.worker, "snapshot": self.is_snapshot}
         if action.key is Key.NOTICE:
-            told = self.deadlines.terminates_at
-            left = None if told is None else told - self.clock.monotonic()
+            terminates_at = self.deadlines.terminates_at
+            left = (
+                None
+                if terminates_at is None
+                else terminates_at - self.clock.monotonic()
+            )
             extra["remaining"] = left
             extra["age"] = self.deadlines.since_notice
         if action.key is Key.DONE and self.state.held is NoticeKind.FINAL:

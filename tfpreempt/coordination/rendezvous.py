@@ -30,7 +30,7 @@ T = TypeVar("T")
 ASKS_EVERY = 1.0
 """Seconds between two requests of the chief for the list of crashed workers."""
 
-HEARD_WITHIN = 5.0
+ANSWER_SECONDS = 5.0
 """Seconds by which workers wait longer than the chief, to read the missing workers."""
 
 MISSING = "missing"
@@ -83,7 +83,7 @@ def agree(
         plan: StartPlan = {"ok": True, **proposed}
         _put(store, f"{prefix}/plan", plan)
         try:
-            ready = _hear_all(store, prefix, cluster.num_workers, timeout)
+            ready = _wait_for_answers(store, prefix, cluster.num_workers, timeout)
         except PeerTimeoutError as error:
             ready = {MISSING: str(error)}
         _put(store, f"{prefix}/ready", ready)
@@ -97,7 +97,7 @@ def agree(
         except TfpreemptError as error:
             answer, mine = describe(error), None
         _put(store, f"{prefix}/hello/{cluster.worker}", {"problem": answer})
-        limit = timeout + HEARD_WITHIN
+        limit = timeout + ANSWER_SECONDS
         ready = _take(store, f"{prefix}/ready", limit, "worker 0's go-ahead")
     if MISSING in ready:
         raise PeerTimeoutError(ready[MISSING])
@@ -113,7 +113,7 @@ def describe(error: TfpreemptError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _hear_all(
+def _wait_for_answers(
     store: KeyValueStore, prefix: str, num_workers: int, timeout: float
 ) -> dict[str, str]:
     """Waits for the answers of the other workers; on the chief.
@@ -127,7 +127,7 @@ def _hear_all(
     clock, missing = SystemClock(), set(others)
     end, asks_at = clock.monotonic() + timeout, clock.monotonic()
 
-    def hear(worker: int) -> str | None:
+    def read_answer(worker: int) -> str | None:
         key = f"{prefix}/hello/{worker}"
         problem: str | None = _read(key, store.get(key), "problem")["problem"]
         missing.discard(worker)
@@ -148,7 +148,7 @@ def _hear_all(
                 )
 
     answers = map_in_threads(
-        hear,
+        read_answer,
         others,
         threads=reader_thread_count(num_workers),
         name="tfpreempt-start",

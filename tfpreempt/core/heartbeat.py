@@ -105,11 +105,11 @@ def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
         return
     faulthandler.register(STACKS_SIGNAL, stacks)
 
-    beats = itertools.count()
+    numbers = itertools.count()
 
     def write() -> None:
         values = dataclasses.astuple(progress())
-        os.pwrite(record, _RECORD.pack(next(beats), *values), 0)
+        os.pwrite(record, _RECORD.pack(next(numbers), *values), 0)
 
     def work() -> None:
         while not thread.stop_event.wait(HEARTBEAT_INTERVAL):

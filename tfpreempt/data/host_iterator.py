@@ -200,8 +200,8 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
         return *super()._serialize(), dataclasses.astuple(self.cut)
 
     def is_subtype_of(self, other: Any) -> bool:
-        is_one = super().is_subtype_of(other)  # also compares the classes
-        return bool(is_one and self.cut.general([other.cut]) == other.cut)
+        is_subtype = super().is_subtype_of(other)  # also compares the classes
+        return bool(is_subtype and self.cut.general([other.cut]) == other.cut)
 
     def most_specific_common_supertype(self, others: Any) -> Any:
         found = super().most_specific_common_supertype(others)

@@ -373,9 +373,9 @@ class CollectiveSaves:
                 done = True
             finally:
                 key = f"{self.prefix}/{name}/{self.cluster.worker}"
-                tell = functools.partial(self.executor.insert, key, keys.encode(done))
+                insert = functools.partial(self.executor.insert, key, keys.encode(done))
                 # Wait for the insert, because the process may end right afterwards.
-                call_and_wait(tell, min(timeout, 5.0))
+                call_and_wait(insert, min(timeout, 5.0))
             return None
         commit = None
         try:
@@ -421,10 +421,10 @@ class CollectiveSaves:
         if step != run.step or self.cluster.is_chief:
             return step == run.step
         key, executor = f"{self.prefix}/{name}/commit", self.executor
-        told = call_and_wait(
+        answer = call_and_wait(
             lambda then: executor.get_each([key], lambda _, text: then(text)), timeout
         )
-        return told is not None and keys.decode(Key.DONE, told)[0] is True
+        return answer is not None and keys.decode(Key.DONE, answer)[0] is True
 
     def _absent(
         self, name: str, timeout: float, may_miss: set[int]
@@ -635,8 +635,8 @@ class RoundSave:
         if snapshots is None:
             return
         c = self.coordinator
-        said = c.commit_extra.get("snapshots")
-        if said == _ALL:
+        decided = c.commit_extra.get("snapshots")
+        if decided == _ALL:
             snapshots.go_on(
                 self.arrived_at,
                 self.clock.monotonic(),
@@ -646,7 +646,7 @@ class RoundSave:
             )
             return
         snapshots.discard()
-        if said == _OVER:
+        if decided == _OVER:
             snapshots.end()
 
     def _mark_snapshots(self, workers: tuple[int, ...]) -> None:

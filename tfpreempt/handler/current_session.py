@@ -217,7 +217,7 @@ class EarlyNoticeHandler:
         self._alarms: list[threading.Timer] = []
         self._left: Notice | None = None  # notice that a listening run should handle
         self._names = frozenset(each.source.name for each in watched)
-        self._watcher = Watcher(watched, 0, self._hear, find_more=find_more)
+        self._watcher = Watcher(watched, 0, self._on_notice, find_more=find_more)
         _newest = self
         self._watcher.start()
 
@@ -251,7 +251,7 @@ class EarlyNoticeHandler:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _hear(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         """Handles a notice, unless a run of this process listens; on any thread."""
         if os.getpid() != self._process:
             return
@@ -279,14 +279,14 @@ class EarlyNoticeHandler:
             alarm.start()
             self._alarms.append(alarm)
 
-    def _take_unheard(self, heard_at: float) -> Notice | None:
+    def _take_unreported(self, notice_at: float) -> Notice | None:
         """Returns a notice that no run has reported, though a run was listening.
 
         Args:
-            heard_at: monotonic seconds at which the newest notice of a run arrived.
+            notice_at: monotonic seconds at which the newest notice of a run arrived.
         """
         left, self._left = self._left, None
-        return left if left and left.received_at > heard_at + SLOWEST else None
+        return left if left and left.received_at > notice_at + SLOWEST else None
 
     def _expire(self, notice: Notice) -> None:
         """Exits at the end of the grace period, if no run has taken the notice."""
@@ -416,13 +416,13 @@ def take_over() -> None:
     notice = here.take_left_over()
     if _protection is None:
         if notice is not None and notice.grace_seconds and _newest is not None:
-            _newest._hear(notice)
+            _newest._on_notice(notice)
         elif notice is not None:
             keep(notice)
         return
-    notice = notice or _protection._take_unheard(here.heard_at)
+    notice = notice or _protection._take_unreported(here.notice_at)
     if notice is not None:
-        _protection._hear(notice)
+        _protection._on_notice(notice)
 
 
 def _at_exit() -> None:

@@ -64,7 +64,7 @@ def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
     if not callable(before) or signal.SIGINT in REGISTRY.watches:
         yield
         return
-    count, told = 0, False
+    count, is_logged = 0, False
 
     def handle(signum: int, frame: FrameType | None) -> None:
         nonlocal count
@@ -77,21 +77,21 @@ def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
                 "commit is still valid, the steps since that commit are lost"
             )
 
-    def tell() -> None:
-        nonlocal told
-        if is_saving() and not told:
-            told = True
+    def log_once() -> None:
+        nonlocal is_logged
+        if is_saving() and not is_logged:
+            is_logged = True
             log.warning(
                 "Ctrl-C takes effect when the save in progress is finished; press "
                 "Ctrl-C again to abort the save"
             )
 
     signal.signal(signal.SIGINT, handle)
-    REGISTRY.subscribe(signal.SIGINT, tell)  # called even during a TensorFlow call
+    REGISTRY.subscribe(signal.SIGINT, log_once)  # called even during a TensorFlow call
     try:
         yield
     finally:
-        REGISTRY.unsubscribe(signal.SIGINT, tell)
+        REGISTRY.unsubscribe(signal.SIGINT, log_once)
         if signal.getsignal(signal.SIGINT) is handle:
             REGISTRY.put_back(signal.SIGINT, before)
     if count:
@@ -579,7 +579,7 @@ def describe(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
-def tell_peers(
+def notify_peers(
     worker: int,
     executor: StoreExecutor,
     key: str,
@@ -602,12 +602,14 @@ def tell_peers(
     mine = f"{type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", ())  # a note may name a lost worker
     record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
-    tell = functools.partial(executor.insert, key, json.dumps(record))
-    first = call_and_wait(tell, 2.0)
+    insert = functools.partial(executor.insert, key, json.dumps(record))
+    first = call_and_wait(insert, 2.0)
     if first is None:
         return  # the store does not answer, and `send` would wait while holding the GIL
-    if (told := json.loads(first)) != record:
-        add_note(error, f"worker {told['worker']} failed first: {told['error']}")
+    if (earliest := json.loads(first)) != record:
+        add_note(
+            error, f"worker {earliest['worker']} failed first: {earliest['error']}"
+        )
     code = getattr(error, "error_code", None)
     message = getattr(error, "message", None) if code is not None else None
     message = message or f"worker {worker} raised {mine}"

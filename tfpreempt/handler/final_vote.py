@@ -249,11 +249,11 @@ class FinalVote:
 
 
 def _read(text: str) -> TrainingOutcome:
-    _, told = keys.decode(Key.DONE, text)
+    _, record = keys.decode(Key.DONE, text)
     return TrainingOutcome(
-        failed=str(told["failed"]),
-        lost=str(told["lost"]),
-        is_committed=told["is_committed"] is True,
+        failed=str(record["failed"]),
+        lost=str(record["lost"]),
+        is_committed=record["is_committed"] is True,
     )
 
 

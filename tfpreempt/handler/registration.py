@@ -151,10 +151,10 @@ def register(
         agreed = agree(start, session.executor.store, keys, START_TIMEOUT)
 
         # Watch for notices: of the config, of TensorFlow's own key, of a lost lease.
-        hear = functools.partial(session.on_notice, agreed.token)
+        on_notice = functools.partial(session.on_notice, agreed.token)
         for each in (lease, None if mirror is None else mirror.lease):
             if each is not None:
-                each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
+                each.on_loss(lambda reason: on_notice(_loss(cluster.worker, reason)))
         sources = list(config._notice_sources())
         if cluster.jobs or connected is not None:
             native = NativeKeySource(
@@ -169,7 +169,9 @@ def register(
             config,
             agreed,
             session.coordinator.deadlines,
-            Watcher(sources, cluster.worker, hear, find_more=config._source_finder()),
+            Watcher(
+                sources, cluster.worker, on_notice, find_more=config._source_finder()
+            ),
             counter,
             amid=amid,
             async_save=options.async_save,

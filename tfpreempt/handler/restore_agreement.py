@@ -165,8 +165,8 @@ def agree(
         apart: frozenset[int] = frozenset()
         if start.store is not None:
             if cluster.num_workers > 1:
-                place = f"{prefix}/place"
-                apart = _find_apart(start, keys, place, timeout, lease_timeout)
+                probe_prefix = f"{prefix}/place"
+                apart = _find_apart(start, keys, probe_prefix, timeout, lease_timeout)
             timeout += FETCH_TIMEOUT  # a worker may download; missing workers are known
 
         # The chief opens the directory and proposes a commit, which the peers look up.
@@ -349,11 +349,11 @@ def _find_newest(
     corrupt = ""
     if lost and commit is None:
         found = "; ".join(text.rstrip(".") for text in lost)
-        places = opened.path
+        locations = opened.path
         if mirror is not None:
-            places += f" or {mirror.store.uri}"
+            locations += f" or {mirror.store.uri}"
         corrupt = (
-            f"no commit in {places} is intact ({found}), and training from scratch "
+            f"no commit in {locations} is intact ({found}), and training from scratch "
             "would overwrite the commits. Put the files back from a copy. To start "
             f"from scratch, move the files away or {RESTORE_FALSE}"
         )

@@ -336,14 +336,14 @@ class Run:
         """Records the start, with the step reached by the previous process."""
         path = status_path(self.journal.path.parent, self.directory.cluster.worker)
         before = read_worker_status(path)
-        told = dataclasses.replace(
+        started = dataclasses.replace(
             restored,
             seconds=seconds,
             process_seconds=process_seconds(),
             start=os.environ.get("TFPREEMPT_SUPERVISED"),
             reached=None if before is None else before.step,
         )
-        self.record(told)
+        self.record(started)
 
     # --- the status ------------------------------------------------------------------
 

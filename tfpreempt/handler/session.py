@@ -46,7 +46,7 @@ from tfpreempt.handler.collective_save import (
     RunStages,
 )
 from tfpreempt.handler.error_causes import is_of_data
-from tfpreempt.handler.exit import ExitController, defer_sigint, tell_peers
+from tfpreempt.handler.exit import ExitController, defer_sigint, notify_peers
 from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.run import Run, Runs
 from tfpreempt.notice.killed_children import killed_children
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 OPENS_WITHIN = 1.0
 """Seconds allowed from a notice until its round is open; usually milliseconds."""
 
-HEARD_WITHIN = 0.05
+REPORTS_WITHIN = 0.05
 """Seconds allowed from a signal until its source reports; usually milliseconds."""
 
 DIES_WITHIN = 0.05
@@ -98,7 +98,7 @@ class Session:
 
     Attributes:
         start_count: number of runs whose start was attempted; equal on every worker.
-        heard_at: monotonic seconds at which the newest notice of a run arrived.
+        notice_at: monotonic seconds at which the newest notice of a run arrived.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Session:
         self.timer = StepTimer(self._clock)
         self.runs = Runs()
         self.start_count = 0
-        self._heard: Notice | None = None  # the newest notice of a run
-        self.heard_at = -math.inf  # monotonic seconds at which `_heard` arrived
+        self._newest_notice: Notice | None = None  # the newest notice of a run
+        self.notice_at = -math.inf  # monotonic seconds at which `_heard` arrived
         self.executor = StoreExecutor(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -220,14 +220,13 @@ class Session:
         is_held = self.coordinator.state.held is not None
         if self.runs or not is_held or self.exit.left or self.exit.detached:
             return None
-        heard, self._heard = self._heard, None
-        if heard is None:
+        notice, self._newest_notice = self._newest_notice, None
+        if notice is None:
             return None
-        told = (
-            self.coordinator.deadlines.terminates_at
-        )  # the earliest deadline of all notices
-        grace = None if told is None else told - heard.received_at
-        return dataclasses.replace(heard, grace_seconds=grace)
+        # The earliest deadline of all notices.
+        terminates_at = self.coordinator.deadlines.terminates_at
+        grace = None if terminates_at is None else terminates_at - notice.received_at
+        return dataclasses.replace(notice, grace_seconds=grace)
 
     def is_over(self, run: Run) -> bool:
         """Returns whether a run cannot continue, after a failed step or its exit."""
@@ -622,7 +621,7 @@ class Session:
                 error, f"children of this process were killed: {', '.join(killed)}"
             )
         is_reading = bool(killed) or is_of_data(error)
-        within = OPENS_WITHIN if killed else HEARD_WITHIN if is_reading else 0.0
+        within = OPENS_WITHIN if killed else REPORTS_WITHIN if is_reading else 0.0
         if not (is_consistent or (is_alone and is_reading)) or not self.is_noticed(
             within
         ):
@@ -647,7 +646,7 @@ class Session:
             token: token of the run that owns the source.
             notice: the notice.
         """
-        self._heard, self.heard_at = notice, notice.received_at
+        self._newest_notice, self.notice_at = notice, notice.received_at
         self.coordinator.notice(notice)
         runs = [each for each in self.runs if each.start.token == token]
         for run in runs:
@@ -709,4 +708,4 @@ class Session:
             self.exit.fail(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"
             worker, send = self.cluster.worker, service.report_error
-            tell_peers(worker, self.executor, key, error, send)
+            notify_peers(worker, self.executor, key, error, send)

@@ -129,9 +129,9 @@ class PreemptionWatcher:
             identity=made.notice_identity,
             is_alone=True,
         )
-        self._source.start(self._hear)
+        self._source.start(self._on_notice)
 
-    def _hear(self, detail: str) -> None:
+    def _on_notice(self, detail: str) -> None:
         self.preemption_message = detail
 
     def block_until_worker_exit(self, limit: float = 60.0) -> bool:

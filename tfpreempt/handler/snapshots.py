@@ -162,7 +162,7 @@ class Snapshots:
         """
         for each in self._scan():
             if each.condition is CommitStatus.CORRUPT:
-                _tell_of_damage(each.problems[0])
+                _log_corrupt_snapshot(each.problems[0])
         missing = set(attempts)
         # Check the newest snapshot last, so that its tensors stay in memory.
         for each in reversed(self.find()):
@@ -172,7 +172,7 @@ class Snapshots:
                 self.directory.check(each)
                 missing.remove(attempt_of(each))
             except errors.CheckpointError as error:
-                _tell_of_damage(str(error))
+                _log_corrupt_snapshot(str(error))
         return sorted(missing)
 
     def keep_states(self, restored: Entry) -> Entry:
@@ -518,7 +518,7 @@ def open_snapshots(
     return Snapshots(directory, memory)
 
 
-def _tell_of_damage(problem: str) -> None:
+def _log_corrupt_snapshot(problem: str) -> None:
     text = problem.rstrip(".")
     log.warning("%s; this snapshot is skipped", text)
 

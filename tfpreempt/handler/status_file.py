@@ -208,7 +208,7 @@ class StatusWriter:
             self._write(dataclasses.replace(last, upload=upload))
 
     def _run(self) -> None:
-        rate, told, due = StepRate(), None, -math.inf
+        rate, reported, due = StepRate(), None, -math.inf
         while (now := self._look()) is not None:
             seconds = self._clock.monotonic()
             now = dataclasses.replace(
@@ -217,8 +217,8 @@ class StatusWriter:
                 stepped_at=now.at - (seconds - rate.stepped_at),
             )
             what = now.doing, now.noticed_at is None, now.deadline is None
-            if seconds >= due or what != told:
-                told, due, self._last = what, seconds + REPORT_INTERVAL, now
+            if seconds >= due or what != reported:
+                reported, due, self._last = what, seconds + REPORT_INTERVAL, now
                 self._write(now)
             if self._thread.stop_event.wait(_LOOKS_EVERY):
                 return

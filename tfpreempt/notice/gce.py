@@ -193,8 +193,8 @@ def is_excluded(environment: Mapping[str, str]) -> bool:
     Only the detection of the platform respects the variable; a `GceWatch` made by the
     program ignores it.
     """
-    said = environment.get(NO_CHECK_VARIABLE, "").strip().lower()
-    return said in {"true", "1", "yes"}
+    value = environment.get(NO_CHECK_VARIABLE, "").strip().lower()
+    return value in {"true", "1", "yes"}
 
 
 def metadata_url(environment: Mapping[str, str]) -> str:
@@ -293,10 +293,10 @@ class GcePoller(Poller):
             values = {self._first: self._single_value(self._first, answer)}
         for name, value in values.items():
             if value is not ABSENT:
-                self._tell(name, report, value)
+                self._report_topic(name, report, value)
         missing = [name for name in self._topics if name not in values]
         for name in missing:
-            self._tell(name, report)
+            self._report_topic(name, report)
         self._etag = answer.headers.get("etag") if answer.status == 200 else None
         self._hang_seconds = self._next_hang(missing)
         is_early = self._clock.monotonic() - began < POLL_SECONDS
@@ -315,7 +315,7 @@ class GcePoller(Poller):
         }
         return {name: value for name, value in found.items() if value is not ABSENT}
 
-    def _tell(self, name: str, report: Report, value: object = ABSENT) -> None:
+    def _report_topic(self, name: str, report: Report, value: object = ABSENT) -> None:
         """Reports a topic; requests the entry first, if no value is given.
 
         An error is only logged, so further topics are still reported.

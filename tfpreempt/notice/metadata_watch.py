@@ -167,7 +167,7 @@ class MetadataWatch:
         self.clock = SystemClock() if clock is None else clock
         self._wait = wait
         self._lock = threading.Lock()
-        self._members: tuple[_TopicSource, ...] = ()
+        self._sources: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
         # The active notice of each topic. Each thread gets a new dict, so that a late
         # report of an ended thread can be ignored.
@@ -211,10 +211,10 @@ class MetadataWatch:
         """Returns the active notice of a topic, or None."""
         return self._levels.get(topic)
 
-    def join(self, member: _TopicSource) -> None:
+    def join(self, source: _TopicSource) -> None:
         """Adds a started source. The first source starts the thread."""
         with self._lock:
-            self._members = (*self._members, member)
+            self._sources = (*self._sources, source)
             if self._loop is None:
                 poller = self.poller()
                 report = functools.partial(self._report, self._levels)
@@ -226,15 +226,15 @@ class MetadataWatch:
                     cut_off=poller.close,
                 )
                 self._loop.start()
-            notice = self.notice(member.topic)
+            notice = self.notice(source.topic)
         if notice is not None:
-            member.send(notice.detail)
+            source.send(notice.detail)
 
-    def leave(self, member: _TopicSource) -> None:
+    def leave(self, source: _TopicSource) -> None:
         """Removes a closed source. The last source ends the thread."""
         with self._lock:
-            self._members = tuple(each for each in self._members if each is not member)
-            if self._members or self._loop is None:
+            self._sources = tuple(each for each in self._sources if each is not source)
+            if self._sources or self._loop is None:
                 return
             ended, self._loop, self._levels = self._loop, None, {}
         ended.close()
@@ -245,9 +245,9 @@ class MetadataWatch:
                 return  # all sources of this thread were closed
             is_news = levels.get(topic) is None
             levels[topic] = notice
-            members = [each for each in self._members if each.topic == topic]
+            sources = [each for each in self._sources if each.topic == topic]
         if notice is not None and is_news:
-            for each in members:
+            for each in sources:
                 each.send(notice.detail)
 
 

@@ -62,7 +62,7 @@ class FailureLog:
         if this != self._last:
             # Log a traceback for the first failure only. Errors of tfpreempt need no
             # traceback.
-            is_told = ours is not None or self._last is not None
+            is_known = ours is not None or self._last is not None
             _logger.warning(
                 "%s failed (%s: %s); the next attempt is in %.2g s, and later attempts "
                 "follow with back-off. Until an attempt succeeds, no notice of this "
@@ -70,7 +70,7 @@ class FailureLog:
                 self._name,
                 *(type(error).__name__, self.text),
                 pause,
-                exc_info=None if is_told else error,
+                exc_info=None if is_known else error,
             )
             self._last = this
 

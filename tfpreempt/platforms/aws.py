@@ -44,10 +44,10 @@ class AwsSpotTerminationConfig(TerminationConfig):
         rebalance: bool = False,
         **options: Unpack[ConfigOptions],
     ) -> None:
-        told = check_grace(grace_period)
-        shutdown = None if told is None else min(told, SHUTDOWN_SECONDS)
+        grace = check_grace(grace_period)
+        shutdown = None if grace is None else min(grace, SHUTDOWN_SECONDS)
         super().__init__(grace_period=shutdown, **options)
-        left = None if told is None else remaining_after_delay(told, INTERVAL_SECONDS)
+        left = None if grace is None else remaining_after_delay(grace, INTERVAL_SECONDS)
         self._graces = {"spot-interruption": left, "lifecycle": None}
         if rebalance:
             self._graces["rebalance"] = None

@@ -208,10 +208,10 @@ class TerminationConfig:
 
     def __repr__(self) -> str:
         try:
-            says = f"{self._watch_text()}; {self._exit_text()}"
+            details = f"{self._watch_text()}; {self._exit_text()}"
         except Exception as error:  # noqa: BLE001 - a repr must not raise
-            says = f"cannot be shown: {type(error).__name__}: {error}"
-        return f"{type(self).__name__}({says})"
+            details = f"cannot be shown: {type(error).__name__}: {error}"
+        return f"{type(self).__name__}({details})"
 
     def _watch_text(self) -> str:
         # Use a copy without `sources`: a call of the user's functions may have side

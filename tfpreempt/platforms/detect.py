@@ -259,9 +259,9 @@ def read_machine(root: Path = Path("/")) -> DetectedMachine:
         for vendor in (root / _PCI).glob("*/vendor")
     )
     kinds = frozenset({"gpu"} if has_gpu else ())
-    for cloud, name, says_so in checks:
+    for cloud, name, matches in checks:
         text = _read(root / _DMI / name)
-        if says_so(text):
+        if matches(text):
             evidence = (f"/{_DMI}/{name} is {text!r}",)
             return DetectedMachine(
                 cloud=cloud, evidence=evidence, kinds=kinds, is_identified=True

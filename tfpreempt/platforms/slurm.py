@@ -143,16 +143,16 @@ class SlurmTerminationConfig(TerminationConfig):
             return
         _logger.info("requeueing the job: %s", shown)
         try:
-            said = self._run_command(command, SCONTROL_SECONDS)
+            output = self._run_command(command, SCONTROL_SECONDS)
         except Exception as error:  # noqa: BLE001 - the exit code must not change
             why = getattr(error, "stderr", None) or error
-            said = f"{type(error).__name__}: {why}"
-        if said := said.strip():
+            output = f"{type(error).__name__}: {why}"
+        if output := output.strip():
             _logger.warning(
                 "`%s` failed (%s). The exit code requeues the job only if RequeueExit "
                 "in slurm.conf lists the code; otherwise call `%s` by hand",
                 shown,
-                said,
+                output,
                 shown,
             )
 

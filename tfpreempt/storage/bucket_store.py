@@ -184,11 +184,11 @@ class BucketStore(abc.ABC):
         except tuple(each for row in self.advice for each in row.kinds) as error:
             tried, cause = time.monotonic() - began, self.cause(error)
             row = next(row for row in self.advice if isinstance(cause, row.kinds))
-            said = str(cause).strip().rstrip(".")[:300]
+            message = str(cause).strip().rstrip(".")[:300]
             if not isinstance(cause, CallTimeoutError):
-                said = f"{type(cause).__name__}: {said}"
+                message = f"{type(cause).__name__}: {message}"
             todo = row.text.format(bucket=self._name, tried=tried)
-            raised = kind(f"Could not {doing} in {self.uri}: {said}. {todo}")
+            raised = kind(f"Could not {doing} in {self.uri}: {message}. {todo}")
             raised.is_permanent = row.is_permanent
             raise raised from error
 

@@ -353,10 +353,10 @@ def _error_of(method: str, url: str, answer: requests.Response) -> GcsError:
     """Returns the exception for a response with an error status."""
     status = answer.status_code
     try:
-        said = str(answer.json()["error"]["message"])
+        message = str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):
-        said = answer.text
+        message = answer.text
     kind = _KINDS.get(status, ServerError if status >= 500 else GcsError)
-    if status == 404 and _BUCKET_MISSING.search(said):
+    if status == 404 and _BUCKET_MISSING.search(message):
         kind = BucketNotFoundError
-    return kind(status, f"{status} {method} {url}: {said[:200]}")
+    return kind(status, f"{status} {method} {url}: {message[:200]}")

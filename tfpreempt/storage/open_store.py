@@ -71,8 +71,10 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
     Raises:
         ConfigurationError: both are the same directory, or one contains the other.
     """
-    places = [local_path(mirror), local_path(checkpoint_dir)]
-    real = [os.path.realpath(location) for location in places if location is not None]
+    local_paths = [local_path(mirror), local_path(checkpoint_dir)]
+    real = [
+        os.path.realpath(location) for location in local_paths if location is not None
+    ]
     if len(real) == 2 and os.path.commonpath(real) in real:
         raise errors.ConfigurationError(
             f"Commits in {checkpoint_dir!r} cannot be mirrored to {mirror!r}: the two "

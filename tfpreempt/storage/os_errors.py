@@ -32,7 +32,7 @@ ADVICE = {
 _MALFORMED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-def advice_on(said: str) -> str | None:
+def advice_on(text: str) -> str | None:
     """Returns advice for an error text of TensorFlow; None if there is no advice.
 
     The advice is found by the system's message inside the text, such as "No space left
@@ -40,9 +40,9 @@ def advice_on(said: str) -> str | None:
     disk, a quota, too many open files, or memory.
 
     Args:
-        said: text of the error.
+        text: text of the error.
     """
-    found = [number for number in ADVICE if os.strerror(number) in said]
+    found = [number for number in ADVICE if os.strerror(number) in text]
     longest = max(found, key=lambda number: len(os.strerror(number)), default=None)
     return None if longest is None else ADVICE[longest]
 

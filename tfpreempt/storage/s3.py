@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Any
 
 import obstore
-import obstore.exceptions as said
+import obstore.exceptions as exceptions
 from obstore.store import S3Store as Client
 
 from tfpreempt import errors
@@ -61,18 +61,18 @@ _METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")
 _MARKUP = re.compile(r"[:\s]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
 _ADVICE = (
     Advice(
-        (said.NotFoundError, FileNotFoundError),
+        (exceptions.NotFoundError, FileNotFoundError),
         "Create the bucket {bucket!r} or correct its name.",
         is_permanent=True,
     ),
     Advice(
-        (said.PermissionDeniedError,),
+        (exceptions.PermissionDeniedError,),
         "Allow this account s3:GetObject, s3:PutObject, s3:DeleteObject and "
         "s3:ListBucket on {bucket!r}.",
         is_permanent=True,
     ),
     Advice(
-        (said.UnauthenticatedError,),
+        (exceptions.UnauthenticatedError,),
         "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL, if the "
         "service is not Amazon's), or run with an instance role. ~/.aws is not read.",
         is_permanent=True,
@@ -83,7 +83,7 @@ _ADVICE = (
         "credentials are first requested from the machine's metadata server.",
     ),
     Advice(
-        (said.BaseError,),
+        (exceptions.BaseError,),
         "The service or the network failed: check AWS_ENDPOINT_URL, or retry later.",
     ),
 )
@@ -94,9 +94,9 @@ def _cause(error: Exception) -> Exception:
     text = str(error)
     code = re.search(r"<Code>(\w+)</Code>", text)
     if not code and ("redential" in text or _METADATA.search(text)):
-        return said.UnauthenticatedError("no credentials were found")
+        return exceptions.UnauthenticatedError("no credentials were found")
     first = _MARKUP.sub("", text.strip().partition("\n\n")[0]).rstrip(".")
-    kind = said.NotFoundError if _is_about_the_bucket(error) else type(error)
+    kind = exceptions.NotFoundError if _is_about_the_bucket(error) else type(error)
     return kind(f"{first}: {code[1]}" if code else first)
 
 
@@ -154,7 +154,7 @@ class S3Store(BucketStore):
                 mode="create",
                 use_multipart=False,
             )
-        except (said.AlreadyExistsError, said.PreconditionError):
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             found = _head(self._store, key)
             return found is not None and (
                 found.attributes.get(TOKEN) == attributes[TOKEN]
@@ -223,7 +223,7 @@ class _Download:
         for left in reversed(range(_ATTEMPTS)):
             try:
                 return bytes(obstore.get(self.store, self.key, options=options).bytes())
-            except said.GenericError as error:
+            except exceptions.GenericError as error:
                 if _IGNORED in str(error):
                     break
                 if not left:
@@ -287,7 +287,7 @@ def _connect(bucket: str) -> Client:
             },
             retry_config={"retry_timeout": timedelta(seconds=RETRY_SECONDS)},
         )
-    except (said.BaseError, ValueError) as error:
+    except (exceptions.BaseError, ValueError) as error:
         raise errors.ConfigurationError(
             f"s3://{bucket} cannot be opened: {error}. Check the environment variables "
             "that begin with AWS_."
@@ -303,7 +303,7 @@ def _head(store: Client, key: str) -> Any:
     """Returns obstore's description of an object; None if the object is missing."""
     try:
         return obstore.get(store, key, options={"head": True})
-    except (FileNotFoundError, said.NotFoundError) as error:
+    except (FileNotFoundError, exceptions.NotFoundError) as error:
         if _is_about_the_bucket(error):
             raise
         return None

@@ -122,14 +122,14 @@ class FakeServer(http.server.ThreadingHTTPServer):
         """Returns the reply to a request. Called on the connection's thread."""
         raise NotImplementedError
 
-    def reply(self, status: int, said: object) -> Reply:
+    def reply(self, status: int, body: object) -> Reply:
         """Returns a reply with the headers of the service.
 
         Args:
             status: the HTTP status.
-            said: the body: text, or a value to be sent as JSON.
+            body: the body: text, or a value to be sent as JSON.
         """
-        text = said if isinstance(said, str) else json.dumps(said)
+        text = body if isinstance(body, str) else json.dumps(body)
         return Reply(status=status, headers=self.headers, body=text.encode())
 
     def failure(self, status: int) -> Reply:

@@ -128,8 +128,8 @@ class Entry:
     def saved_at(self) -> float | None:
         """Time at which the manifest was written, in seconds since the epoch; None if
         unknown."""
-        told = {} if self.manifest is None else self.manifest.metadata
-        seconds = told.get("saved_at", -1)
+        metadata = {} if self.manifest is None else self.manifest.metadata
+        seconds = metadata.get("saved_at", -1)
         is_time = isinstance(seconds, int | float) and 0 <= seconds < 1e11
         return float(seconds) if is_time else None
 

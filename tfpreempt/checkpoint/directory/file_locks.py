@@ -71,7 +71,7 @@ def acquire(
         CheckpointError: another process has held the lock until the timeout.
         OSError: the path cannot be opened; or the file system has no locks for files.
     """
-    limit, is_said = time.monotonic() + seconds, False
+    limit, is_logged = time.monotonic() + seconds, False
     while True:
         if makes:
             make_lasting_dirs(LocalFiles(), path)
@@ -83,8 +83,8 @@ def acquire(
                 raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), path)
             return descriptor
         os.close(descriptor)
-        if not is_said:
-            is_said = True
+        if not is_logged:
+            is_logged = True
             _log.info("waiting for another process that has locked %s", path)
         if time.monotonic() > limit:
             raise errors.CheckpointError(

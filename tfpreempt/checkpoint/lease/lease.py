@@ -42,7 +42,7 @@ from tfpreempt.storage import os_errors
 
 _log = logging.getLogger(__name__)
 
-SAID_EACH = 10.0  # seconds between two log lines of a wait
+LOG_INTERVAL = 10.0  # seconds between two log lines of a wait
 RELEASE = 2.0  # timeout of a release in seconds, because storage may hang
 
 _held: weakref.WeakValueDictionary[str, Lease] = (
@@ -196,13 +196,13 @@ class Lease:
                 DirectoryLease(where, self.disk) if isinstance(where, str) else where
             )
             here = this_process(self.grace_seconds)
-            wait, said_at = LeaseWait(here, backend.pace), -SAID_EACH
+            wait, logged_at = LeaseWait(here, backend.pace), -LOG_INTERVAL
             pause = self.pause or _PollTimer()
             while not self._try(backend, here, wait):
                 if wait.is_over:
                     raise errors.DirectoryLockedError(_in_use(backend, wait))
-                if wait.waited >= said_at + SAID_EACH:
-                    said_at = wait.waited
+                if wait.waited >= logged_at + LOG_INTERVAL:
+                    logged_at = wait.waited
                     _log.info(
                         "the lease of %s is held by %s; waiting up to %.0f s for that "
                         "process to exit (each run needs a separate directory)",
@@ -415,19 +415,19 @@ class _ActiveLease(ManagedThread):
         self.end = weakref.finalize(owner, self._end)
 
     def _renew(self) -> None:
-        count, is_said = 0, False
+        count, is_logged = 0, False
         while not self.stop_event.wait(self.backend.pace.renewal):
             count += 1
             try:
                 self.backend.renew(self.token, count)
-                is_said = False
+                is_logged = False
             except (OSError, errors.CheckpointError) as error:
                 if self.is_lost():
                     if not self.stop_event.is_set() and (lose := self._lose()):
                         lose()
                     return
-                if not is_said:
-                    is_said = True
+                if not is_logged:
+                    is_logged = True
                     _log.warning(
                         "could not renew the lease of %s; retrying while training "
                         "continues: %s",

@@ -85,8 +85,8 @@ class LeaseWait:
         if self._silent >= self.pace.expiry:
             return f"which did not renew the lease for {self._silent:.0f} s"
         grace = found.holder.grace_seconds
-        is_one = 0.0 <= grace <= LONGEST_GRACE  # False for NaN too
-        self.grace = grace if is_one else LONGEST_GRACE
+        is_valid = 0.0 <= grace <= LONGEST_GRACE  # False for NaN too
+        self.grace = grace if is_valid else LONGEST_GRACE
         return None
 
     @property

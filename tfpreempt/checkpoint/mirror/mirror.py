@@ -29,8 +29,8 @@ from tfpreempt.checkpoint.mirror.mirror_retention import Naming, Retention, dele
 from tfpreempt.checkpoint.mirror.mirror_status import (
     MirrorStatus,
     RetryState,
-    say_finished,
-    say_waiting,
+    log_finished,
+    log_waiting,
 )
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.core.clock import SystemClock
@@ -243,7 +243,7 @@ class Mirror:
             self._pending.append(entry)
             if self._is_hurried:
                 self.shorten_waits()
-            self._tell(latest_step=entry.step, is_complete=False)
+            self._update_status(latest_step=entry.step, is_complete=False)
 
     def enqueue(self, what: Callable[[], None]) -> None:
         """Queues a function that deletes objects from the store.
@@ -262,11 +262,11 @@ class Mirror:
         """
         with self._changed:
             self._pending = [each for each in self._pending if each.path != path]
-            self._tell()
+            self._update_status()
             if self._newest is not None and self._newest.path == path:
                 self._newest = max(self._pending, key=catalog.rank, default=None)
                 step = None if self._newest is None else self._newest.step
-                self._tell(latest_step=step, is_complete=self._newest is None)
+                self._update_status(latest_step=step, is_complete=self._newest is None)
             ended = self._upload
             if ended is not None and ended.commit.path == path:
                 ended.cancel()  # else it would write to a deleted folder
@@ -287,16 +287,16 @@ class Mirror:
             self.resume()
             self._tries.reset_stall_timer()
             self._tries.is_awaited = timeout is None
-            is_said = False
+            is_logged = False
             self._changed.notify_all()
             while self._pending or self._tasks or self._retention.is_naming_due:
                 now = time.monotonic()
                 end = self._tries.stall_deadline if timeout is None else began + timeout
                 if now >= end or not self._thread.is_alive() or self._is_hurried:
                     break
-                if not is_said and now >= began + SILENT:
-                    is_said = True
-                    say_waiting(self.status, self._tries.stall_timeout, timeout)
+                if not is_logged and now >= began + SILENT:
+                    is_logged = True
+                    log_waiting(self.status, self._tries.stall_timeout, timeout)
                 self._changed.wait(min(end - now, SILENT))
             return self.status.is_complete
 
@@ -337,7 +337,7 @@ class Mirror:
                 self._changed.wait(left)
             self._is_hurried = False
             status = self.status
-        say_finished(status, self._source.directory)
+        log_finished(status, self._source.directory)
         return status.is_complete
 
     def hand_in_journal(self, seconds: float) -> None:
@@ -544,7 +544,7 @@ class Mirror:
                 raise upload.CommitGoneError(
                     f"the mirror has newer commits than {entry.path}"
                 )
-            self._tell(uploading=entry.step or 0, total_bytes=entry.size or 0)
+            self._update_status(uploading=entry.step or 0, total_bytes=entry.size or 0)
             under_way.run()
             self._note_copied(entry)
         except (upload.CommitGoneError, upload.CommitCorruptError) as error:
@@ -557,8 +557,8 @@ class Mirror:
                 self._upload = None
                 if dropped is not None:
                     self._pending = [e for e in self._pending if e is not dropped]
-                    self._tell(skipped=self.status.skipped + 1)
-                self._tell(uploading=None, sent_bytes=0, total_bytes=0)
+                    self._update_status(skipped=self.status.skipped + 1)
+                self._update_status(uploading=None, sent_bytes=0, total_bytes=0)
 
     def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
@@ -575,7 +575,7 @@ class Mirror:
             self._pending = [each for each in self._pending if each is not entry]
             is_newest = entry is self._newest
             mirrored = max(step, self.status.mirrored_step or 0)
-            self._tell(
+            self._update_status(
                 mirrored_step=step if is_newest else mirrored,
                 is_complete=is_newest or self.status.is_complete,
                 last_error=None,
@@ -584,7 +584,7 @@ class Mirror:
     def _sent(self, count: int) -> None:
         with self._changed:
             sent = self.status.sent_bytes + count
-            self._tell(sent_bytes=sent)
+            self._update_status(sent_bytes=sent)
             if self._upload is not None:
                 self._tries.sent(self._upload.commit, sent)
 
@@ -593,7 +593,9 @@ class Mirror:
         with self._changed:
             before = self.status.last_error
             self._tries.failed(error)
-            self._tell(last_error=text, error_count=self.status.error_count + 1)
+            self._update_status(
+                last_error=text, error_count=self.status.error_count + 1
+            )
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # already logged
         _log.warning(
@@ -620,7 +622,7 @@ class Mirror:
     def _is_newest_pending(self) -> bool:
         return any(each is self._newest for each in self._pending)
 
-    def _tell(self, **changes: object) -> None:
+    def _update_status(self, **changes: object) -> None:
         with self._changed:
             changes["pending"] = len(self._pending)
             self.status = dataclasses.replace(self.status, **changes)  # type: ignore[arg-type]  # names of its fields

@@ -51,7 +51,7 @@ class MirrorStatus:
         return f"{sent:.1f} of {total:.1f} MiB"
 
 
-def say_waiting(
+def log_waiting(
     status: MirrorStatus, stall_timeout: float, timeout: float | None
 ) -> None:
     """Logs that a caller waits for the upload of the newest commit.
@@ -75,7 +75,7 @@ def say_waiting(
     )
 
 
-def say_finished(status: MirrorStatus, directory: str) -> None:
+def log_finished(status: MirrorStatus, directory: str) -> None:
     """Logs whether the newest commit was uploaded before the machine is preempted.
 
     Args:

@@ -206,8 +206,8 @@ def _plain(entry: Entry, names: list[str], with_sums: bool) -> Entry:
     manifest = Manifest(
         step=0, sequence=1, world_size=1, workers=(), files=tuple(files.values())
     )
-    said = (f"{each.name}\0{each.size}\0{each.crc32c}\0" for each in manifest.files)
-    data = "".join(said).encode("utf-8", "surrogatepass")
+    lines = (f"{each.name}\0{each.size}\0{each.crc32c}\0" for each in manifest.files)
+    data = "".join(lines).encode("utf-8", "surrogatepass")
     return dataclasses.replace(
         entry,
         condition=CommitStatus.EXTERNAL,

@@ -53,10 +53,10 @@ def at(location: str) -> list[Entry]:
     one = catalog.read(catalog.unread_entry(store))
     if one.manifest is None and not one.problems:
         if one.kind is not Kind.MIRROR:
-            return [_told(each) for each in catalog.contents(store)]
+            return [_with_remark(each) for each in catalog.contents(store)]
         if next(iter(store.list()), None) is None:
             raise _nothing(location)
-    return [_told(one)]
+    return [_with_remark(one)]
 
 
 def check(
@@ -111,7 +111,9 @@ def _at_path(path: str, location: str) -> list[Entry]:
             if not os.path.isdir(layout.sidecar(path)):
                 return _in_directory(path)
         elif not is_sidecar:
-            return [_told(catalog.read(catalog.unread_entry(catalog.reader(path))))]
+            return [
+                _with_remark(catalog.read(catalog.unread_entry(catalog.reader(path))))
+            ]
     elif name == layout.PAYLOAD and _has_control(above):
         return _at_path(
             above, location
@@ -132,7 +134,9 @@ def _in_directory(directory: str) -> list[Entry]:
         CheckpointError: the directory cannot be listed.
     """
     try:
-        ours = [_told(_unless_deleted(entry)) for entry in catalog.scan(directory)]
+        ours = [
+            _with_remark(_unless_deleted(entry)) for entry in catalog.scan(directory)
+        ]
         flats = {entry.name for entry in ours if entry.kind is Kind.FLAT}
         listed = [
             _described(entry) if entry.kind is Kind.EXTERNAL else entry
@@ -149,7 +153,7 @@ def _in_directory(directory: str) -> list[Entry]:
         ) from error
 
 
-def _told(entry: Entry) -> Entry:
+def _with_remark(entry: Entry) -> Entry:
     """Returns the entry, with a remark if the marker is missing."""
     if entry.condition is not CommitStatus.NOT_COMMITTED or entry.remarks == (
         _DELETED,

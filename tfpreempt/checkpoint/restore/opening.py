@@ -50,7 +50,7 @@ class Checkpoints(Protocol):
         """Returns the checkpoint's variable for counting steps."""
         ...
 
-    def own_place(self, given: Any) -> tuple[str | None, str]:
+    def file_location(self, given: Any) -> tuple[str | None, str]:
         """Returns the directory of a manager, and the beginning of its file names.
 
         For a checkpoint the directory is None.
@@ -176,7 +176,7 @@ def open_directory(
     framework = None if given is None else adapter_of(given)
     own, files_begin = None, None
     if framework is not None:
-        own, files_begin = framework.own_place(given)
+        own, files_begin = framework.file_location(given)
     path = os_errors.check_directory(
         chief_directory or own or checkpoint_dir,
         name=files_begin,

@@ -54,7 +54,7 @@ class StateLoader:
         default_factory=dict, init=False
     )
     # Problems in logged warnings; tokens of commits after `_tell_of_lost_restarts`.
-    _told: set[str] = dataclasses.field(default_factory=set, init=False)
+    _logged: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
         """Records that the chief is about to commit a staging directory.
@@ -93,8 +93,8 @@ class StateLoader:
                 "files back from a copy. To start from scratch, move the files away"
             )
         for problem in problems:
-            if problem not in self._told:
-                self._told.add(problem)
+            if problem not in self._logged:
+                self._logged.add(problem)
                 _log.warning("%s; this checkpoint is skipped", problem.rstrip("."))
         sequence = 0 if commit is None else commit.sequence or 0
         is_newer = own is not None and own[0] >= sequence
@@ -175,7 +175,7 @@ class StateLoader:
             raise errors.CheckpointCorruptedError(problem)
 
     def _load_from(self, commit: Entry, state: State) -> bool:
-        self._tell_of_lost_restarts(commit)
+        self._log_lost_restarts(commit)
         if state.per_worker:
             return load_worker_state(commit, state, self.cluster)
         return read_state(os.path.join(commit.shards, layout.STATES), state)
@@ -190,14 +190,14 @@ class StateLoader:
             state.name,
         )
 
-    def _tell_of_lost_restarts(self, commit: Entry) -> None:
+    def _log_lost_restarts(self, commit: Entry) -> None:
         """Logs a warning if the run was restarted more than once since a commit.
 
         The processes in between committed no step, so their work is lost.
         """
-        if commit.token in self._told or commit.manifest is None:
+        if commit.token in self._logged or commit.manifest is None:
             return
-        self._told.add(commit.token)
+        self._logged.add(commit.token)
         restart = read_restarts()
         wrote = commit.manifest.metadata.get("restart")
         if restart is None or type(wrote) is not int or restart - wrote <= 1:

@@ -53,7 +53,7 @@ _NOT_CHECKED = (
 _ADVICE = "Put these values into a named State (tfpreempt.states)."
 
 _ANY_ITEM = ("item", ...)  # the index or dict key is not a constant
-_MOST_PLACES = 20_000
+_MAX_LOCATIONS = 20_000
 
 
 def reachable(
@@ -72,7 +72,7 @@ def reachable(
             class.
     """
     found = object_graph.walk(roots, enters, also=_Functions().locations_below)
-    return list(itertools.islice(found, _MOST_PLACES))
+    return list(itertools.islice(found, _MAX_LOCATIONS))
 
 
 class _Functions:

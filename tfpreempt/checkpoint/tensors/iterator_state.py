@@ -152,7 +152,9 @@ def shared_iterators(objects: Objects) -> list[Any]:
     ]
 
 
-def other_places(objects: Objects, graph: Any, nodes: Mapping[int, int]) -> list[str]:
+def other_positions(
+    objects: Objects, graph: Any, nodes: Mapping[int, int]
+) -> list[str]:
     """Returns the paths of iterators whose saved position is of another kind, for
     example shared by all workers instead of separate.
 
@@ -273,14 +275,14 @@ def check_position(iterator: Any, where: str) -> None:
         try:
             iterator._serialize_to_tensors()
         except tf.errors.OpError as error:
-            said: str | None = plain_message(error)
+            reason: str | None = plain_message(error)
         else:
-            said = hidden_state(*found)
-        if said is None:
+            reason = hidden_state(*found)
+        if reason is None:
             keep_seeds(iterator)
             expect_caches(cache_paths(*found))
             return
-        why = f"an operation in the dataset may have state: {said.rstrip('.')}"
+        why = f"an operation in the dataset may have state: {reason.rstrip('.')}"
         instead = (
             " If the result of the operation depends only on its arguments, set an "
             "option: options = tf.data.Options(); "

@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.tensors.bundle_reader import ReadAhead, reading_in_thr
 from tfpreempt.checkpoint.tensors.iterator_state import (
     Objects,
     keep_seeds,
-    other_places,
+    other_positions,
     positions_kept,
 )
 from tfpreempt.checkpoint.tensors.variables import (
@@ -293,7 +293,7 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
             prefix,
             listed(sorted(new)),
         )
-    if begun := other_places(objects, graph, nodes):
+    if begun := other_positions(objects, graph, nodes):
         _log.warning(
             "%s has the position in the data of %s for another number of workers or "
             "replicas, which divided the data in another way: these data start from "

@@ -303,14 +303,14 @@ def _fitting(
     """
     try:
         path = os.path.join(folder, _DESCRIPTION)
-        told = json.loads(file_reading.read(path, _MAX_BYTES))
+        described = json.loads(file_reading.read(path, _MAX_BYTES))
         for what in ("step", "num_workers", "tensors"):
-            if told[what] != expected[what]:
+            if described[what] != expected[what]:
                 raise _InvalidShareError(
-                    f"its {what} is {told[what]}; expected {expected[what]}"
+                    f"its {what} is {described[what]}; expected {expected[what]}"
                 )
         by_name = {each.name: each for each in shared}
-        parts = [_part(folder, each, by_name) for each in told["files"]]
+        parts = [_part(folder, each, by_name) for each in described["files"]]
         covered = _covered(each for part in parts for each in part.slices)
     except (
         *(OSError, ValueError, KeyError, TypeError, AttributeError),
@@ -322,13 +322,13 @@ def _fitting(
     return parts
 
 
-def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) -> Part:
+def _part(folder: str, file: dict[str, Any], by_name: dict[str, DenseTensor]) -> Part:
     """Returns a data file of another worker, with the rows and checksums that the
     description of the worker's share lists. Reads no bytes of the file.
 
     Args:
         folder: directory of the file.
-        told: entry of the file in the description.
+        file: entry of the file in the description.
         by_name: the replicated tensors.
 
     Raises:
@@ -337,15 +337,15 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
     """
     slices = [
         TensorSlice(tensor=by_name[name], start=start, rows=rows)
-        for name, start, rows in told["rows"]
+        for name, start, rows in file["rows"]
     ]
     part = Part(
-        path=os.path.join(folder, str(int(told["name"]))),
+        path=os.path.join(folder, str(int(file["name"]))),
         size=sum(each.data.nbytes for each in slices),
-        crc32c=int(told["crc32c"]),
+        crc32c=int(file["crc32c"]),
         slices=slices,
         offsets=bundle_writer.offsets_of(slices),
-        sums=[int(each) for each in told["sums"]],
+        sums=[int(each) for each in file["sums"]],
     )
     size = os.stat(part.path).st_size
     if size != part.size or len(part.sums) != len(part.slices):

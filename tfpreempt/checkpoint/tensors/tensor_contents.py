@@ -123,7 +123,7 @@ def attach_counter(given: Any) -> Any:
     return getattr(checkpoint, COUNTER)
 
 
-def own_place(given: Any) -> tuple[str | None, str]:
+def file_location(given: Any) -> tuple[str | None, str]:
     """Returns where TensorFlow's files are written: the directory of a
     CheckpointManager, and the prefix of the file names.
 
@@ -372,10 +372,10 @@ def _writing(what: str) -> Iterator[None]:
         with private_api.checkpoint_context.preemption_save_context():
             yield
     except tf.errors.OpError as error:
-        said = plain_message(error)
-        advice = os_errors.advice_on(said)
+        message = plain_message(error)
+        advice = os_errors.advice_on(message)
         raise errors.SaveError(
-            f"Could not write {what}: {type(error).__name__}: {said}"
+            f"Could not write {what}: {type(error).__name__}: {message}"
             + (f"; {advice}" if advice else "")
             + ". Older checkpoints are unchanged."
         ) from error

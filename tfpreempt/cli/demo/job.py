@@ -128,10 +128,10 @@ def train(
             # Only preempt after a step since the restart. Then every worker has a
             # handler, because all workers train the same steps.
             if left and step >= left[0].step and restart == len(planned) - len(left):
-                told = left.pop(0).workers
-                names = ", ".join(map(str, told))
+                preempted = left.pop(0).workers
+                names = ", ".join(map(str, preempted))
                 echo(f"step {step}: SIGTERM to worker(s) {names}", err=True)
-                with held_workers(directory / "checkpoints", told) as held:
+                with held_workers(directory / "checkpoints", preempted) as held:
                     for worker in held:
                         worker.send(signal.SIGTERM)
 

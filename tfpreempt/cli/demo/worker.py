@@ -30,7 +30,7 @@ CHECKPOINTS = os.environ["TFPREEMPT_CHECKPOINT_DIR"]  # set by `tfpreempt run`
 TRAIN_IMAGES = 1437  # of 1797; the accuracy is measured on the other images
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
-Tell = Callable[[int, float], None]  # called with a step and its loss
+Report = Callable[[int, float], None]  # called with a step and its loss
 
 
 def load_digits() -> tuple[Pair, Pair]:
@@ -66,7 +66,7 @@ def build_model() -> keras.Model:
 
 
 def train_by_loop(
-    strategy: tf.distribute.Strategy, steps: int, seed: int, tell: Tell
+    strategy: tf.distribute.Strategy, steps: int, seed: int, report: Report
 ) -> keras.Model:
     """Trains in a custom loop; after a restart, continues to the last step.
 
@@ -74,7 +74,7 @@ def train_by_loop(
         strategy: distribution strategy of the worker.
         steps: number of training steps over all restarts.
         seed: seed of the batches.
-        tell: function called with every trained step and its loss.
+        report: function called with every trained step and its loss.
     """
     (images, labels), _ = load_digits()
     resolver = strategy.cluster_resolver
@@ -102,12 +102,12 @@ def train_by_loop(
         for step in range(handler.total_run_calls, steps):
             # 3. Every step is run by `run()`. The batch depends only on the step, so no
             # position in the data must be saved.
-            tell(step, handler.run(step_function, step))
+            report(step, handler.run(step_function, step))
     return model
 
 
 def train_by_fit(
-    strategy: tf.distribute.Strategy, steps: int, seed: int, tell: Tell
+    strategy: tf.distribute.Strategy, steps: int, seed: int, report: Report
 ) -> keras.Model:
     """Trains with `model.fit`; after a restart, continues to the last epoch.
 
@@ -115,7 +115,7 @@ def train_by_fit(
         strategy: distribution strategy of the worker.
         steps: number of training steps over all restarts.
         seed: seed of the order of the images.
-        tell: function called with every trained step and its loss.
+        report: function called with every trained step and its loss.
     """
     train, test = load_digits()
     batch_size = BATCH * strategy.num_replicas_in_sync
@@ -124,7 +124,7 @@ def train_by_fit(
     images = tf.data.Dataset.from_tensor_slices(train)
     images = images.shuffle(TRAIN_IMAGES, seed=seed).repeat()
     steps_told = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: tell(
+        on_train_batch_end=lambda batch, logs: report(
             int(model.optimizer.iterations.numpy()) - 1, logs["loss"]
         )
     )
@@ -169,11 +169,11 @@ def main(out: Path, way: str, steps: int, seed: int) -> None:
     worker = strategy.cluster_resolver.task_id or 0
     restart = tfpreempt.num_restarts()
 
-    def tell(step: int, loss: float) -> None:
+    def report(step: int, loss: float) -> None:
         print_step(step, restart, loss)
 
     train = train_by_fit if way == "fit" else train_by_loop
-    save_result(out, worker, train(strategy, steps, seed, tell))
+    save_result(out, worker, train(strategy, steps, seed, report))
 
 
 if __name__ == "__main__":

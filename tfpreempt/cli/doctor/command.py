@@ -99,8 +99,8 @@ def _gather(
             f"--requeue {requeue} is for Slurm, and this is {platform.name}. Omit the "
             "option, or name the platform: --platform slurm"
         )
-    told = {"grace_period": grace, "requeue": requeue}
-    options = {name: value for name, value in told.items() if value is not None}
+    given = {"grace_period": grace, "requeue": requeue}
+    options = {name: value for name, value in given.items() if value is not None}
     config = platform.termination_config(**options)
     return DoctorFindings(
         platform=platform,

@@ -55,8 +55,8 @@ def ask_slurm(
     job = environment.get("SLURM_JOB_ID", "").strip()
     try:
         config = _fields(run(["scontrol", "show", "config"], ANSWER_SECONDS), "\n")
-        told = ["scontrol", "-o", "show", "job", job]
-        own = _fields(run(told, ANSWER_SECONDS), " ") if job else {}
+        command = ["scontrol", "-o", "show", "job", job]
+        own = _fields(run(command, ANSWER_SECONDS), " ") if job else {}
     except subprocess.CalledProcessError as error:
         fault = (error.stderr or "").strip() or str(error)
         return SlurmState(requeue=requeue, fault=fault.splitlines()[-1])

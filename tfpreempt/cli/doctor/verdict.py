@@ -36,7 +36,7 @@ class Level(StrEnum):
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
-_SAID = {  # level and text; "": the detail says everything
+_TEXTS = {  # level and text; "": the detail says everything
     SourceHealth.WORKING: (Level.OK, ""),
     SourceHealth.NOTICE: (Level.PROBLEM, "announces a preemption of this machine now"),
     SourceHealth.FAILED: (
@@ -113,8 +113,8 @@ def assess(facts: DoctorFindings) -> tuple[DoctorFinding, ...]:
 def _assess_sources(facts: DoctorFindings) -> Iterator[DoctorFinding]:
     count = collections.Counter(each.name for each in facts.sources)
     for source in facts.sources:
-        level, said = _SAID[source.state]
-        text = ": ".join(filter(None, (said, source.detail)))
+        level, summary = _TEXTS[source.state]
+        text = ": ".join(filter(None, (summary, source.detail)))
         if count[source.name] > 1 and source.grace_seconds is not None:
             text += f" (notices with a grace period of {source.grace_seconds:g} s)"
         yield DoctorFinding(

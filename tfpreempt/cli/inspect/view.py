@@ -38,8 +38,8 @@ def show_table(console: Console, found: Sequence[Row], location: str) -> None:
     """Prints a table with a line per checkpoint; below it, problems and remarks."""
     if not found:
         below = hint(location)
-        told = f"no checkpoints in {location!r}{'.' if below else ''}{below}"
-        console.print(plain(told), markup=False, soft_wrap=True)
+        text = f"no checkpoints in {location!r}{'.' if below else ''}{below}"
+        console.print(plain(text), markup=False, soft_wrap=True)
         return
     times = [_saved(row.entry) for row in found]
     zones = {time.tzname() for time in times if time}

@@ -99,14 +99,14 @@ def _read(location: str, tensorboard: Path | None) -> RunReport:
         report = _read_both(location, found)
     elif has_journal(found):
         journals = JournalTailer(found, keeps_all=True)
-        report = _as_of_now(_tell(location, journals), journals)
+        report = _as_of_now(_make_report(location, journals), journals)
     else:
         try:
             with fetched_journal(location) as copy:
                 journals = JournalTailer(copy, keeps_all=True)
                 if not has_journal(copy):
                     raise _nothing_there(location, found)
-                report = _tell(location, journals, is_copy=True)
+                report = _make_report(location, journals, is_copy=True)
         except CheckpointError as error:
             raise CheckpointError(
                 f"{location!r} has no journal in {found}, and no copy of a journal can "
@@ -114,8 +114,8 @@ def _read(location: str, tensorboard: Path | None) -> RunReport:
             ) from error
     commits = commits_in(found.parent) if report.step is None else []
     if commits:
-        said = count_commits(found.parent, commits)
-        warning = f"{said}, but no journal of these commits"
+        count = count_commits(found.parent, commits)
+        warning = f"{count}, but no journal of these commits"
         report = dataclasses.replace(report, warnings=(warning, *report.warnings))
     if tensorboard is None:
         return report
@@ -134,15 +134,15 @@ def _read_both(location: str, found: Path) -> RunReport:
     try:
         with fetched_journal(location, found) as both:
             journals = JournalTailer(both, keeps_all=True)
-            report = _tell(location, journals)
-            here = _tell(location, local)
+            report = _make_report(location, journals)
+            here = _make_report(location, local)
             # The copy is newer: another machine has continued the run.
             if report.end > here.end:
                 warnings = (*report.warnings, *_warnings_of_copy(location, journals))
                 return dataclasses.replace(report, warnings=warnings)
             return _as_of_now(report, local)
     except (OSError, CheckpointError) as error:
-        report = _as_of_now(_tell(location, local), local)
+        report = _as_of_now(_make_report(location, local), local)
         warning = (
             f"only the journal of this machine was read, in {found}: the copy in "
             f"{location} cannot be read: {error}"
@@ -150,7 +150,7 @@ def _read_both(location: str, found: Path) -> RunReport:
         return dataclasses.replace(report, warnings=(*report.warnings, warning))
 
 
-def _tell(
+def _make_report(
     location: str, journals: JournalTailer, *, is_copy: bool = False
 ) -> RunReport:
     journals.read_on(SystemClock.wall())

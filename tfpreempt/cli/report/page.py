@@ -58,7 +58,7 @@ def make_page(report: RunReport, source: str) -> str:
         svg(plots.timeline(report, *_around(report, each)))
         for each in report.interruptions[-_ZOOMED:]
     ]
-    told = environment.from_string(template.read_text(encoding="utf-8")).render(
+    page = environment.from_string(template.read_text(encoding="utf-8")).render(
         report=report,
         source=source,
         began=datetime.datetime.fromtimestamp(begin, datetime.timezone.utc),
@@ -95,7 +95,7 @@ def make_page(report: RunReport, source: str) -> str:
         },
         commits=report.commits[-_ROWS:],
     )
-    return str(told)
+    return str(page)
 
 
 _GOOD = "steps that are part of the result of the run"

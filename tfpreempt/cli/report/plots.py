@@ -115,18 +115,18 @@ def timeline(report: RunReport, begin: float, end: float) -> str:
         return _to_svg(figure, titles)
 
 
-def account(told: GoodputBreakdown) -> str:
+def account(breakdown: GoodputBreakdown) -> str:
     """Draws goodput and badput as a single bar."""
-    shares = {"good": ("kept steps", told.good)}
+    shares = {"good": ("kept steps", breakdown.good)}
     shares |= {
         f"bad-{kind.name.lower()}": (PLAINLY[kind], seconds)
-        for kind, seconds in told.bad.items()
+        for kind, seconds in breakdown.bad.items()
     }
     titles, left = {}, 0.0
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(0.8)
         for name, (text, seconds) in shares.items():
-            share = 100 * seconds / told.total if told.total else 0.0
+            share = 100 * seconds / breakdown.total if breakdown.total else 0.0
             colour = _COLOURS[name]
             axes.broken_barh([(left, share)], (0, 1), facecolors=colour, gid=name)
             titles[name] = f"{text}: {seconds_text(seconds)}, {share:.1f} %"

@@ -257,7 +257,7 @@ def _begin(records: Sequence[Record]) -> float:
 
 
 def _in_a_row(
-    lives: Iterable[ProcessLifetime],
+    lifetimes: Iterable[ProcessLifetime],
 ) -> tuple[tuple[ProcessLifetime, ...], float]:
     """Shifts lifetimes of a worker that overlap, so that they follow one another.
 
@@ -267,56 +267,58 @@ def _in_a_row(
     process before.
 
     Args:
-        lives: lifetimes of a worker, in order.
+        lifetimes: lifetimes of a worker, in order.
 
     Returns:
         The lifetimes without overlaps, and the largest overlap in seconds.
     """
     row: list[ProcessLifetime] = []
     largest = 0.0
-    for life in lives:
+    for lifetime in lifetimes:
         if row:
             row[-1] = dataclasses.replace(row[-1], is_over=True)
             before = row[-1].end
-            overlap = before - (life.records[0].at if life.records else life.begin)
+            overlap = before - (
+                lifetime.records[0].at if lifetime.records else lifetime.begin
+            )
             if overlap > 0:
                 largest = max(largest, overlap)
-                life = dataclasses.replace(
-                    life,
-                    end=life.end + overlap,
+                lifetime = dataclasses.replace(
+                    lifetime,
+                    end=lifetime.end + overlap,
                     records=[
                         dataclasses.replace(each, at=each.at + overlap)
-                        for each in life.records
+                        for each in lifetime.records
                     ],
                 )
-            life = dataclasses.replace(life, begin=max(before, life.begin))
-        row.append(life)
+            lifetime = dataclasses.replace(lifetime, begin=max(before, lifetime.begin))
+        row.append(lifetime)
     return tuple(row), largest
 
 
 # --- phases of a lifetime ------------------------------------------------------------
 
 
-def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
+def make_spans(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
     """Divides a lifetime into spans: the phases, in order.
 
     Args:
-        life: lifetime of any worker.
+        lifetime: lifetime of any worker.
         commits: commits recorded by the chief; the workers wait equally long for a
             save.
     """
-    ended = life.exit
+    ended = lifetime.exit
     windows = []
     for commit in commits:
         window = _blocked(commit)
-        is_own = commit["worker"] == life.worker
+        is_own = commit["worker"] == lifetime.worker
         if not is_own and ended is not None and _is_last(commit, ended):
             # A save ends on every worker at the same time. So the time of the worker's
             # exit, on the worker's own clock, is the end of the save.
             took = window[1] - window[0]
             window = ended.at - took, ended.at
         windows.append(window)
-    return _paint(_phases(life, commits), windows, Phase.SAVING, over=TRAINS)
+    return _paint(_phases(lifetime, commits), windows, Phase.SAVING, over=TRAINS)
 
 
 def trained(spans: Iterable[Span], until: float | None = None) -> float:
@@ -339,16 +341,16 @@ def lose(spans: Sequence[Span], begin: float) -> list[Span]:
     return _paint(spans, [(begin, end)], Phase.LOST, over=TRAINS)
 
 
-def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
+def _phases(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
     """Divides a lifetime into spans, not yet with the phases in which saves block."""
-    changes = [(life.begin, Phase.STARTING)]
-    ended, decided = life.exit, None
-    for record in life.records:
+    changes = [(lifetime.begin, Phase.STARTING)]
+    ended, decided = lifetime.exit, None
+    for record in lifetime.records:
         now = changes[-1][1]
         match record.event:
             case "restored":
-                began = max(life.begin, record.at - (record["seconds"] or 0.0))
-                begins = Phase.TRACING if _is_traced(life) else Phase.TRAINING
+                began = max(lifetime.begin, record.at - (record["seconds"] or 0.0))
+                begins = Phase.TRACING if _is_traced(lifetime) else Phase.TRAINING
                 changes += [(began, Phase.RESTORING), (record.at, begins)]
             case "firststep":
                 changes.append((record.at, Phase.TRAINING))
@@ -362,16 +364,16 @@ def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
                 after = Phase.EXITING if is_last else Phase.TRAINING
                 changes.append((record.at, after))
             case "exit":
-                is_told = record["outcome"] in ("committed", "lost")
-                is_called = is_told and now is Phase.TRAINING
+                is_known = record["outcome"] in ("committed", "lost")
+                is_called = is_known and now is Phase.TRAINING
                 # The notice was received by another worker.
                 if is_called and decided is not None:
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
                 if changes[-1][1] is not Phase.EXITING:
                     changes.append((record.at, Phase.EXITING))
-    if ended is None and (left := _left_with(life, commits)) is not None:
+    if ended is None and (left := _left_with(lifetime, commits)) is not None:
         changes.append((max(changes[-1][0], left.at), Phase.EXITING))
-    ends = [at for at, _ in changes[1:]] + [life.end]
+    ends = [at for at, _ in changes[1:]] + [lifetime.end]
     return [
         Span(phase=phase, begin=begin, end=end)
         for (begin, phase), end in zip(changes, ends, strict=True)
@@ -379,15 +381,15 @@ def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
     ]
 
 
-def _is_traced(life: ProcessLifetime) -> bool:
+def _is_traced(lifetime: ProcessLifetime) -> bool:
     """Returns whether the time after the restore is the tracing of the first step.
 
     A process without a `firststep` record that has trained steps has trained only one
     step; this step counts as training, not as tracing.
     """
-    base = 0 if life.restored is None else life.restored["step"]
-    made = [each["step"] > base for each in life.of("commit", "exit", "metrics")]
-    return bool(life.of("firststep")) or not any(made)
+    base = 0 if lifetime.restored is None else lifetime.restored["step"]
+    made = [each["step"] > base for each in lifetime.of("commit", "exit", "metrics")]
+    return bool(lifetime.of("firststep")) or not any(made)
 
 
 def _blocked(commit: Record) -> tuple[float, float]:
@@ -396,11 +398,11 @@ def _blocked(commit: Record) -> tuple[float, float]:
     return began, began + commit["blocked_seconds"]
 
 
-def _left_with(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
+def _left_with(lifetime: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
     """Returns the commit with which a process without an exit record ended, or None."""
     for commit in commits[-1:]:
         because = commit["because"]
-        if because == "finished" or because == life.cause == "preemption":
+        if because == "finished" or because == lifetime.cause == "preemption":
             return commit
     return None
 

@@ -193,20 +193,27 @@ def build_report(
         supervisors: journals of the supervisors, with every record.
         warnings: warnings that occurred when the journals were read.
     """
-    lives = build_lifetimes(workers, supervisors)
-    if not lives.of_worker:
+    lifetimes = build_lifetimes(workers, supervisors)
+    if not lifetimes.of_worker:
         return None
     events = sorted(
-        (e for mine in lives.of_worker.values() for life in mine for e in life.records),
+        (
+            e
+            for mine in lifetimes.of_worker.values()
+            for lifetime in mine
+            for e in lifetime.records
+        ),
         key=lambda event: event.at,
     )
     commits = [each for each in events if each.event == "commit"]
     of_worker = {
-        index: _with_ends(_stretched(mine, events, commits), commits)
-        for index, mine in lives.of_worker.items()
+        index: _with_ends(_extended(mine, events, commits), commits)
+        for index, mine in lifetimes.of_worker.items()
     }
-    every = [life for mine in of_worker.values() for life in mine]
-    first = min(of_worker, key=lambda index: (not _is_told(of_worker[index]), index))
+    every = [lifetime for mine in of_worker.values() for lifetime in mine]
+    first = min(
+        of_worker, key=lambda index: (not _has_records(of_worker[index]), index)
+    )
     lead = of_worker[first]
     standing = _standing(lead, commits)
     timelines = tuple(
@@ -214,17 +221,17 @@ def build_report(
         for index, mine in of_worker.items()
     )
     spans = next(worker.spans for worker in timelines if worker.index == first)
-    told = [
+    all_warnings = [
         *warnings,
-        *lives.warnings,
+        *lifetimes.warnings,
         *_missing(of_worker, timelines),
         *_skew(every, commits),
     ]
     return RunReport(
-        begin=min(life.begin for life in every),
-        end=max(life.end for life in every),
+        begin=min(lifetime.begin for lifetime in every),
+        end=max(lifetime.end for lifetime in every),
         outcome=_outcome(lead),
-        step=_reached(lead[-1], commits)[0] if _is_told(lead) else None,
+        step=_reached(lead[-1], commits)[0] if _has_records(lead) else None,
         step_seconds=_step_seconds(commits),
         workers=timelines,
         interruptions=tuple(_interruptions(lead, spans, events, commits, standing)),
@@ -234,15 +241,15 @@ def build_report(
         own_metrics=frozenset(metrics),
         faults=_faults(events),
         account=break_down(span for each in timelines for span in each.spans),
-        warnings=tuple(told),
+        warnings=tuple(all_warnings),
     )
 
 
 # --- time ----------------------------------------------------------------------------
 
 
-def _stretched(
-    lives: Sequence[ProcessLifetime],
+def _extended(
+    lifetimes: Sequence[ProcessLifetime],
     events: Sequence[Record],
     commits: Sequence[Record],
 ) -> list[ProcessLifetime]:
@@ -251,20 +258,20 @@ def _stretched(
     If the chief has recorded a commit, every worker was alive then. And as long as one
     worker trains, every worker trains.
     """
-    stretched = []
-    for number, life in enumerate(lives):
-        if not _has_end(life):
-            is_last = number + 1 == len(lives)
-            limit = math.inf if is_last else lives[number + 1].begin
+    extended = []
+    for number, lifetime in enumerate(lifetimes):
+        if not _has_end(lifetime):
+            is_last = number + 1 == len(lifetimes)
+            limit = math.inf if is_last else lifetimes[number + 1].begin
             known = _between(events if is_last else commits, -math.inf, limit)[-1:]
-            end = max([life.end, *(each.at for each in known)])
-            life = dataclasses.replace(life, end=end)
-        stretched.append(life)
-    return stretched
+            end = max([lifetime.end, *(each.at for each in known)])
+            lifetime = dataclasses.replace(lifetime, end=end)
+        extended.append(lifetime)
+    return extended
 
 
 def _with_ends(
-    lives: Sequence[ProcessLifetime], commits: Sequence[Record]
+    lifetimes: Sequence[ProcessLifetime], commits: Sequence[Record]
 ) -> list[ProcessLifetime]:
     """Marks lifetimes as finished if the last commit was the final commit of training.
 
@@ -272,58 +279,60 @@ def _with_ends(
     workers.
     """
     return [
-        dataclasses.replace(life, is_finished=True)
-        if life.exit is None
-        and any(e["because"] == "finished" for e in _during(commits, life)[-1:])
-        else life
-        for life in lives
+        dataclasses.replace(lifetime, is_finished=True)
+        if lifetime.exit is None
+        and any(e["because"] == "finished" for e in _during(commits, lifetime)[-1:])
+        else lifetime
+        for lifetime in lifetimes
     ]
 
 
-def _is_told(lives: Sequence[ProcessLifetime]) -> bool:
+def _has_records(lifetimes: Sequence[ProcessLifetime]) -> bool:
     """Returns whether a worker has records, and so known steps."""
-    return any(life.records for life in lives)
+    return any(lifetime.records for lifetime in lifetimes)
 
 
 def _spans(
-    lives: Sequence[ProcessLifetime], commits: Sequence[Record], standing: int | None
+    lifetimes: Sequence[ProcessLifetime],
+    commits: Sequence[Record],
+    standing: int | None,
 ) -> list[Span]:
     """Returns the spans of a worker: the lifetimes, and the time in between."""
     spans: list[Span] = []
-    kept = _kept(lives, standing)
-    for number, life in enumerate(lives):
-        if _is_told(lives):
-            mine = make_spans(life, _during(commits, life))
+    kept = _kept(lifetimes, standing)
+    for number, lifetime in enumerate(lifetimes):
+        if _has_records(lifetimes):
+            mine = make_spans(lifetime, _during(commits, lifetime))
         else:
-            mine = [Span(phase=Phase.UNKNOWN, begin=life.begin, end=life.end)]
+            mine = [Span(phase=Phase.UNKNOWN, begin=lifetime.begin, end=lifetime.end)]
         step = kept[number]
-        if step is not None and (at := _reached_at(life, mine, step, commits)):
+        if step is not None and (at := _reached_at(lifetime, mine, step, commits)):
             mine = lose(mine, at)
         spans += mine
-        if number + 1 < len(lives) and not life.is_finished:
-            end, begin = life.end, lives[number + 1].begin
-            phase = Phase.DOWN if _has_end(life) else Phase.UNKNOWN
+        if number + 1 < len(lifetimes) and not lifetime.is_finished:
+            end, begin = lifetime.end, lifetimes[number + 1].begin
+            phase = Phase.DOWN if _has_end(lifetime) else Phase.UNKNOWN
             if begin > end:
                 spans.append(Span(phase=phase, begin=end, end=begin))
     return spans
 
 
-def _has_end(life: ProcessLifetime) -> bool:
+def _has_end(lifetime: ProcessLifetime) -> bool:
     """Returns whether the end of a lifetime was recorded."""
-    return life.code is not None or life.exit is not None
+    return lifetime.code is not None or lifetime.exit is not None
 
 
-def _during(commits: Sequence[Record], life: ProcessLifetime) -> list[Record]:
+def _during(commits: Sequence[Record], lifetime: ProcessLifetime) -> list[Record]:
     """Returns the chief's commits during a worker's lifetime.
 
     If clocks differ, commits of a different lifetime may seem to be inside, but are
     recognized by the steps.
     """
-    first = 0 if life.restored is None else life.restored["step"]
-    last = math.inf if life.exit is None else life.exit["step"]
+    first = 0 if lifetime.restored is None else lifetime.restored["step"]
+    last = math.inf if lifetime.exit is None else lifetime.exit["step"]
     return [
         each
-        for each in _between(commits, life.begin, life.end + _INSTANT)
+        for each in _between(commits, lifetime.begin, lifetime.end + _INSTANT)
         if first <= each["step"] <= last
     ]
 
@@ -334,7 +343,9 @@ def _between(events: Sequence[Record], begin: float, end: float) -> Sequence[Rec
     return events[first : bisect.bisect_right(events, end, key=_at)]
 
 
-def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | None]:
+def _kept(
+    lifetimes: Sequence[ProcessLifetime], standing: int | None
+) -> list[int | None]:
     """Returns, for every lifetime, the step up to which its training was not lost.
 
     This is the lowest step from which a later lifetime resumed; for the last lifetime,
@@ -342,13 +353,13 @@ def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | 
     was complete.
     """
     kept: list[int | None] = []
-    limit = standing if lives[-1].is_over else None
-    for life in reversed(lives):
-        if life.is_finished:
+    limit = standing if lifetimes[-1].is_over else None
+    for lifetime in reversed(lifetimes):
+        if lifetime.is_finished:
             limit = None
         kept.append(limit)
-        if life.restored is not None:
-            step = life.restored["step"]
+        if lifetime.restored is not None:
+            step = lifetime.restored["step"]
             limit = step if limit is None else min(limit, step)
     return kept[::-1]
 
@@ -363,21 +374,21 @@ def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
         return int(commit["step"])
     ends = {each.exit["outcome"] for each in lead if each.exit is not None}
-    is_known = last.worker == 0 and _is_told(lead)
+    is_known = last.worker == 0 and _has_records(lead)
     if not is_known or ends & {"committed", "finished"}:
         return None
     return 0 if last.restored is None else int(last.restored["step"])
 
 
 def _milestones(
-    life: ProcessLifetime, commits: Sequence[Record]
+    lifetime: ProcessLifetime, commits: Sequence[Record]
 ) -> list[tuple[float, int]]:
     """Returns the known points (time, step) of a lifetime; both increase."""
     found: list[tuple[float, int]] = []
-    if life.restored is not None:
-        found.append((life.restored.at, life.restored["step"]))
-    found += [(e.at, e["step"]) for e in life.of("firststep", "metrics", "exit")]
-    for each in _during(commits, life):
+    if lifetime.restored is not None:
+        found.append((lifetime.restored.at, lifetime.restored["step"]))
+    found += [(e.at, e["step"]) for e in lifetime.of("firststep", "metrics", "exit")]
+    for each in _during(commits, lifetime):
         found.append((each.at - each["save_seconds"], each["step"]))
     row: list[tuple[float, int]] = []
     for at, step in sorted(found):
@@ -387,33 +398,36 @@ def _milestones(
 
 
 def _reached_at(
-    life: ProcessLifetime, spans: Sequence[Span], step: int, commits: Sequence[Record]
+    lifetime: ProcessLifetime,
+    spans: Sequence[Span],
+    step: int,
+    commits: Sequence[Record],
 ) -> float | None:
     """Estimates the time when a lifetime reached a step.
 
     Args:
-        life: lifetime of a worker.
+        lifetime: lifetime of a worker.
         spans: spans of the lifetime.
         step: step up to which the training was not lost.
         commits: commits of the run.
     """
-    row = _milestones(life, commits)
+    row = _milestones(lifetime, commits)
     if not row:
         return None
     if step < row[0][1]:
         # A later start resumed from an older step, so everything is lost.
-        return life.begin
+        return lifetime.begin
     at, known = [each for each in row if each[1] <= step][-1]
     later = [each for each in row if each[1] > step]
     if later:
         until, more = later[0]
         share = (step - known) / (more - known)
         return _after(spans, at, share * (trained(spans, until) - trained(spans, at)))
-    if life.exit is not None:
+    if lifetime.exit is not None:
         return None
     if step == known:
         return at  # the process was killed: everything after the newest commit is lost
-    seconds = _step_seconds(commits, life)
+    seconds = _step_seconds(commits, lifetime)
     return _after(spans, at, (step - known) * seconds) if seconds else None
 
 
@@ -428,23 +442,29 @@ def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
 
 
 def _step_seconds(
-    commits: Sequence[Record], life: ProcessLifetime | None = None
+    commits: Sequence[Record], lifetime: ProcessLifetime | None = None
 ) -> float | None:
     """Returns the newest mean step time of a process; if unknown, of the run."""
-    own = [] if life is None else _during(commits, life)
+    own = [] if lifetime is None else _during(commits, lifetime)
     known = (each["step_seconds"] for each in (*reversed(own), *reversed(commits)))
     return next((seconds for seconds in known if seconds), None)
 
 
-def _reached(life: ProcessLifetime, commits: Sequence[Record]) -> tuple[int, bool]:
+def _reached(lifetime: ProcessLifetime, commits: Sequence[Record]) -> tuple[int, bool]:
     """Returns the newest known step, and whether later steps may be unrecorded."""
-    row = _milestones(life, commits)
+    row = _milestones(lifetime, commits)
     if row:
         step = row[-1][1]
     else:  # no records yet: the process resumes from the newest commit
-        step = next((e["step"] for e in _between(commits, -math.inf, life.end)[-1:]), 0)
-    is_known = life.exit is not None or not life.is_over or not life.of("firststep")
-    return step, not (is_known or life.is_finished)
+        step = next(
+            (e["step"] for e in _between(commits, -math.inf, lifetime.end)[-1:]), 0
+        )
+    is_known = (
+        lifetime.exit is not None
+        or not lifetime.is_over
+        or not lifetime.of("firststep")
+    )
+    return step, not (is_known or lifetime.is_finished)
 
 
 # --- what happened -------------------------------------------------------------------
@@ -459,41 +479,41 @@ def _interruptions(
 ) -> list[Interruption]:
     """Finds the interruptions, in the lifetimes of the first worker with records."""
     found = []
-    heard = [each for each in events if each.event == "notice"]
-    for number, life in enumerate(lead):
-        if life.is_finished or not life.is_over:
+    all_notices = [each for each in events if each.event == "notice"]
+    for number, lifetime in enumerate(lead):
+        if lifetime.is_finished or not lifetime.is_over:
             continue
         later = lead[number + 1 :]
-        notices = _between(heard, life.begin, life.end)
-        at = min((each.at for each in notices), default=life.end)
-        saved = _served_by(life, commits)
+        notices = _between(all_notices, lifetime.begin, lifetime.end)
+        at = min((each.at for each in notices), default=lifetime.end)
+        saved = _served_by(lifetime, commits)
         took = None if saved is None else saved["notice_to_commit_seconds"]
         if saved is not None and took is None and notices:
             took = max(0.0, saved.at - at)
         restored = next((each.restored for each in later if each.restored), None)
-        end = bisect.bisect_left(spans, life.end, key=_begin)
-        mine = spans[bisect.bisect_left(spans, life.begin, key=_begin) : end]
-        step, is_estimated = _reached(life, commits)
-        back, told = standing, None
+        end = bisect.bisect_left(spans, lifetime.end, key=_begin)
+        mine = spans[bisect.bisect_left(spans, lifetime.begin, key=_begin) : end]
+        step, is_estimated = _reached(lifetime, commits)
+        back, reached = standing, None
         if restored is not None:
-            back, told = int(restored["step"]), restored["reached"]
-            step = max(step, back) if life.records else back
+            back, reached = int(restored["step"]), restored["reached"]
+            step = max(step, back) if lifetime.records else back
         if is_estimated:
-            guess = step + _steps_after(life, mine, commits, step)
-            seconds = _step_seconds(commits, life)
-            step = guess if told is None else _near(guess, told, step, seconds)
+            guess = step + _steps_after(lifetime, mine, commits, step)
+            seconds = _step_seconds(commits, lifetime)
+            step = guess if reached is None else _near(guess, reached, step, seconds)
         lost = None if back is None else max(0, step - back)
-        if life.restored is None and life.records:
+        if lifetime.restored is None and lifetime.records:
             # The start failed; its lost steps are counted for an earlier lifetime.
             lost = 0
-        down = later[0].begin - life.end if later and _has_end(life) else None
+        down = later[0].begin - lifetime.end if later and _has_end(lifetime) else None
         again = next((s.begin for s in spans[end:] if s.phase in MADE_STEPS), None)
         found.append(
             Interruption(
                 at=at,
-                cause=_cause(life),
+                cause=_cause(lifetime),
                 sources=_sources(notices),
-                step=step if _is_told(lead) else None,
+                step=step if _has_records(lead) else None,
                 is_estimated=is_estimated,
                 saved_step=None if saved is None else saved["step"],
                 notice_to_commit_seconds=took,
@@ -507,43 +527,46 @@ def _interruptions(
     return found
 
 
-def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
+def _served_by(lifetime: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
     """Returns the commit made before a process exited because of a notice.
 
     If a notice arrives during a periodic save, the process may exit after this save.
     Returns None if there was no commit.
     """
     step = None
-    if life.exit is not None and life.exit["outcome"] == "committed":
-        step = life.exit["step"]
-    for commit in reversed(_during(commits, life)):
+    if lifetime.exit is not None and lifetime.exit["outcome"] == "committed":
+        step = lifetime.exit["step"]
+    for commit in reversed(_during(commits, lifetime)):
         if commit["because"] == "preemption" or commit["step"] == step:
             return commit
     return None
 
 
 def _steps_after(
-    life: ProcessLifetime, spans: Sequence[Span], commits: Sequence[Record], step: int
+    lifetime: ProcessLifetime,
+    spans: Sequence[Span],
+    commits: Sequence[Record],
+    step: int,
 ) -> int:
     """Estimates how many steps a killed worker trained after its last recorded step."""
-    seconds, row = _step_seconds(commits, life), _milestones(life, commits)
+    seconds, row = _step_seconds(commits, lifetime), _milestones(lifetime, commits)
     if not seconds or not row:
         return 0
-    made = trained(spans, life.end) - trained(spans, row[-1][0])
+    made = trained(spans, lifetime.end) - trained(spans, row[-1][0])
     return max(0, round(made / seconds) - (step - row[-1][1]))
 
 
-def _near(guess: int, told: int, step: int, seconds: float | None) -> int:
+def _near(guess: int, reported: int, step: int, seconds: float | None) -> int:
     """Limits an estimated step to the range that the last status report allows.
 
     Args:
         guess: estimated step.
-        told: step in the last status report, written at most `REPORT_INTERVAL`
+        reported: step in the last status report, written at most `REPORT_INTERVAL`
             seconds before the end.
         step: newest step from the records.
         seconds: mean step time; None if unknown.
     """
-    least = max(told, step)
+    least = max(reported, step)
     more = round(REPORT_INTERVAL / seconds) if seconds else 0
     return min(max(guess, least), least + more)
 
@@ -555,19 +578,19 @@ def _sources(notices: Sequence[Record]) -> dict[str, tuple[int, ...]]:
     return {source: tuple(sorted(workers)) for source, workers in found.items()}
 
 
-def _cause(life: ProcessLifetime) -> str:
-    if life.cause is not None and life.cause != "finished":
+def _cause(lifetime: ProcessLifetime) -> str:
+    if lifetime.cause is not None and lifetime.cause != "finished":
         # Trust the supervisor: on a preemption a program may exit with code 0.
-        return life.cause
-    if life.exit is None:
+        return lifetime.cause
+    if lifetime.exit is None:
         return "killed"
-    return "failure" if life.exit["outcome"] == "failed" else "preemption"
+    return "failure" if lifetime.exit["outcome"] == "failed" else "preemption"
 
 
-def _outcome(lives: Sequence[ProcessLifetime]) -> str:
+def _outcome(lifetimes: Sequence[ProcessLifetime]) -> str:
     # Ignore processes that have ended without a restore: they did not train.
-    begun = [each for each in lives if each.restored or not each.is_over]
-    last = begun[-1] if begun else lives[-1]
+    begun = [each for each in lifetimes if each.restored or not each.is_over]
+    last = begun[-1] if begun else lifetimes[-1]
     if last.is_finished:
         return "finished"
     return "interrupted" if last.is_over else "running"
@@ -604,24 +627,25 @@ _ELSEWHERE = (
 
 
 def _missing(
-    lives: Mapping[int, Sequence[ProcessLifetime]], workers: Sequence[ReportedWorker]
+    lifetimes: Mapping[int, Sequence[ProcessLifetime]],
+    workers: Sequence[ReportedWorker],
 ) -> list[str]:
     found = []
-    silent = [index for index, mine in lives.items() if not _is_told(mine)]
-    causes = {life.cause for mine in lives.values() for life in mine}
-    if len(silent) == len(lives) and causes == {Cause.FAILURE.value}:
+    silent = [index for index, mine in lifetimes.items() if not _has_records(mine)]
+    causes = {lifetime.cause for mine in lifetimes.values() for lifetime in mine}
+    if len(silent) == len(lifetimes) and causes == {Cause.FAILURE.value}:
         found.append(
             "every start of the program failed, and no worker has records: probably "
             "the program failed before it created a handler or began a fit. The logs "
             "of the workers show the error (by default in logs/ of the checkpoint "
             "directory)"
         )
-    elif len(silent) == len(lives):
+    elif len(silent) == len(lifetimes):
         found.append(
             "only a supervisor has records, and no worker: steps, commits and the use "
             f"of time are unknown. {_ELSEWHERE}"
         )
-    elif 0 in silent or 0 not in lives:
+    elif 0 in silent or 0 not in lifetimes:
         found.append(
             "no records of worker 0, which records the commits: saves and lost steps "
             f"are unknown. {_ELSEWHERE}"
@@ -629,7 +653,7 @@ def _missing(
     for worker in workers:
         gaps = [s.seconds for s in worker.spans if s.phase is Phase.UNKNOWN]
         if worker.index in silent:
-            if worker.index and len(silent) < len(lives):
+            if worker.index and len(silent) < len(lifetimes):
                 found.append(
                     f"worker {worker.index} has no records: its time is counted as "
                     "OTHER"
@@ -642,22 +666,22 @@ def _missing(
     return found
 
 
-def _skew(lives: Sequence[ProcessLifetime], commits: Sequence[Record]) -> list[str]:
+def _skew(lifetimes: Sequence[ProcessLifetime], commits: Sequence[Record]) -> list[str]:
     """Returns warnings about workers whose clock differs from the chief's clock."""
     made: dict[int, list[float]] = {}
     for each in commits:
         if each["because"] == "preemption":
             made.setdefault(each["step"], []).append(each.at)
     largest: dict[int, float] = {}
-    for life in lives:
-        if life.exit is None or life.exit["outcome"] != "committed":
+    for lifetime in lifetimes:
+        if lifetime.exit is None or lifetime.exit["outcome"] != "committed":
             continue
-        exit_at, step = life.exit.at, life.exit["step"]
+        exit_at, step = lifetime.exit.at, lifetime.exit["step"]
         apart = [exit_at - at for at in made.get(step, ())]
         if apart:
             least = min(apart, key=abs)
-            if abs(least) > max(_SKEW_SECONDS, abs(largest.get(life.worker, 0.0))):
-                largest[life.worker] = least
+            if abs(least) > max(_SKEW_SECONDS, abs(largest.get(lifetime.worker, 0.0))):
+                largest[lifetime.worker] = least
     return [
         f"worker {worker} exited {seconds:+.1f} s after its last commit: its clock "
         "differs from the clock of worker 0, and its timeline is shifted"

@@ -131,10 +131,10 @@ def _row(record: Record, fields: Sequence[str]) -> dict[str, Any]:
 
 def to_json(report: RunReport) -> dict[str, Any]:
     """Returns a report as values for JSON; every key is present."""
-    told = dataclasses.asdict(report)
-    del told["account"], told["own_metrics"]
+    fields = dataclasses.asdict(report)
+    del fields["account"], fields["own_metrics"]
     return {
-        **told,
+        **fields,
         "commits": [_row(each, _COMMIT) for each in report.commits],
         "restores": [_row(each, _RESTORE) for each in report.restores],
         "seconds": report.seconds,

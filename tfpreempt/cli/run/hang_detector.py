@@ -32,7 +32,7 @@ _STEPS = 20
 _TRACES = 2  # times the first step: a later step may be traced and compiled again
 _KEPT = 101  # number of step times for the median
 # Phases that do not excuse a process that is stopped (state T).
-_ALSO_WATCHED_IF_STOPPED = (WorkerPhase.APART, WorkerPhase.WAITS)
+_NOT_EXEMPT_IF_STOPPED = (WorkerPhase.APART, WorkerPhase.WAITS)
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,8 +48,8 @@ class WorkerProgress:
 
     timeout: float
     heartbeat: Heartbeat | None = None
-    _beat: int = -1
-    _heard: float = 0.0  # time of the newest heartbeat
+    _number: int = -1
+    _received_at: float = 0.0  # time of the newest heartbeat
     _at: Heartbeat | None = None  # heartbeat at the newest boundary or change of phase
     _since: float = 0.0  # time of `_at`
     _first: float = 0.0  # longest first step, with the work of the program before
@@ -57,17 +57,17 @@ class WorkerProgress:
         default_factory=lambda: collections.deque(maxlen=_KEPT)
     )
 
-    def see(self, now: float, beat: int, heartbeat: Heartbeat) -> None:
+    def see(self, now: float, number: int, heartbeat: Heartbeat) -> None:
         """Processes the newest heartbeat of the worker.
 
         Args:
             now: present time.
-            beat: number of the heartbeat.
+            number: number of the heartbeat.
             heartbeat: contents of the heartbeat.
         """
         self.heartbeat = heartbeat
-        if beat != self._beat:
-            self._beat, self._heard = beat, now
+        if number != self._number:
+            self._number, self._received_at = number, now
         at = self._at
         if at and (at.boundaries, at.stage) == (heartbeat.boundaries, heartbeat.stage):
             return
@@ -94,7 +94,7 @@ class WorkerProgress:
     @property
     def since(self) -> float:
         """Time when the limit begins."""
-        return self._heard if self.is_exempt else self._since
+        return self._received_at if self.is_exempt else self._since
 
     @property
     def limit(self) -> float:
@@ -143,7 +143,7 @@ class HangDetector:
         self._timeout = AUTO if timeout is None else timeout
         count = 0 if timeout is None else workers
         self._files = [HeartbeatFile() for _ in range(count)]
-        self._lives: list[WorkerProgress] = []
+        self._progress: list[WorkerProgress] = []
         self._asked: list[int] = []
         self._now = self._looked = 0.0
 
@@ -155,7 +155,7 @@ class HangDetector:
         """Clears the heartbeats before the workers are started."""
         for file in self._files:
             file.clear()
-        self._lives = [WorkerProgress(self._timeout) for _ in self._files]
+        self._progress = [WorkerProgress(self._timeout) for _ in self._files]
         self._asked = []
 
     def look(self, now: float, running: Sequence[int]) -> float | None:
@@ -179,20 +179,20 @@ class HangDetector:
         if not self._files or not running or self._asked:
             return None
         for worker in running:
-            if not (told := self._files[worker].read()):
+            if not (found := self._files[worker].read()):
                 continue
-            beat, heartbeat = told
+            number, heartbeat = found
             state = _state(heartbeat.pid)
             if not state:  # the process has ended; a shell may start another program
                 self._files[worker].clear()
-                self._lives[worker] = WorkerProgress(self._timeout)
+                self._progress[worker] = WorkerProgress(self._timeout)
                 continue
-            if heartbeat.stage in _ALSO_WATCHED_IF_STOPPED and state.startswith("T"):
+            if heartbeat.stage in _NOT_EXEMPT_IF_STOPPED and state.startswith("T"):
                 heartbeat = dataclasses.replace(heartbeat, stage=WorkerPhase.STEPS)
-            self._lives[worker].see(self._now, beat, heartbeat)
-        lives = [self._lives[worker] for worker in running]
-        awaited = [life for life in lives if life.is_exempt] or lives
-        due = min(life.since + life.limit for life in awaited)
+            self._progress[worker].see(self._now, number, heartbeat)
+        workers = [self._progress[worker] for worker in running]
+        awaited = [progress for progress in workers if progress.is_exempt] or workers
+        due = min(progress.since + progress.limit for progress in awaited)
         return None if due == math.inf else now + due - self._now
 
     @property
@@ -205,19 +205,19 @@ class HangDetector:
         heartbeats = {
             each: heartbeat
             for each in running
-            if (heartbeat := self._lives[each].heartbeat)
+            if (heartbeat := self._progress[each].heartbeat)
         }
         ahead = max(heartbeat.boundaries for heartbeat in heartbeats.values())
         hangs = []
         for worker, heartbeat in heartbeats.items():
-            life, state = self._lives[worker], _state(heartbeat.pid)
+            progress, state = self._progress[worker], _state(heartbeat.pid)
             hangs.append(
                 Hang(
                     worker=worker,
                     step=heartbeat.step,
                     is_behind=heartbeat.boundaries < ahead,
                     stage=heartbeat.stage,
-                    seconds=self._now - life.since,
+                    seconds=self._now - progress.since,
                     state=state or "has ended",
                 )
             )

@@ -111,7 +111,7 @@ class WorkerLog:
         if self._console is not None:
             self._console.flush()
 
-    def say(self, text: str) -> None:
+    def add_line(self, text: str) -> None:
         """Adds a line in place of the output of a worker that cannot be started."""
         with self._lock:
             self._add(f"{text}\n".encode())
@@ -172,8 +172,8 @@ class WorkerLog:
         try:
             if self._left_out:
                 self._make_directory()
-                said = f"up to {self._left_out} bytes of output lost: disk full"
-                self._write(self._own_line(said))
+                text = f"up to {self._left_out} bytes of output lost: disk full"
+                self._write(self._own_line(text))
                 self._left_out = 0
             self._write(data)
         except OSError as error:

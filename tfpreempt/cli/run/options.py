@@ -95,21 +95,21 @@ class RunOptions:
             restart: number of restarts so far.
             ports: ports of the local cluster; empty with a given TF_CONFIG.
         """
-        told = {
+        own = {
             "TFPREEMPT_SUPERVISED": incarnation,
             "TFPREEMPT_NUM_RESTARTS": str(restart),
             "TFPREEMPT_JOURNAL_DIR": str(self.journal_dir),
         }
         if self.checkpoint_dir is not None:
-            told["TFPREEMPT_CHECKPOINT_DIR"] = self.checkpoint_dir
+            own["TFPREEMPT_CHECKPOINT_DIR"] = self.checkpoint_dir
         if self.mirror_dir is not None:
-            told["TFPREEMPT_MIRROR_DIR"] = self.mirror_dir
+            own["TFPREEMPT_MIRROR_DIR"] = self.mirror_dir
         if self.task is None:
-            told["TF_CONFIG"] = make_tf_config(ports, worker)
-            told["TFPREEMPT_INCARNATION"] = incarnation
+            own["TF_CONFIG"] = make_tf_config(ports, worker)
+            own["TFPREEMPT_INCARNATION"] = incarnation
         if self.memory is not None:
-            told |= self.memory.to_environment()
+            own |= self.memory.to_environment()
         # Not inherited: an outer supervisor may have set them.
         lent = (*VARIABLES, heartbeat.VARIABLE)
         given = {k: v for k, v in self.environment.items() if k not in lent}
-        return {**given, **told}
+        return {**given, **own}

@@ -77,24 +77,24 @@ class Reporter:
         """
         self._incarnation = incarnation
         count, event = len(pids), "restarted" if restart else "started"
-        told: dict[str, Any] = {"incarnation": incarnation, "restart": restart}
-        told |= {"workers": count, "pids": list(pids), "first_worker": first_worker}
-        told["owner"] = dataclasses.asdict(lease_record.this_process(0.0))
-        self._add(event, **told)
-        self._say(f"started {count} worker(s), restart {restart} ({incarnation})")
+        fields: dict[str, Any] = {"incarnation": incarnation, "restart": restart}
+        fields |= {"workers": count, "pids": list(pids), "first_worker": first_worker}
+        fields["owner"] = dataclasses.asdict(lease_record.this_process(0.0))
+        self._add(event, **fields)
+        self._print(f"started {count} worker(s), restart {restart} ({incarnation})")
 
     def worker_ended(self, ended: WorkerExit, log: Path | None) -> None:
         """Records the end of a worker; `log` is named in the message, if not None."""
-        told = dataclasses.asdict(ended) | {"code": ended.code}
-        del told["at"]
-        self._add("worker_ended", incarnation=self._incarnation, **told)
+        fields = dataclasses.asdict(ended) | {"code": ended.code}
+        del fields["at"]
+        self._add("worker_ended", incarnation=self._incarnation, **fields)
         hint = "" if log is None else f", see {log}"
-        self._say(f"worker {ended.worker} ended: {ended.describe()}{hint}")
+        self._print(f"worker {ended.worker} ended: {ended.describe()}{hint}")
 
     def stop_requested(self, signal_name: str) -> None:
         """Records that the supervisor received a signal to stop."""
         self._add("stop_requested", signal=signal_name)
-        self._say(f"received {signal_name}")
+        self._print(f"received {signal_name}")
 
     def stop_requested_again(
         self, workers: Sequence[int], seconds: float | None
@@ -103,7 +103,7 @@ class Reporter:
         self._add("stop_requested_again", workers=workers, seconds=seconds)
         whom = _names(workers) if workers else "child processes of the workers"
         limit = "" if seconds is None else f" (at most {seconds:.0f} s)"
-        self._say(
+        self._print(
             f"still waiting for {whom}{limit}. Another Ctrl-C kills the processes at "
             "once; steps without a commit are then lost"
         )
@@ -119,30 +119,34 @@ class Reporter:
             more: end of the message: the reason, or what follows.
         """
         self._add("workers_signaled", signal=signal_name, workers=workers)
-        self._say(f"sent {signal_name} to {_names(workers)}{more}")
+        self._print(f"sent {signal_name} to {_names(workers)}{more}")
 
     def hung(self, hangs: Sequence[Hang]) -> None:
         """Records that a hang was detected."""
-        told = [
+        fields = [
             dataclasses.asdict(each) | {"stage": each.stage.name.lower()}
             for each in hangs
         ]
-        self._add("hang", incarnation=self._incarnation, workers=told)
-        self._say("workers are hung:", *(_how(each) for each in hangs))
+        self._add("hang", incarnation=self._incarnation, workers=fields)
+        self._print("workers are hung:", *(_how(each) for each in hangs))
 
     def stacks(self, stacks: Mapping[int, str]) -> None:
         """Records the stacks of hung workers; "" if a worker has written none."""
         for worker, text in stacks.items():
-            told = {"incarnation": self._incarnation, "worker": worker, "stacks": text}
-            self._add("stacks", **told)
+            fields = {
+                "incarnation": self._incarnation,
+                "worker": worker,
+                "stacks": text,
+            }
+            self._add("stacks", **fields)
             if not text:
-                self._say(f"worker {worker} wrote no stacks")
+                self._print(f"worker {worker} wrote no stacks")
                 continue
             # The main thread is last.
             main = text.rstrip().rpartition("\n\n")[2].splitlines()
             own = [line for line in main[_NEWEST_LINES:] if _LIBRARIES not in line]
             shown = (main[:_NEWEST_LINES] + own)[:_SHOWN_LINES]
-            self._say(
+            self._print(
                 f"stack of worker {worker} (all threads: {self.journal.path}):",
                 *(f"  | {line}" for line in shown),
             )
@@ -154,7 +158,7 @@ class Reporter:
         """
         if failure.worker == 0 and self.shows_worker_0:
             return
-        self._say(
+        self._print(
             f"worker {failure.worker} failed ({failure.describe()}); error in {log}:",
             *(f"  | {line}" for line in lines),
         )
@@ -179,9 +183,9 @@ class Reporter:
             if idle > 1:
                 used += f", in a row without progress: {idle}"
             delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
-            self._say(f"restarting after a {verdict.cause.value}{delay} ({used})")
+            self._print(f"restarting after a {verdict.cause.value}{delay} ({used})")
         elif verdict.cause is Cause.NO_PROGRESS:
-            self._say(
+            self._print(
                 f"giving up: {spent.idle_in_a_row} preemptions in a row without a "
                 "newer commit in the checkpoint directory and without a run of "
                 f"{limits.backoff_reset:g} s. Either a notice stays active on this "
@@ -190,13 +194,13 @@ class Reporter:
                 "--max-preemptions-without-progress allows more"
             )
         elif verdict.cause is Cause.FAILURE_RATE:
-            self._say(
+            self._print(
                 f"giving up: {len(spent.failed_at)} failures within an hour, with "
                 "progress between failures. See the errors in the workers' logs; "
                 f"--max-failures {len(spent.failed_at)} allows as many per hour"
             )
         elif verdict.cause is Cause.MOVED:
-            self._say(
+            self._print(
                 "giving up: the checkpoint directory was moved or replaced after the "
                 "start, and a restart would train from scratch. Mount the directory "
                 "again or move it back, and run the command again"
@@ -214,8 +218,8 @@ class Reporter:
             why: description of the last failure; "" without a failure.
         """
         spent = verdict.spent
-        told = {"code": verdict.code, "starts": starts, "seconds": seconds}
-        self._add("exited", cause=verdict.cause.value, **told, **_counts(spent))
+        fields = {"code": verdict.code, "starts": starts, "seconds": seconds}
+        self._add("exited", cause=verdict.cause.value, **fields, **_counts(spent))
         journal = self.journal.path.parent
         if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
             advice = (
@@ -229,10 +233,10 @@ class Reporter:
             if max(times, default=0.0) < began:
                 before = f"{found}, all made before this run: " if found else ""
                 found = f"{before}{advice}"
-            self._say(f"no worker wrote a journal in {journal}: {found}")
+            self._print(f"no worker wrote a journal in {journal}: {found}")
         # The signal to stop is not counted, although it is usually a preemption.
         earlier = "earlier " if verdict.cause is Cause.STOPPED else ""
-        self._say(
+        self._print(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
             f"starts: {starts}, {earlier}preemptions: {spent.preemptions}, "
             f"{earlier}failures: {spent.failures}, time: {seconds:.1f} s"
@@ -244,7 +248,7 @@ class Reporter:
         if not self._has_told_loss:
             self._has_told_loss = True
             self._add("log_lost", log=str(log), error=str(error))
-            self._say(
+            self._print(
                 f"cannot write the log {log}: {error}. Training continues; output of "
                 "the workers is lost until the disk has space"
             )
@@ -254,7 +258,7 @@ class Reporter:
         if not self._has_told_metrics_loss:
             self._has_told_metrics_loss = True
             self._add("metrics_lost", file=str(path), error=str(error))
-            self._say(
+            self._print(
                 f"cannot write the metrics to {path}: {error}. Training continues"
             )
 
@@ -269,7 +273,7 @@ class Reporter:
             durable=event == "exited",
         )
 
-    def _say(self, text: str, *more: str) -> None:
+    def _print(self, text: str, *more: str) -> None:
         # `feed` returns fast: the supervisor's main thread must not be delayed.
         lines = "".join(f"{plain(line)}\n" for line in (f"tfpreempt: {text}", *more))
         self.console.feed(lines.encode())

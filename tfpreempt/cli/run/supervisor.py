@@ -237,16 +237,18 @@ class Supervisor:
         self.watch.begin()
         for worker, log in enumerate(self.logs):
             log.begin(f"{options.label(worker)} starts, restart {restart}, {name}")
-            told = options.worker_environment(worker, name, restart, ports)
-            told |= self.watch.to_environment(worker)
+            environment = options.worker_environment(worker, name, restart, ports)
+            environment |= self.watch.to_environment(worker)
             pid, error = None, obstacle
             if error is None:
                 try:
-                    pid = self.fleet.start(worker, options.command, told, log.writing)
+                    pid = self.fleet.start(
+                        worker, options.command, environment, log.writing
+                    )
                 except OSError as refused:
                     error = refused
             if error is not None:
-                log.say(f"{options.label(worker)} cannot be started: {error}")
+                log.add_line(f"{options.label(worker)} cannot be started: {error}")
             pids.append(pid)
         self.reporter.started(name, restart, pids, options.first_worker)
         self.seen = SupervisorState(
@@ -322,8 +324,8 @@ class Supervisor:
             return ""
         log = self.logs[failure.worker]
         line = log.error_line() if failure.returncode > 0 else ""
-        said = textwrap.shorten(line, _LINE_LENGTH, placeholder=" ...")
-        return f"worker {failure.worker}, {failure.describe()}: {said or log.path}"
+        text = textwrap.shorten(line, _LINE_LENGTH, placeholder=" ...")
+        return f"worker {failure.worker}, {failure.describe()}: {text or log.path}"
 
     def _add_exit(self, worker: int, code: ReturnCode, now: float) -> None:
         """Records that a worker has ended, or could not be started."""
@@ -363,14 +365,14 @@ class Supervisor:
         times = [] if seconds is None else [max(0.0, seconds)]
         if self.fleet.has_leftovers:
             times.append(_LEFTOVER_SECONDS)
-        told = self.wait(min(times, default=None))
-        if told is None or told == signal.SIGCHLD:
+        signum = self.wait(min(times, default=None))
+        if signum is None or signum == signal.SIGCHLD:
             return
         now, grace = self.clock.monotonic(), self.options.limits.grace
         if self.seen.stop_at is None:
             self._note(stop_at=now)
-            self.reporter.stop_requested(told.name)
-        elif told in (signal.SIGINT, signal.SIGQUIT):
+            self.reporter.stop_requested(signum.name)
+        elif signum in (signal.SIGINT, signal.SIGQUIT):
             self._note(urges=self.seen.urges + 1)
             if not self.seen.is_urged:
                 left = grace and max(0.0, self.seen.stop_at + grace - now)

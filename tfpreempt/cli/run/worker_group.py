@@ -74,7 +74,7 @@ class WorkerGroup:
 
     def end_orderly(self) -> None:
         """Tells the guard about the last record of the supervisor."""
-        self._tell_guard(".\n")
+        self._send_to_guard(".\n")
 
     def close(self) -> None:
         """Closes the guard's input; the guard ends remaining processes, and exits."""
@@ -118,7 +118,7 @@ class WorkerGroup:
             start_new_session=True,
         )
         self._started.append(process)
-        self._tell_guard(f"+{process.pid}\n")
+        self._send_to_guard(f"+{process.pid}\n")
         self._running[worker] = process
         return process.pid
 
@@ -143,7 +143,7 @@ class WorkerGroup:
         for group, killed_at in list(self._left_behind.items()):
             if not _signal_group(group, 0):
                 del self._left_behind[group]
-                self._tell_guard(f"-{group}\n")
+                self._send_to_guard(f"-{group}\n")
             elif now >= killed_at:
                 _signal_group(group, signal.SIGKILL)
         return ended
@@ -183,7 +183,7 @@ class WorkerGroup:
         for group in [p.pid for p in self._running.values()] + list(self._left_behind):
             _signal_group(group, signal.SIGKILL)
 
-    def _tell_guard(self, line: str) -> None:
+    def _send_to_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
         # Ignore the end of the guard: the guard is needed only if this process is
         # killed.

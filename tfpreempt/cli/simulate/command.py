@@ -136,10 +136,10 @@ def _signal(
             echo(f"sent {number.name} to worker {worker.index}, process {worker.pid}")
         for worker in held if seconds else ():
             has_ended = worker.wait_ended(max(0.0, limit - time.monotonic()))
-            _tell(worker, began, has_ended)
+            _report_exit(worker, began, has_ended)
 
 
-def _tell(worker: RunningWorker, began: float, has_ended: bool) -> None:
+def _report_exit(worker: RunningWorker, began: float, has_ended: bool) -> None:
     """Prints the records that a worker has written since the signal.
 
     Raises:

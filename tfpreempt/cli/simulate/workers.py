@@ -151,9 +151,9 @@ def _find_workers(journal: Path) -> dict[int, int]:
 
 def _choose(pids: set[int], journal: Path, index: int) -> int:
     """Returns the worker among the processes with the journal open for writing."""
-    told = read_worker_status(status_path(journal, index))
-    if told is not None and told.pid in pids:
-        return told.pid
+    status = read_worker_status(status_path(journal, index))
+    if status is not None and status.pid in pids:
+        return status.pid
     return min(pid for pid in pids if _parent(pid) not in pids)
 
 

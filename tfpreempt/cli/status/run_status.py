@@ -124,14 +124,14 @@ class RunStatus:
     @property
     def stepped_at(self) -> float | None:
         """Time of the newest step of any worker."""
-        told = [w.stepped_at for w in self.workers if w.stepped_at is not None]
-        return max(told, default=None)
+        known = [w.stepped_at for w in self.workers if w.stepped_at is not None]
+        return max(known, default=None)
 
     @property
     def noticed(self) -> Worker | None:
         """The worker with a notice and the earliest deadline, or None."""
-        told = [each for each in self.workers if each.noticed_at is not None]
-        return min(told, key=lambda each: each.deadline or float("inf"), default=None)
+        known = [each for each in self.workers if each.noticed_at is not None]
+        return min(known, key=lambda each: each.deadline or float("inf"), default=None)
 
     @property
     def upload(self) -> MirrorStatus | None:
@@ -300,11 +300,11 @@ def _end(
     report: LastReport | None,
 ) -> tuple[ReportedState, float, str] | None:
     """Returns (state, time, reason) if a worker has ended, else None."""
-    said = None
+    ended = None
     left = None if training is None else training.exit
     if left is not None:
         is_over = left["outcome"] == Outcome.FINISHED
-        said = (
+        ended = (
             ReportedState.FINISHED if is_over else ReportedState.DOWN,
             left.wall,
             _why(left),
@@ -313,7 +313,7 @@ def _end(
         seen = start.ends.get(worker)
         if seen is not None:
             code = ReturnCode(int(seen["returncode"]))
-            why = said[2] if said is not None else describe_end(code)
+            why = ended[2] if ended is not None else describe_end(code)
             return (
                 ReportedState.DOWN if code else ReportedState.FINISHED,
                 seen.wall,
@@ -324,21 +324,21 @@ def _end(
         # After the end of the supervisor its guard process gives the workers time to
         # commit, so a worker may still run and report.
         terminated = start.newest("supervisor_terminated")
-        if said is None and terminated is not None:
+        if ended is None and terminated is not None:
             is_quiet = report is None or report.at < terminated.wall
             if is_quiet and (report is None or at - terminated.wall > _LEFT_AFTER):
-                said = ReportedState.DOWN, terminated.wall, "supervisor terminated"
+                ended = ReportedState.DOWN, terminated.wall, "supervisor terminated"
     # After its exit record a worker may still run: it finishes an upload, or the
     # program has continued to train.
     still_runs = (
-        said is not None
+        ended is not None
         and training is not None
         and (left is None or left["outcome"] != Outcome.FAILED)
         and report is not None
-        and report.now.at > said[1]
+        and report.now.at > ended[1]
         and at - report.at < _LEFT_AFTER
     )
-    return None if still_runs else said
+    return None if still_runs else ended
 
 
 def _why(left: Record) -> str:

@@ -139,21 +139,21 @@ def _upload(upload: MirrorStatus) -> str:
 def _remark(status: RunStatus, worker: Worker) -> str:
     """Returns the last column: the end, notice, silence or stall of a worker."""
     if worker.why:
-        is_told_below = worker.why == status.ended
-        told = [] if is_told_below else [plain(worker.why)]
-        told += [] if worker.since is None else [_clock(worker.since)]
-        return ", ".join(told)
-    said = []
+        is_shown_below = worker.why == status.ended
+        reasons = [] if is_shown_below else [plain(worker.why)]
+        reasons += [] if worker.since is None else [_clock(worker.since)]
+        return ", ".join(reasons)
+    notes = []
     if worker.noticed_at is not None:
-        said.append(f"notice: {_time_left(status, worker)}")
+        notes.append(f"notice: {_time_left(status, worker)}")
     if worker.state is ReportedState.SILENT and worker.since is not None:
         age = age_text(status.at - worker.since)
-        said.append(f"no report for {age}, since {_clock(worker.since)}")
+        notes.append(f"no report for {age}, since {_clock(worker.since)}")
     elif age := _since_start(status.at, [worker]):
-        said.append(age.lstrip())
+        notes.append(age.lstrip())
     elif still := _still(status.at, worker.stepped_at):
-        said.append(still)
-    return "; ".join(said)
+        notes.append(still)
+    return "; ".join(notes)
 
 
 def _still(at: float, stepped_at: float | None) -> str:

@@ -103,7 +103,7 @@ class Position:
         with readable("model.fit"):
             found = cls(**value)
             counts = found.made, found.read, found.batches
-            is_told = all(type(each) is int and each >= 0 for each in counts)
+            are_counts = all(type(each) is int and each >= 0 for each in counts)
             is_of_bytes = all(
                 isinstance(part, bytes) for state in found.states for part in state
             )
@@ -111,7 +111,7 @@ class Position:
             # An earlier version saved a count in `more`.
             is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
-            if not (is_kind and is_told and is_of_bytes and is_counted):
+            if not (is_kind and are_counts and is_of_bytes and is_counted):
                 raise ValueError(f"expected a position in data, got {str(value)[:200]}")
         return found
 

@@ -48,11 +48,11 @@ class TrainingData:
         # iterators are read before the first step shows which iterator is used for
         # training.
         strategy = fit.model.distribute_strategy
-        has_place = not isinstance(strategy, tf.distribute.TPUStrategy)
+        has_position = not isinstance(strategy, tf.distribute.TPUStrategy)
         way: type[Tracker] = Tracker
         if fit.sequence is not None:
             way = SequenceTracker
-        elif fit.loader is not None and has_place:
+        elif fit.loader is not None and has_position:
             way = LoaderTracker
         self.tracker = way(fit, self.dataset)
         self._iterator: Any = None  # the iterator used for training

@@ -80,11 +80,13 @@ def read(saved: EncodedValue) -> Progress:
         counts: list[Any] = [found.fit, found.epoch, found.batch, found.metrics]
         others = [each.get(name) for each in made for name in ("slots", "weights")]
         counts += [count for count in others if count is not None]
-        is_told = all(isinstance(n, numbers.Integral) and int(n) >= 0 for n in counts)
+        are_counts = all(
+            isinstance(n, numbers.Integral) and int(n) >= 0 for n in counts
+        )
         plain = str, numbers.Integral, type(None)
         is_plain = all(isinstance(v, plain) for each in made for v in each.values())
         is_known = found.phase in get_args(Stage)
-        if not (is_known and are_tables and is_told and is_plain):
+        if not (is_known and are_tables and are_counts and is_plain):
             raise ValueError(f"expected progress of a fit, got {str(value)[:200]}")
     return found
 
@@ -138,8 +140,8 @@ def _some_values(fit: Fit) -> str | None:
         for part in itertools.islice(parts, _SHOWN_ARRAYS):
             is_array = isinstance(part, np.ndarray) and part.dtype.kind in "biuf"
             if is_array and part.size:
-                places = np.linspace(0, part.size - 1, _SHOWN_VALUES).astype(int)
-                found += [f"{float(value):.6g}" for value in part.flat[places]]
+                indices = np.linspace(0, part.size - 1, _SHOWN_VALUES).astype(int)
+                found += [f"{float(value):.6g}" for value in part.flat[indices]]
     return " ".join(found) or None
 
 
