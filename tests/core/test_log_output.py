@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # starts programs
+
 START = """
 import logging
 from tfpreempt.core.log_output import FallbackHandler, show_log_lines
