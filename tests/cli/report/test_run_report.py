@@ -661,7 +661,9 @@ def test_a_program_that_fails_at_each_start_is_no_lost_journal() -> None:
     assert "The logs of the workers show the error" in warning
 
 
-def test_goodput_is_unknown_before_the_first_commit() -> None:
+def test_goodput_is_unknown_before_the_first_commit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = Scripted()
     run.start()
     run.log(loss=1.0)  # a record of training, but too early for a share of the time
@@ -670,6 +672,8 @@ def test_goodput_is_unknown_before_the_first_commit() -> None:
     assert view.headline(report).endswith(
         "0 step(s) lost, goodput not known before the first commit"
     )
+    view.show(Console(width=160), report)
+    assert re.search(r"kept steps +0\.0 +- +goodput", capsys.readouterr().out)
 
 
 def test_a_start_that_has_told_of_nothing_yet_is_at_the_newest_commit() -> None:

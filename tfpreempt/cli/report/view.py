@@ -156,10 +156,12 @@ def _show_account(console: Console, report: RunReport) -> None:
     account = report.account
     table = _table("time of all workers", "", "seconds", "share", "")
     table.columns[-1].justify = "left"
-    rows = [("kept steps", account.good, "goodput")]
-    rows += [(PLAINLY[k], s, k.value) for k, s in account.bad.items() if s]
-    for text, seconds, word in rows:
-        table.add_row(text, f"{seconds:.1f}", account.share(seconds), word)
+    share = "-" if report.goodput is None else account.share(account.good)
+    table.add_row("kept steps", f"{account.good:.1f}", share, "goodput")
+    for kind, seconds in account.bad.items():
+        if seconds:
+            shown = f"{seconds:.1f}", account.share(seconds)
+            table.add_row(PLAINLY[kind], *shown, kind.value)
     if (idle := report.idle_seconds) > LEAST_IDLE:
         table.add_row(IDLE, f"{idle:.1f}", "-", "not counted")
     console.print(table)
