@@ -31,7 +31,7 @@ def test_a_cluster_that_lost_its_lease_commits_nothing_and_leaves_as_lost(
     assert place.take(dataclasses.replace(this_process(30.0), host="node-7"))
     before = commits(here)
     cluster[0].send(signal.SIGCONT)
-    cluster[0].wait_text("is lost: process")
+    cluster[0].wait_text("is lost: the lease is now held by process")
     here.release()
     cluster.expect(*[RESTART] * world)
     assert commits(here) == before == ["2", "4"]
