@@ -602,15 +602,21 @@ def test_the_journal_says_what_a_report_needs(program: Program) -> None:
 # --- the log -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("has_exited", [False, True])
 def test_of_periodic_commits_the_first_and_the_last_are_logged(
-    program: Program, caplog: pytest.LogCaptureFixture
+    program: Program, caplog: pytest.LogCaptureFixture, has_exited: bool
 ) -> None:
-    """At most one line in a minute; the last line also if the program fails."""
+    """At most one line in a minute; the last line also if the program fails.
+
+    The same after an exit function that has returned.
+    """
     caplog.set_level("INFO")
 
     def train_and_fail() -> None:
         with program.handler(save_freq=1, async_save=False) as handler:
-            for _ in range(5):
+            for step in range(5):
+                if has_exited and step == 2:
+                    program.button.press()
                 handler.run(program.step)
             raise ValueError("of the program")
 
@@ -618,7 +624,7 @@ def test_of_periodic_commits_the_first_and_the_last_are_logged(
         train_and_fail()
     steps = [each["step"] for each in program.events("commit")]
     assert steps[:3] == [1, 2, 3]
-    logged = [each for each in caplog.messages if "committed" in each]
+    logged = [each for each in caplog.messages if "committed: " in each]
     assert logged == [
         f"checkpoint for step {step} committed: {program.directory / str(step)}"
         for step in (steps[0], steps[-1])

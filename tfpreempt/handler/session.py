@@ -247,7 +247,7 @@ class Session:
         """Closes a run; the run no longer participates in saves."""
         self.runs.kept.discard(run)
         self.saves.wait()  # `close` releases the lease, which a save still needs
-        if run.left_at is None:  # otherwise the exit has named the commit
+        if run.left_at != run.step:  # otherwise the exit has named the commit
             self.runs.log_last(run)
         run.close()
 
