@@ -10,16 +10,16 @@ Object stores:
     open_store          opens the store at a path or URI
     local               store in a directory of the local file system
     bucket_store        base class of the stores for gs:// and s3://
-    gcs                 store for gs://, by its JSON API
+    gcs                 store for gs://, through the JSON API of Google Cloud Storage
     gcs_client          requests, retries, credentials and errors of gs://
     gcs_transfer        uploads and downloads of gs://, in bounded memory
-    s3                  store for s3://, by obstore
-    prefixed            store with the objects of another store below a prefix
-    fsspec_store        store in a file system of fsspec, or of pyarrow by fsspec
+    s3                  store for s3://, through the library obstore
+    prefixed            store of the objects below a folder of another store
+    fsspec_store        store in a file system object of fsspec or pyarrow
 
 For files and stores:
     checksum            computes and combines crc32c checksums
-    request_deadline    timeout of a call to a store, however many requests it makes
+    request_deadline    timeout of a call to a store, for all requests of the call
     os_errors           translates errors of the operating system into advice
     chunks              reads and writes a file in pieces
 

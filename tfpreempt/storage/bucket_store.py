@@ -20,14 +20,15 @@ from tfpreempt.storage.object_store import (
 from tfpreempt.storage.request_deadline import Deadline
 
 CONTENT_TYPE = "application/octet-stream"
-# Name of a metadata entry: a writer's token, attached to a new object. If a response is
-# lost, the request is sent again, and refused because the object exists now. If the
-# object has the writer's token, the first request has succeeded.
+# Key of the metadata entry with the writer's token, which is attached to a new object.
+# If the response to a request is lost, the request is sent again, and refused because
+# the object exists now. If the object has this writer's token, the first request has
+# succeeded.
 TOKEN = "tfpreempt-writer"
 
 
 class Advice(NamedTuple):
-    """Advice for the user on errors of some exception classes.
+    """Advice for the user, shown with errors of the given exception classes.
 
     Attributes:
         kinds: exception classes of the client library.
@@ -41,23 +42,27 @@ class Advice(NamedTuple):
 
 
 class MissingError(Exception):
-    """There is no object with the key; `get` raises ObjectNotFoundError instead."""
+    """Raised by a `Download` if the object does not exist.
+
+    `BucketStore.get` catches this error, and raises ObjectNotFoundError.
+    """
 
 
 class Download(Protocol):
-    """A download of an object, or of a range of an object.
+    """The download of an object, or of a range of an object's bytes.
 
     Attributes:
-        crc32c: checksum of the whole object, set with the first piece; None if unknown.
+        crc32c: checksum of the whole object, set before `pieces` yields the first
+            piece; None if unknown.
     """
 
     crc32c: int | None
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
-        """Yields the bytes, in pieces; may be called once.
+        """Yields the bytes, in pieces. The method may be called once.
 
         Raises:
-            MissingError: there is no object with the key.
+            MissingError: the object does not exist.
             Exception: an error of the client library.
         """
         ...
@@ -66,18 +71,19 @@ class Download(Protocol):
 class BucketStore(abc.ABC):
     """Store of the objects below a prefix of a bucket; used on any thread.
 
-    A subclass sends the requests, in the abstract methods.
+    A subclass implements the abstract methods, which send the requests. A key is the
+    complete name of an object in the bucket, including the prefix.
 
     Args:
         bucket: name of the bucket.
-        prefix: common prefix of the names, without a "/" at the end; "" for no prefix.
+        prefix: common prefix of the keys, without a "/" at the end; "" for no prefix.
 
     Attributes:
         scheme: scheme of the URI.
         advice: advice for every exception class of the client library; the first entry
             with a matching class is used.
-        cause: function that returns the original error inside an error of the client
-            library, or the error itself.
+        cause: function that is given an error of the client library. It returns the
+            error to show to the user, such as the original error of the network.
     """
 
     scheme: ClassVar[str]
@@ -172,10 +178,10 @@ class BucketStore(abc.ABC):
     def _translate_errors(
         self, doing: str, kind: type[errors.CheckpointError]
     ) -> Iterator[None]:
-        """Context that translates the client library's errors into class `kind`.
+        """Context that replaces errors of the client library by errors with advice.
 
         Args:
-            doing: action of the body, for the message.
+            doing: action of the body, for the message, such as "list objects".
             kind: class of the error that is raised.
         """
         began = time.monotonic()
@@ -217,7 +223,7 @@ class BucketStore(abc.ABC):
 
 
 class _SourceError(Exception):
-    """Wraps an error of the file being uploaded; `put_if_absent` unwraps the error."""
+    """Wraps an error raised by the file of an upload; unwrapped by `put_if_absent`."""
 
     def __init__(self, failure: Exception) -> None:
         super().__init__(repr(failure))
@@ -225,7 +231,7 @@ class _SourceError(Exception):
 
 
 class _SourceFile:
-    """The file of an upload. Its errors become _SourceError, and are not retried."""
+    """The file of an upload. An error of `read` becomes _SourceError: never retried."""
 
     def __init__(self, file: SeekableReader) -> None:
         self._file = file

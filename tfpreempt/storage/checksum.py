@@ -1,7 +1,7 @@
 """Computes crc32c checksums of files in chunks, and combines checksums.
 
 google-crc32c releases the GIL on large buffers and is fast (about 13 GB/s). So reading
-the bytes takes most of the time, and several threads can sum several files.
+the bytes takes most of the time, and threads can compute several checksums at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 20  # a larger chunk is no faster, and each thread holds two chunks
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's polynomial; the lowest bit is the highest power
-_ONE, _X = 1 << 31, 1 << 30
+_ONE, _X = 1 << 31, 1 << 30  # the polynomials 1 and x
 
 
 def of_bytes(data: bytes) -> int:
@@ -43,8 +43,8 @@ def joined(first: int, second: int, second_size: int) -> int:
     """Returns the crc32c of two joined byte strings, from the checksum of each.
 
     A CRC is the remainder of a division of polynomials. So the first checksum is
-    multiplied by x to the power of the bits in the second string, then the second
-    checksum is added. The product is computed from a table, four bits at a time.
+    multiplied by x**n, where n is the number of bits in the second string; then the
+    second checksum is added. The product is computed from a table, four bits at a time.
 
     Args:
         first: crc32c of the first string.
@@ -77,7 +77,7 @@ class ChecksumWriter:
         return len(data)
 
     def append(self, crc: int, size: int) -> None:
-        """Adds further bytes, given by checksum and size."""
+        """Adds `size` further bytes, of which only the checksum `crc` is known."""
         self.crc32c = joined(self.crc32c, crc, size)
         self.size += size
 
@@ -108,11 +108,11 @@ def of_file(path: str) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1024)
 def _products(size: int) -> list[list[int]]:
-    """Returns the tables with which `joined` multiplies a checksum.
+    """Returns the tables with which `joined` multiplies a checksum by x**(8 * size).
 
-    The factor is x to the power of the bits in `size` bytes. There is a table of 16
-    products for every four bits of a crc32c, for the lowest bits first. Results are
-    cached, because a model has many tensors of few sizes.
+    Each table has the 16 products for four bits of a checksum; the first table is for
+    the lowest four bits. Results are cached, because most tensors of a model have one
+    of a few sizes.
     """
     product = _power_of_x(8 * size)
     of_bits = [product]  # product for the highest bit, which is x**0; the next is x**1

@@ -1,4 +1,4 @@
-"""Reads and writes whole pieces, even if a single read or write covers less."""
+"""Reads and writes complete pieces, even if one `read` or `write` call covers less."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class SequentialWriter(Protocol):
 
 
 def size_of(source: SeekableReader) -> int:
-    """Returns the number of bytes from the position to the end; keeps the position.
+    """Returns the number of bytes from the file's current position to its end.
+
+    The position is the same after the call.
 
     Raises:
         OSError: the file is not seekable.
@@ -36,7 +38,7 @@ def size_of(source: SeekableReader) -> int:
 
 
 def read(source: SeekableReader, size: int) -> bytes:
-    """Reads `size` bytes; fewer only at the end of the file."""
+    """Reads `size` bytes; fewer only if the file ends before."""
     first = source.read(size)
     if len(first) == size or not first:
         return first

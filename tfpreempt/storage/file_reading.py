@@ -23,8 +23,8 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 def check_shortage(error: OSError, path: str) -> None:
     """Raises CheckpointError if an error is a lack of memory or of file descriptors.
 
-    Such an error does not mean that the file is corrupt. But callers take an OSError
-    for a corrupt file, and could delete the newest commit.
+    Such an error does not mean that the file is corrupt. But a caller treats an OSError
+    as a sign of a corrupt file, and could delete the newest commit.
 
     Args:
         error: the error of opening or reading the file.
@@ -55,8 +55,8 @@ def names(path: str) -> list[str]:
 def is_there(path: str) -> bool:
     """Returns whether the path exists, even as a dangling link.
 
-    Like the functions below, returns False only if the storage has answered. If the
-    storage failed, an error is raised.
+    Like `is_link`, `is_dir`, `is_real_dir` and `is_file`, returns False only if the
+    storage has answered the request. If the storage failed, an error is raised.
 
     Raises:
         OSError: an operation of the storage failed.
@@ -87,13 +87,13 @@ def is_file(path: str) -> bool:
 def _mode(path: str, look: Callable[[str], os.stat_result]) -> int | None:
     """Returns the mode (`st_mode`) of a path; None if the path does not exist.
 
-    `os.path.isdir` and similar functions return False also after a failure of the disk.
-    A file would then count as missing, and a commit or a search for commits would omit
-    the file.
+    Used in place of `os.path.isdir` and similar functions, which return False also
+    after a failure of the disk. An existing file would then count as missing, and a
+    commit or a search for commits would omit the file.
 
     Args:
         path: the path.
-        look: os.stat, or os.lstat to not follow a link.
+        look: os.stat; or os.lstat, which does not follow a link.
     """
     try:
         return look(path).st_mode
@@ -138,7 +138,7 @@ def read(path: str, most: int) -> bytes:
             the memory.
 
     Raises:
-        OSError: see `open_file`; with EFBIG if the file has more bytes.
+        OSError: see `open_file`; with errno EFBIG if the file is larger than `most`.
         CheckpointError: too many files are open; see `check_shortage`.
     """
     with open_file(path) as file:
@@ -146,11 +146,11 @@ def read(path: str, most: int) -> bytes:
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields (path, directories, files) for a directory and every directory below.
+    """Yields (path, directories, files) for a directory and every directory below it.
 
     Like `os.walk`, but a failure to list a directory is an error, and any depth is
-    possible. A link is not followed; it is listed with the directories if its target is
-    a directory, otherwise with the files. A missing directory is empty.
+    possible. No link is followed. A link is listed with the directories if its target
+    is a directory, otherwise with the files. A missing directory counts as empty.
 
     Raises:
         OSError: a directory could not be listed.

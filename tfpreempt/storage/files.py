@@ -1,7 +1,7 @@
 """`Files`: the operations with which a commit changes a file system.
 
 A commit changes the disk only by these methods, so that a test can record every change,
-and let any of them fail (`FaultyFiles` in `tests/fakes/storage.py`). Functions that
+and make any change fail (`FaultyFiles` in `tests/fakes/storage.py`). Functions that
 only read are in `file_reading.py`.
 """
 
@@ -18,7 +18,10 @@ from tfpreempt.core import contained
 from tfpreempt.storage import chunks
 
 NOTHING_THERE = (FileNotFoundError, NotADirectoryError, contained.LinkError)
-"""Errors that mean that tfpreempt has no file here: a link leads to foreign files."""
+"""Errors that mean that tfpreempt has no file at a path.
+
+LinkError is one of them, because a link leads to files of other programs.
+"""
 
 _CANNOT_BE_SYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
 
@@ -38,7 +41,7 @@ class Files(Protocol):
         ...
 
     def sync_file(self, path: str) -> None:
-        """Makes a file's content durable: returns when the device has the content."""
+        """Makes a file's content durable: returns when the device has stored it."""
         ...
 
     def sync_dir(self, path: str) -> None:
@@ -71,11 +74,11 @@ class Files(Protocol):
 class LocalFiles:
     """The file system of this machine.
 
-    Below the root no operation follows a symbolic link; see `contained`.
+    Below the root no operation follows a symbolic link; see `core/contained.py`.
 
     Args:
         root: directory that other users may be able to write to, such as the checkpoint
-            directory. With "", links to directories are followed.
+            directory. If "", operations follow links to directories everywhere.
     """
 
     root: str = ""
@@ -137,14 +140,14 @@ class LocalFiles:
 
 @contextlib.contextmanager
 def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
-    """Context that creates a file, and its directory if missing, to write to.
+    """Context that creates a file for writing, and the file's directory if missing.
 
     Args:
         path: path of the file.
-        root: directory below which no link is followed.
+        root: directory below which no link is followed; see `LocalFiles`.
 
     Yields:
-        The file, closed at the end.
+        The open file; closed when the context ends.
 
     Raises:
         OSError: an operation of the storage failed, or the file exists.
@@ -162,10 +165,10 @@ def write_durably(
     """Writes a small file so that a reader sees the whole file or no file.
 
     Args:
-        files: the operations to use.
+        files: file system operations that make the changes.
         path: path of the file.
         data: the file's whole content.
-        temporary: path of the file before its content is complete; by default
+        temporary: path of the file until its content is complete; by default
             `<path>.tmp`.
 
     Raises:
@@ -181,11 +184,11 @@ def write_durably(
 def make_lasting_dirs(files: Files, path: str) -> None:
     """Makes a directory and its parents durably: syncs the name of each new directory.
 
-    Otherwise a crash could lose the name of the directory, and so the synced files
-    inside.
+    Without the sync, a crash of the machine could remove the name of the directory, and
+    with the name all files inside, even synced files.
 
     Args:
-        files: the operations to use.
+        files: file system operations that make the changes.
         path: absolute path; an existing directory is no error.
 
     Raises:
@@ -202,13 +205,13 @@ def make_lasting_dirs(files: Files, path: str) -> None:
 
 
 def sync_names(files: Files, path: str) -> None:
-    """Syncs the name of a directory, and the names of its parents.
+    """Makes the name of an existing directory durable, and the names of its parents.
 
-    Used for an existing directory, which another process or the user's program may have
-    made a moment ago. Stops at the mount point of the file system.
+    Another process or the user's program may have made the directory a moment ago,
+    without a sync. The sync stops at the mount point of the file system.
 
     Args:
-        files: the operations to use.
+        files: file system operations that make the changes.
         path: absolute path of an existing directory.
 
     Raises:
@@ -221,10 +224,10 @@ def sync_names(files: Files, path: str) -> None:
 
 
 def sync_name(files: Files, path: str) -> None:
-    """Makes the name of a file or directory durable, by a sync of its parent.
+    """Makes the name of a file or directory durable, by a sync of its parent directory.
 
-    Does nothing if this user may not read the parent, or if the file system cannot sync
-    directories (autofs, squashfs).
+    Does nothing if this user may not read the parent directory, or if the file system
+    cannot sync directories (autofs, squashfs).
 
     Raises:
         OSError: the sync failed for another reason.

@@ -1,13 +1,14 @@
-"""ObjectStore of files in a file system of fsspec, or of pyarrow by fsspec.
+"""ObjectStore in a file system object of fsspec, or of pyarrow (wrapped by fsspec).
 
 Such a file system may have no atomic "create only if absent". So `put_if_absent` first
-checks for the name, and then writes. If two writers put one name at the same moment,
+checks for the name, and then writes. If two writers create one name at the same moment,
 both calls may return True, and the bytes of the last writer remain. Therefore a mirror
 cannot use this store.
 
-The user passes the file system object. Its library determines whether a closed file is
-durable and a move is atomic, and has its own timeouts: `timeout` is ignored. fsspec and
-pyarrow are no dependencies: a user with a file system object has the library.
+The user passes the file system object. The object's library determines whether a closed
+file is durable and whether a move is atomic. The library has its own timeouts, so the
+argument `timeout` is ignored. tfpreempt does not depend on fsspec or pyarrow: a user
+who has a file system object has installed the library.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ _PIECE = 4 << 20
 
 
 class FsspecStore:
-    """Store of files below a directory of a file system of fsspec; ignores links.
+    """Store of the files below a directory of an fsspec file system.
+
+    A link counts as missing.
 
     Args:
-        filesystem: file system of fsspec.
-        root: the directory; created by the first put.
+        filesystem: file system object of fsspec.
+        root: path of the directory; created by the first write.
     """
 
     def __init__(self, filesystem: Any, root: str) -> None:
@@ -159,9 +162,9 @@ class FsspecStore:
 
 
 def as_fsspec(filesystem: Any) -> Any:
-    """Returns a file system of fsspec or pyarrow, as a file system of fsspec.
+    """Returns the fsspec file system for a file system object of fsspec or pyarrow.
 
-    Returns None for an object of another kind.
+    Returns None for any other object.
 
     Raises:
         ConfigurationError: the file system is pyarrow's, and fsspec is not installed.
@@ -181,8 +184,8 @@ def as_fsspec(filesystem: Any) -> Any:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Returns whether a file system of pyarrow or fsspec is this machine's own."""
-    protocols = getattr(filesystem, "protocol", ())  # fsspec: a str, or several
+    """Returns whether a pyarrow or fsspec file system is the disk of this machine."""
+    protocols = getattr(filesystem, "protocol", ())  # fsspec: a str, or a tuple of str
     return getattr(filesystem, "type_name", "") == "local" or (
         as_fsspec(filesystem) is filesystem
         and "file" in ((protocols,) if isinstance(protocols, str) else protocols)

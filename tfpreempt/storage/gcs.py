@@ -1,4 +1,4 @@
-"""ObjectStore in Google Cloud Storage, by its JSON API.
+"""ObjectStore in Google Cloud Storage, through the JSON API of the service.
 
 A request that creates an object has the condition that the name does not exist
 (`ifGenerationMatch=0`). If the response is lost, the request is sent again, and refused
@@ -106,7 +106,13 @@ class GcsStore(BucketStore):
     def _pages(
         self, deadline: Deadline, *, fields: str, **params: str
     ) -> Iterator[dict[str, Any]]:
-        """Yields the service's responses to a listing, one for every page."""
+        """Yields the pages of a listing, as sent by the service.
+
+        Args:
+            deadline: deadline of the call.
+            fields: fields of a page that the service sends.
+            **params: further query parameters of the request.
+        """
         params["fields"] = f"{fields},nextPageToken"
         client = self._client
         while True:
@@ -131,15 +137,15 @@ class GcsStore(BucketStore):
     def _written_as(
         self, resource: Mapping[str, Any], deadline: Deadline
     ) -> dict[str, Any] | None:
-        """Returns an object if created by an earlier attempt of the same request.
+        """Looks for the object that an earlier attempt of the same request created.
 
         Args:
             resource: description from `_new`, with the token of the request.
             deadline: deadline of the call.
 
         Returns:
-            The service's description of the object; None if a different writer created
-            the object.
+            The service's description of the object; None if another writer created the
+            object, or if there is no object.
         """
         there = self._resource(resource["name"], deadline)
         token = (there or {}).get("metadata", {}).get(TOKEN)
@@ -154,7 +160,7 @@ class GcsStore(BucketStore):
 
 
 def _new(key: str) -> dict[str, Any]:
-    """Returns the description of a new object, with a random token."""
+    """Returns the description of an object to create, with a random token."""
     return {
         "name": key,
         "contentType": CONTENT_TYPE,

@@ -1,8 +1,8 @@
 """Sends requests to Google Cloud Storage's JSON API, and translates its errors.
 
 google-auth adds credentials, which it finds in the environment. The code here never
-draws from Python's global random generator: requests are sent during training, and a
-draw would change the numbers that the program draws next.
+uses Python's global random generator: requests are sent during training, and each use
+would change the random numbers that the program gets next.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tfpreempt.storage.paths import check_no_user_info
 from tfpreempt.storage.request_deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
 
 _T = TypeVar("_T")
-FIRST_PAUSE = 0.2  # seconds before the first retry, on average; doubles
+FIRST_PAUSE = 0.2  # seconds before the first retry, on average; doubled at each retry
 LONGEST_PAUSE = 10.0
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
-_CONNECTIONS = 32  # open connections kept; with more threads, some are closed again
+_CONNECTIONS = 32  # connections kept open; further connections are closed after use
 _TRANSIENT_STATUSES = (408, 429, 500, 502, 503, 504)
 # Error codes of a token server that google-auth would retry, whatever the HTTP status.
 _TOKEN_LATER = re.compile(rb"internal_failure|server_error|temporarily_unavailable")
 _ADDRESS = "https://storage.googleapis.com"
 _BUCKET_MISSING = re.compile(r"bucket (?:does not exist|not found)", re.IGNORECASE)
-# An error of `requests` quotes the whole request; the group has only the cause.
+# An error of `requests` quotes the whole request; the pattern's group is the cause.
 _WRAPPED = re.compile(r".*\(Caused by (.*)\)", re.DOTALL)
 _jitter = random.SystemRandom()
 
@@ -77,7 +77,7 @@ class NotFoundError(GcsError):
 
 
 class PreconditionFailedError(GcsError):
-    """The object exists, and the request has the condition that it does not."""
+    """The object exists, but the request has the condition that no object exists."""
 
 
 class RangeError(GcsError):
@@ -211,7 +211,7 @@ class GcsClient:
         Args:
             method: HTTP method.
             path: path below the service's address, or a URL that the service sent.
-            statuses: HTTP statuses of a success; further statuses are errors.
+            statuses: HTTP statuses that mean success; any other status is an error.
             **options: keyword arguments of `requests.request`.
         """
         session = self._session
@@ -282,8 +282,8 @@ class Retry:
     """Repeats a request after transient failures, with growing pauses.
 
     Gives up before the caller's deadline, so that the caller gets the error of the last
-    request, and not only a timeout. The pauses are not drawn from Python's global
-    random generator.
+    request, and not only a timeout. The length of a pause is random, but does not come
+    from Python's global random generator.
 
     Args:
         deadline: deadline of the caller.
@@ -294,16 +294,16 @@ class Retry:
         self.restart()
 
     def restart(self) -> None:
-        """Starts the timeout and the pauses from the beginning.
+        """Gives the request the full timeout again, and pauses of the initial length.
 
-        Called after a request has made progress.
+        Called after the request has made progress.
         """
         self.seconds = min(0.9 * self._deadline.left(math.inf), RETRY_SECONDS)
         self._gives_up_at = time.monotonic() + self.seconds
         self._longest_pause = 2 * FIRST_PAUSE
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """Calls `act` until it succeeds; returns its result.
+        """Calls `act` until a call succeeds; returns the result of `act`.
 
         Raises the last error of `act` if the time is over, or if the error is not
         transient.
@@ -330,9 +330,10 @@ def _is_transient(error: Exception) -> bool:
 
 
 def cause(error: Exception) -> Exception:
-    """Returns the original error inside an error of `requests`, or the error itself.
+    """Returns the original error inside an error of `requests`.
 
-    The message of `requests` quotes the whole request.
+    The message of `requests` quotes the whole request. An error without an original
+    error inside is returned unchanged.
     """
     if isinstance(error, BROKEN) and (found := _WRAPPED.match(str(error))):
         return ConnectionError(found[1])

@@ -40,15 +40,16 @@ _RECEIVED = re.compile(r"bytes=0-(\d+)")
 class GcsUpload:
     """Upload of one object.
 
-    The object is also the body of a request: iterating yields the missing bytes.
+    The GcsUpload is also the body of a request: iterating over the GcsUpload yields the
+    bytes that the service has not received.
 
     Args:
         client: client that sends the requests.
-        resource: the object's name and metadata.
-        source: a file at its beginning.
+        resource: name and metadata of the new object.
+        source: seekable file, positioned at its beginning.
         size: size of the file in bytes.
         deadline: deadline of the caller, which limits the retries.
-        conditions: conditions for the service, as query parameters.
+        conditions: query parameters with conditions, such as "create only if absent".
 
     Attributes:
         crc32c: checksum of the file's bytes read so far. Bytes read again by a retry
@@ -80,8 +81,8 @@ class GcsUpload:
         """Sends the file.
 
         Raises:
-            SaveError: the object has a different checksum than the file, and was
-                deleted again.
+            SaveError: the new object has a different checksum than the file, so the
+                object was deleted.
             Exception: an error of `GcsClient.call`.
         """
         if self._size <= _SINGLE:
@@ -123,7 +124,7 @@ class GcsUpload:
         )
 
     def _send_rest(self) -> dict[str, Any]:
-        """Begins or resumes the resumable upload: sends the missing bytes.
+        """Begins or resumes the resumable upload, and sends the missing bytes.
 
         Returns:
             The service's description of the created object.
@@ -159,12 +160,13 @@ class GcsUpload:
         """Sends a request of the resumable upload.
 
         Args:
-            content_range: value of the header: the range of the bytes sent, or
-                "bytes */SIZE" to ask for the number of bytes received.
-            body: the bytes; None to ask.
+            content_range: value of the header Content-Range: the range of the bytes
+                sent, or "bytes */SIZE" to ask how many bytes the service has received.
+            body: iterable of the bytes to send; None if the request only asks.
 
         Returns:
-            The service's description of the created object; None if bytes are missing.
+            The service's description of the created object; None if the service still
+            needs bytes.
         """
         try:
             answer = self._client.request(
@@ -233,7 +235,7 @@ class GcsDownload:
         self._at = start
         self._end = end
         self._generation: str | None = None
-        self._size: int | None = None  # of the object, from a response with a range
+        self._size: int | None = None  # size of the object, if a response has the size
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
         """Yields the bytes, in pieces; may be called once.
@@ -245,7 +247,7 @@ class GcsDownload:
             CallTimeoutError: the deadline has passed.
             MissingError: the object does not exist.
             CheckpointError: the response has a different range than requested.
-            GcsError: the service refuses, or failed in every attempt.
+            GcsError: the service refuses the request, or failed in every attempt.
             Exception: one of `gcs_client.BROKEN`; the connection failed in every
                 attempt.
         """

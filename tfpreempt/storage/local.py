@@ -1,8 +1,9 @@
 """ObjectStore in a directory of this machine.
 
-Other users may be able to write to the directory. So the folders of a path are opened
-one by one, each relative to the folder above, and checked to be directories; the last
-part must be a regular file. No link is followed, and no open waits for a pipe.
+Other users may be able to write to the directory. So the folders in the path of an
+object are opened one by one, each relative to its parent folder, and checked to be
+directories; the last part of the path must be a regular file. No link is followed, and
+opening a pipe does not wait for the pipe's writer.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from tfpreempt.storage.object_store import (
 )
 
 TEMPORARY = ".tfpreempt-put-"  # prefix of a file's name until the file is complete
-# Bytes read at a time; few enough to stay in the processor's cache for the checksum.
-# Smaller pieces cost more, because the checksum holds the interpreter's lock.
+# Bytes per read; few enough to stay in the processor's cache for the checksum. Smaller
+# pieces are slower: after every read the thread waits for the interpreter's lock.
 _PIECE = 2 << 20
-# A temporary file that was not written for so long is deleted, as left by a killed put.
-# If the process of the put was only suspended, the put fails when the process resumes.
+# A temporary file whose last write is older is deleted: a killed process has left the
+# file. If the process was only suspended, its write fails when the process resumes.
 _LEFT_OVER_SECONDS = 3600.0
 
 
@@ -47,12 +48,12 @@ class LocalStore:
     have no timeout.
 
     Args:
-        root: the directory, created by the first put; a missing directory counts as
-            empty.
-        files: the file operations; None for plain file operations.
+        root: path of the directory, created by the first write; a missing directory
+            counts as empty.
+        files: file system operations that make the changes; None: `LocalFiles`.
         unreadable: class of the error for a file that the disk cannot read now. Because
             the file may be readable later, pass CheckpointCorruptedError only if the
-            caller can use an older commit instead.
+            caller can restore an older commit in that case.
 
     Raises:
         ConfigurationError: the root is a file.
@@ -146,17 +147,17 @@ class LocalStore:
             self._remove_empty(os.path.dirname(path))
 
     def _link(self, temporary: str, path: str) -> bool:
-        """Gives a complete temporary file its name, by a hard link.
+        """Gives a complete temporary file the path of the object, by a hard link.
 
         Unlike a rename, a hard link never replaces an existing file.
 
         Returns:
-            False if the name exists.
+            True if the link was made; False if a file exists at the path.
         """
         try:
             try:
                 self._give_name(temporary, path)
-            except FileNotFoundError:  # a delete removed the folder, empty for a moment
+            except FileNotFoundError:  # `delete` has removed the still empty folder
                 make_lasting_dirs(self._files, os.path.dirname(path))
                 self._give_name(temporary, path)
         except FileExistsError:
@@ -168,9 +169,9 @@ class LocalStore:
             os.link(temporary, name, dst_dir_fd=folder, follow_symlinks=False)
 
     def _remove_empty(self, folder: str) -> None:
-        """Removes a folder if empty, then its empty parents, up to the root.
+        """Removes a folder if empty, then its empty parent folders below the root.
 
-        Otherwise `folders` would list an empty folder, which no object store does.
+        Without the removal, `folders` would list empty folders, unlike an object store.
         """
         while folder != self.uri and not os.listdir(folder):
             remove_if_empty(self._files, folder)
@@ -180,9 +181,9 @@ class LocalStore:
     def _written(self, name: str, source: SeekableReader) -> Iterator[tuple[str, str]]:
         """Context that writes the source to a durable temporary file.
 
-        The body gives the file its name. At the end the temporary name is deleted.
-        Errors of reading the source are raised unchanged; errors of the disk are
-        translated.
+        The body of the context gives the file the path of the object. At the end the
+        temporary name is deleted. Errors of reading the source are raised unchanged;
+        errors of the disk become SaveError.
 
         Yields:
             The path of the temporary file, and the path of the object.
@@ -213,10 +214,11 @@ class LocalStore:
                 self._files.remove(temporary)
 
     def _sweep(self, now: float) -> None:
-        """Deletes temporary files of killed puts, at the store's first put.
+        """Deletes the temporary files of killed processes, at the store's first write.
 
         Args:
-            now: current time by the clock of the file system, from a new file.
+            now: current time by the clock of the file system: the modification time of
+                a new file.
         """
         if self._is_swept:
             return
@@ -229,9 +231,9 @@ class LocalStore:
                     self._files.remove(path)
 
     def _names(self, prefix: str) -> Iterator[str]:
-        """Yields the names of files and links that begin with the prefix.
+        """Yields the names that begin with the prefix, of files and links.
 
-        Only folders that can have such names are read.
+        Reads only the folders that can contain such names.
         """
 
         above = prefix.rpartition("/")[0]

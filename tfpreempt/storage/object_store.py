@@ -1,10 +1,10 @@
-"""`ObjectStore`: the operations on objects that every storage of checkpoints has.
+"""`ObjectStore`: the operations on objects that every storage of checkpoints offers.
 
-`ComposingStore` has one more operation: creating an object from stored objects.
+`ComposingStore` offers one more operation: joining stored objects into a new object.
 
-The content of an object never changes. So in every store a commit is made by a marker
-object that is written last, and only if absent. The exception is `replace`, used only
-for objects that no restore needs: TensorFlow's state file, and the user's metadata.
+The content of an object changes only by `replace`, which is used only for objects that
+no restore needs: TensorFlow's state file, the user's metadata, and the objects of a
+lease. The marker, which makes a commit, is created last, and only if absent.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class ObjectStore(Protocol):
     def put_if_absent(
         self, name: str, source: SeekableReader, *, timeout: float | None = None
     ) -> bool:
-        """Creates an object, completely or not at all; durable after the return.
+        """Creates an object, completely or not at all. A created object is durable.
 
         Args:
             name: name of the object.
-            source: a seekable file at its beginning, read in pieces. An error of `read`
-                is raised unchanged.
+            source: seekable file, positioned at its beginning, read in pieces. An error
+                raised by `source.read` is raised unchanged.
             timeout: seconds for the call, see the class.
 
         Returns:
@@ -106,9 +106,9 @@ class ObjectStore(Protocol):
         ...
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        """Yields the top folders: the distinct first parts of names with a "/".
+        """Yields the top folders: for names with a "/", the distinct first parts.
 
-        The order is undefined, and the names may be unsafe.
+        The order is undefined, and the names may be unsafe (see `check_name`).
         """
         ...
 
@@ -147,9 +147,9 @@ class ComposingStore(ObjectStore, Protocol):
 
 
 def summed(store: ObjectStore, name: str) -> ObjectStat | None:
-    """Returns the `stat` of an object with its checksum; None if the object is missing.
+    """Returns the size and the checksum of an object; None if the object is missing.
 
-    Reads the object if the store does not know the checksum.
+    Reads the whole object if the store does not know the checksum.
     """
     found = store.stat(name)
     if found is None or found.crc32c is not None:
@@ -163,7 +163,7 @@ def summed(store: ObjectStore, name: str) -> ObjectStat | None:
 
 
 def check_name(name: str) -> str:
-    """Returns an object's name, checked to be safe as a path.
+    """Returns an object's name unchanged, after a check that it is safe as a path.
 
     Raises:
         ConfigurationError: the name is unsafe.

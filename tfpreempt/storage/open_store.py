@@ -25,8 +25,9 @@ def local_path(location: str) -> str | None:
     """Returns the absolute path for a local path or file:// URI; None for other URIs.
 
     Raises:
-        ConfigurationError: a file:// URI has a foreign host or a query; a URI has lost
-            a "/", as `pathlib.Path` causes; or a URI is malformed.
+        ConfigurationError: a file:// URI names another host or has a query; a URI has
+            only one "/" after the colon, because `pathlib.Path` removed the other "/";
+            or the URI is malformed.
     """
     paths.check_no_user_info(location)
     match = _SCHEME.match(location)
@@ -65,8 +66,8 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
     """Checks that a local mirror and the checkpoint directory are separate directories.
 
     Args:
-        mirror: a path or a URI.
-        checkpoint_dir: a path or a URI.
+        mirror: path or URI of the mirror.
+        checkpoint_dir: path or URI of the checkpoint directory.
 
     Raises:
         ConfigurationError: both are the same directory, or one contains the other.
@@ -90,7 +91,8 @@ def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> Obje
     Args:
         location: a local path, or a URI: file:///path, gs://bucket/prefix or
             s3://bucket/prefix. With a `filesystem`, a path in the file system.
-        filesystem: a store of tfpreempt, or a file system of pyarrow or fsspec.
+        filesystem: a store of tfpreempt, or a file system object of pyarrow or fsspec.
+            None: the location alone determines the kind of store.
 
     Raises:
         ConfigurationError: the location is invalid; the message names valid locations.
@@ -172,10 +174,10 @@ def _in_filesystem(location: str, filesystem: Any) -> ObjectStore:
 
 
 def _checked(prefix: str, location: str) -> str:
-    """Returns a prefix without "/" at both ends, checked to be safe as a path.
+    """Returns a prefix without "/" at both ends, after a check that it is a safe path.
 
     Args:
-        prefix: the prefix.
+        prefix: the part of the location that the names of all objects begin with.
         location: the user's argument, for the message.
 
     Raises:

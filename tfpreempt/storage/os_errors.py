@@ -72,7 +72,7 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
     """Makes the checkpoint directory if needed, and checks that it is writable.
 
     Args:
-        directory: the user's checkpoint directory.
+        directory: the user's argument `checkpoint_dir`.
         name: prefix of TensorFlow's files in the directory; None if TensorFlow writes
             no files.
 

@@ -65,10 +65,10 @@ def check_text(path: str) -> None:
 
 
 def check_restorable(prefix: str) -> None:
-    """Checks that TensorFlow can restore from a prefix.
+    """Checks that TensorFlow can restore a checkpoint with this prefix (path of files).
 
-    TensorFlow searches for the files with the prefix as a glob pattern, so the prefix
-    must not have the characters of such patterns.
+    TensorFlow uses the prefix as a glob pattern to search for the files, so the prefix
+    must not contain the special characters of glob patterns.
 
     Raises:
         ConfigurationError: the prefix has such a character.
@@ -86,7 +86,7 @@ def check_restorable(prefix: str) -> None:
 
 
 def why_unsafe(name: object) -> str | None:
-    """Returns why a name is unsafe as a relative path; None for a safe name.
+    """Returns the reason why a name is unsafe as a relative path; None if it is safe.
 
     Args:
         name: name with "/" between its parts, from a manifest or a listing, which

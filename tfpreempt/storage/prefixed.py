@@ -9,14 +9,14 @@ from tfpreempt.storage.object_store import ObjectStat, ObjectStore, check_name
 
 
 class PrefixedStore:
-    """Store of the objects of a second store below a path.
+    """Store of the objects below a folder of another store.
 
     Args:
-        store: the second store, which has the objects.
-        prefix: path in the second store, without "/" at both ends.
+        store: the other store, which contains the objects.
+        prefix: path of the folder in the other store, without "/" at both ends.
 
     Raises:
-        ConfigurationError: the path is unsafe.
+        ConfigurationError: the prefix is unsafe as a path.
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
@@ -50,7 +50,7 @@ class PrefixedStore:
             yield name[len(self._prefix) :]
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        """See `ObjectStore`. Lists every name below the path, and ignores `timeout`."""
+        """See `ObjectStore`. Lists every object below the folder; ignores `timeout`."""
         folders = (n.partition("/")[0] for n in self.list() if "/" in n)
         yield from dict.fromkeys(folders)
 

@@ -1,4 +1,4 @@
-"""`Deadline`: timeout of a call to an object store, however many requests it makes."""
+"""`Deadline`: timeout of a call to an object store, for all requests of the call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RETRY_SECONDS = 30.0
 class Deadline:
     """Deadline of one call to a store; the time starts with the constructor.
 
-    No client library can end a request at a given time: timeouts of a library restart
-    with every packet, or are fixed for a store. So a request runs in a thread, the
-    caller stops waiting at the deadline, and the request ends later by itself.
+    No client library can end a request at a given time: the library's timeouts restart
+    with every packet, or are the same for all requests. So a request runs in a separate
+    thread. At the deadline the caller stops waiting; the thread ends with the request.
 
     Args:
         seconds: timeout of the whole call; None: no timeout.
@@ -32,7 +32,9 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """Calls `act`, a part of the call; returns its result or raises its error.
+        """Calls `act`, which does a part of the store call, and returns its result.
+
+        An error that `act` raises is raised unchanged.
 
         Raises:
             CallTimeoutError: the deadline has passed; `act` may still run in a thread.

@@ -1,4 +1,4 @@
-"""ObjectStore in S3, or in a service with S3's protocol, by the library obstore.
+"""ObjectStore in S3, or in a service with S3's protocol, through the library obstore.
 
 An object of up to 8 MiB is created by one request, which S3 refuses if the name exists
 (`If-None-Match: *`). If the response is lost, the request is sent again, and refused
@@ -7,8 +7,8 @@ request has succeeded.
 
 A larger object is uploaded in parts, several at a time. obstore offers no condition for
 such uploads, so the store checks for the name first. Two writers of one large object at
-the same moment can both succeed. Code that needs a single winner puts a small object,
-as commits do.
+the same moment can both succeed. Code that must have a single winner creates a small
+object, such as the marker of a commit.
 
 S3 knows a crc32c only for objects uploaded with a crc32c, so the store adds the
 checksum to the metadata. Endpoint, region and credentials come from the environment.
@@ -54,7 +54,9 @@ _IN_FLIGHT = _STREAMS * _PART  # bytes of an upload that are held in memory
 _READ = 1 << 20
 _ATTEMPTS = 4
 _PAGE = 1000
-_IGNORED = "non-partial response"  # obstore reports this error only by its text
+# Text of obstore's error if the server ignores the range of a request, and sends the
+# whole object. obstore has no exception class for this error.
+_IGNORED = "non-partial response"
 _CRC = "tfpreempt-crc32c"
 # Addresses of the metadata services from which a machine gets the keys of its role.
 _METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")
@@ -90,7 +92,10 @@ _ADVICE = (
 
 
 def _cause(error: Exception) -> Exception:
-    """Returns an error with the service's error code in place of its XML."""
+    """Returns the error with a shorter message: the service's error code, not its XML.
+
+    Without an error code, a message about credentials becomes UnauthenticatedError.
+    """
     text = str(error)
     code = re.search(r"<Code>(\w+)</Code>", text)
     if not code and ("redential" in text or _METADATA.search(text)):
@@ -108,7 +113,7 @@ class S3Store(BucketStore):
         prefix: common prefix of the names, without a "/" at the end; "" for no prefix.
 
     Raises:
-        ConfigurationError: the environment has an invalid setting.
+        ConfigurationError: an environment variable has an invalid value.
     """
 
     scheme = "s3"
@@ -196,7 +201,10 @@ class S3Store(BucketStore):
 
 @dataclasses.dataclass(slots=True)
 class _Download:
-    """Download of a range of an object; each request reads the version first found."""
+    """Download of a range of an object's bytes.
+
+    The first request finds the object's version; further requests read that version.
+    """
 
     store: Client
     key: str
@@ -241,7 +249,8 @@ class _Streams:
     """Limits the simultaneous requests of a store's uploads.
 
     Args:
-        count: number of requests; exceeded only because every upload gets one request.
+        count: maximum number of requests; exceeded only if more than `count` uploads
+            run, because every upload gets at least one request.
     """
 
     def __init__(self, count: int) -> None:
@@ -253,7 +262,7 @@ class _Streams:
         """Context that reserves up to `wanted` requests, at least one.
 
         Yields:
-            The number of requests.
+            The number of reserved requests.
         """
         with self._lock:
             count = max(1, min(wanted, self._free))
@@ -269,7 +278,7 @@ def _connect(bucket: str) -> Client:
     """Returns a client of a bucket.
 
     Raises:
-        ConfigurationError: a setting is invalid.
+        ConfigurationError: an environment variable has an invalid value.
     """
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
         "AWS_ENDPOINT_URL"
