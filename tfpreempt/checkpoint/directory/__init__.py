@@ -1,6 +1,6 @@
 """Commits in a checkpoint directory: the files, their order, and how a commit is made.
 
-cache             private directories of this user; copies of remote checkpoints
+cache             this user's private cache directory; copies of remote checkpoints
 catalog           lists the checkpoints of a directory or a store, newest first
 checkpoint_state  TensorFlow's `checkpoint` state file
 commit            makes a commit: syncs files, writes manifest and marker

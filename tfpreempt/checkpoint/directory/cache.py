@@ -7,11 +7,11 @@
                                 process
     <root>/<key>/               a complete copy; renamed from `.part`
 
-The kernel releases a lock when its process ends. So a killed reader does not keep a
-copy, and if the making process is killed, the next process resumes the copy. Before and
-after using a copy, every process deletes the copies without a reader. A lock file may
-be deleted while a process waits for its lock: a lock counts only if the locked file
-still has its name.
+The kernel releases a lock when the process with the lock ends. So a killed reader does
+not keep a copy, and if the process that makes the copy is killed, the next process
+continues the copy. Before and after using a copy, every process deletes the copies that
+no process reads. Another process may delete a lock file while a process waits for the
+lock. So a lock counts only if the locked file still has its name.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ _log = logging.getLogger(__name__)
 CACHE_VARIABLE = "TFPREEMPT_CACHE_DIR"
 _CLAIM, _MAKING, _PART = ".claim", ".making", ".part"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_COPY_TIMEOUT = 24 * 3600.0  # seconds; long, as a stalled download fails by itself
-_KEEP_PART = 24 * 3600.0  # seconds for which an incomplete copy may be resumed
+_COPY_TIMEOUT = 24 * 3600.0  # seconds; long, because a stalled download has a timeout
+_KEEP_PART = 24 * 3600.0  # seconds for which an incomplete copy is kept
 
 
 def key_of(path: str, token: str) -> str:
-    """Returns the name of a copy in the cache; equal content has the same name in every
-    process.
+    """Returns the name of a checkpoint's copy in the cache, equal in every process.
 
     Args:
         path: path or URL of the checkpoint.
-        token: token of the commit, which identifies its content.
+        token: token of the commit, which identifies the content of the commit.
     """
     content = f"{path}\0{token}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()[:40]
@@ -75,11 +74,11 @@ def default_root() -> str:
 
 
 def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
-    """Returns a directory that only this user can access; creates the directory if
+    """Returns a directory that only this user can access. Creates the directory if
     necessary.
 
     Args:
-        path: the directory.
+        path: path of the directory.
         variable: environment variable by which the user can choose another directory;
             named in the error.
 
@@ -118,13 +117,15 @@ def reading(
     timeout: float | None = None,
     root: str | None = None,
 ) -> Iterator[str]:
-    """Returns a context in which a local copy exists; makes the copy if necessary.
+    """Returns a context in which a local copy of a checkpoint exists, and stays.
+
+    Makes the copy if necessary. No process deletes the copy before the context ends.
 
     Args:
         key: name of the copy, from `key_of`.
-        make: function that fills the given directory, or continues to fill it. One
-            process calls the function at a time; if it fails, the next process calls
-            its own function.
+        make: function that writes the copy into the directory with the given path. The
+            directory may have files of a killed process. Only one process at a time
+            makes the copy; if `make` fails, the next waiting process makes the copy.
         timeout: seconds to wait while another process makes the copy; None: a day.
         root: cache directory, not accessible for other users; by default
             `default_root()`.
@@ -161,7 +162,10 @@ def reading(
 
 
 def _make(path: str, make: Callable[[str], None], seconds: float) -> None:
-    """Makes a copy, unless it exists. Waits while another process makes the copy."""
+    """Makes the copy at a path, unless the copy exists; see `reading`.
+
+    Waits up to `seconds` while another process makes the copy.
+    """
     root = os.path.dirname(path)
     with _using(root):
         making = acquire(path + _MAKING, fcntl.LOCK_EX, seconds, _OPEN | os.O_CREAT)
@@ -175,7 +179,7 @@ def _make(path: str, make: Callable[[str], None], seconds: float) -> None:
 
 
 def _sweep(root: str) -> None:
-    """Deletes copies without a reader, and leftovers of killed processes."""
+    """Deletes the copies that no process reads, and leftovers of killed processes."""
     for name in os.listdir(root) if os.path.isdir(root) else ():
         if name.endswith(_CLAIM):
             _delete_unread(os.path.join(root, name.removesuffix(_CLAIM)))
@@ -183,7 +187,7 @@ def _sweep(root: str) -> None:
 
 def _delete_unread(path: str) -> None:
     """Deletes a copy, unless a process reads or makes the copy. An incomplete copy is
-    kept for a day, to be resumed."""
+    kept for a day, so that the next process can continue the copy."""
     try:
         claim = os.open(path + _CLAIM, _OPEN)
     except FileNotFoundError:
@@ -220,12 +224,13 @@ def _using(root: str) -> Iterator[None]:
 
 
 def close_with(reader: object, close: Callable[[], None]) -> None:
-    """Arranges that a copy is released when its reader is garbage collected, or when
-    the process exits.
+    """Arranges that a copy is released (may be deleted) once its reader is garbage
+    collected, or when the process exits.
 
     Args:
         reader: the object that reads the copy; None: release only at process exit.
-        close: function that releases the copy; called once.
+        close: function that releases the copy, by leaving the context of `reading`;
+            called once.
     """
     once = threading.Lock()
 

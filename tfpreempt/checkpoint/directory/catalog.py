@@ -1,7 +1,7 @@
 """Lists the checkpoints of a directory or an object store, newest first.
 
-A directory is read through a store, too (`LocalStore`). In an object store, the mirror
-of a commit is a folder named after its content:
+"Store" means an `ObjectStore`; a directory is also read as a store (`LocalStore`). In
+the store of a mirror, each commit is a folder, named after the content of the commit:
 
     <step>.<token>/             one commit; the token is the commit's sequence and the
                                 checksum of its marker
@@ -13,7 +13,7 @@ of a commit is a folder named after its content:
 
 Two saves never share a folder name, and a repeated upload of a commit finds the files
 of the earlier upload. No content is trusted: names are parsed, sizes are limited, and
-manifest, marker and folder name must agree. This module changes no file.
+manifest, marker and folder name must match. This module changes no file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _COPY = re.compile(
 
 
 class Kind(enum.Enum):
-    """The layout of a checkpoint, and whether tfpreempt wrote it."""
+    """The layout of a checkpoint's files, and whether tfpreempt wrote the files."""
 
     OWN = "own"  # a directory written by tfpreempt
     FLAT = "flat"  # TensorFlow's flat files, and tfpreempt's sidecar directory
@@ -83,20 +83,21 @@ class Entry:
         name: name of the directory or prefix in the store; "" if the store's root is
             the checkpoint itself. Not trusted: escape the name before showing it.
         kind: layout of the checkpoint.
-        condition: whether the checkpoint is committed and intact, as far as was
+        condition: whether the checkpoint is committed, and intact as far as it was
             checked.
         manifest: the manifest; None if missing or unreadable.
-        data: the bytes of MANIFEST.json, if marker and manifest agree.
-        marker: the bytes of COMMITTED, if marker and manifest agree.
+        data: the bytes of MANIFEST.json; empty unless the marker matches the manifest.
+        marker: the bytes of COMMITTED; empty unless the marker matches the manifest.
         prefix: argument for `tf.train.Checkpoint.restore`; None if the checkpoint has
             only named States.
         step: step of the checkpoint; None if unknown.
         sequence: position in the order of the commits of the same directory or store;
             None if unknown.
         token: identity of the checkpoint, equal for every reader; "" if unknown.
-        time: time of the marker, or of the index, in seconds since the epoch; in object
-            storage the time in the manifest; None if unknown.
-        size: number of bytes; None if unknown.
+        time: seconds since the epoch; None if unknown. On a disk, the modification time
+            of the marker (if missing: of the manifest), or of TensorFlow's `.index`
+            file for an external checkpoint. In other storage, the time in the manifest.
+        size: total size of the files in bytes; None if unknown.
         checked: how thoroughly the files were verified.
         problems: reasons why the checkpoint is corrupt.
         remarks: further information for the user.
@@ -121,13 +122,13 @@ class Entry:
 
     @property
     def is_committed(self) -> bool:
-        """Whether marker and manifest agree."""
+        """Whether the checkpoint is a commit, and intact as far as it was checked."""
         return self.condition is CommitStatus.COMMITTED
 
     @property
     def saved_at(self) -> float | None:
-        """Time at which the manifest was written, in seconds since the epoch; None if
-        unknown."""
+        """Time of the save, as written in the manifest, in seconds since the epoch;
+        None if unknown."""
         metadata = {} if self.manifest is None else self.manifest.metadata
         seconds = metadata.get("saved_at", -1)
         is_time = isinstance(seconds, int | float) and 0 <= seconds < 1e11
@@ -135,8 +136,8 @@ class Entry:
 
     @property
     def path(self) -> str:
-        """Path of the directory; of a flat checkpoint, the prefix. A URI if the store
-        is not local."""
+        """Path of the checkpoint's directory, or prefix of a flat or external
+        checkpoint. A URI if the store is not local."""
         return os.path.join(self.store.uri, self.name) if self.name else self.store.uri
 
     @property
@@ -146,7 +147,7 @@ class Entry:
 
     @property
     def holder(self) -> str:
-        """Name in the store of the directory that contains marker and manifest."""
+        """The store's name for the directory that contains marker and manifest."""
         return layout.sidecar(self.name) if self.kind is Kind.FLAT else self.name
 
     @property
@@ -162,7 +163,7 @@ class Entry:
         return os.path.join(self.path, *inner[:1])
 
     def object(self, name: str) -> str:
-        """Returns the store's name for one of the checkpoint's files.
+        """Returns the name in the store for one of the checkpoint's files.
 
         Args:
             name: name of the file in the manifest.
@@ -172,7 +173,7 @@ class Entry:
         return os.path.join(folder, name)
 
     def control(self, name: str) -> str:
-        """Returns the store's name for the marker, the manifest or the metadata file.
+        """Returns the name in the store for the marker, the manifest or the metadata.
 
         Args:
             name: file name of the marker, the manifest or the metadata.
@@ -190,8 +191,8 @@ class Entry:
 
 
 def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
-    """Returns the content of a marker. The marker has size and checksum of the
-    manifest."""
+    """Returns the content of the marker for a manifest file: its size, its checksum,
+    and the sequence of the commit."""
     record = {
         "format": 1,
         "sequence": sequence,
@@ -216,8 +217,8 @@ def reader(directory: str) -> ObjectStore:
     """Returns a store that reads a checkpoint directory on this machine.
 
     An unreadable file in the directory counts as corrupt, so that an older commit of
-    the directory is restored. Mirrors are opened by `open_store` instead: a mirror may
-    be the only copy, so an unreadable file there does not count as corrupt.
+    the directory is restored. Do not use this function for a mirror, but `open_store`:
+    the mirror may be the only copy, so an unreadable file does not count as corrupt.
 
     Raises:
         ConfigurationError: the path is a file.
@@ -226,8 +227,8 @@ def reader(directory: str) -> ObjectStore:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Returns the kind of checkpoint that a directory name belongs to. None if the name
-    is not tfpreempt's."""
+    """Returns the kind of checkpoint that has this form of directory name. None if
+    tfpreempt makes no such names."""
     if layout.COMMIT.fullmatch(name):
         return Kind.OWN
     if _COPY.fullmatch(name):
@@ -238,12 +239,13 @@ def kind_of(name: str) -> Kind | None:
 
 
 def unread_entry(store: ObjectStore, folder: str = "") -> Entry:
-    """Returns an entry for a folder of a store, from its name only. `read` completes
-    the entry.
+    """Returns an entry for a folder of a store, from the name of the folder only.
+
+    `read` completes the entry.
 
     Args:
         store: the store.
-        folder: name of the folder; "" if the store's root is the commit itself.
+        folder: name of the folder; "" if the store's root is the commit.
     """
     if kind_of(folder) is Kind.FLAT:
         name = folder.removesuffix(layout.SIDECAR_SUFFIX)
@@ -262,7 +264,7 @@ def unread_entry(store: ObjectStore, folder: str = "") -> Entry:
 
 
 def read(entry: Entry) -> Entry:
-    """Reads marker and manifest of an entry. Returns the completed entry.
+    """Returns an entry completed by the marker and the manifest, which are read.
 
     Raises:
         CheckpointError: the store cannot be read.
@@ -275,8 +277,8 @@ def read(entry: Entry) -> Entry:
             entry = with_manifest(entry, from_json(data, where))
         except errors.CheckpointCorruptedError as error:
             fault = str(error)
-    # Local: the time of the marker, or else of the manifest. Stores are not asked for
-    # the time of a file.
+    # On a disk, take the time of the marker, or else of the manifest. In other storage,
+    # take the time in the manifest, which needs no further request.
     is_local = isinstance(entry.store, LocalStore)
     written = None if is_local else entry.saved_at
     for name in (layout.MARKER, layout.MANIFEST) if is_local else ():
@@ -312,7 +314,7 @@ def read(entry: Entry) -> Entry:
 
 
 def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
-    """Returns the entry, completed by the values of a manifest."""
+    """Returns the entry with the values of a manifest: size, prefix, step, sequence."""
     prefix = manifest.prefix
     return dataclasses.replace(
         entry,
@@ -325,10 +327,10 @@ def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
 
 
 def read_at(path: str) -> Entry:
-    """Returns the entry at a path: of a commit's directory, or of a flat checkpoint.
+    """Returns the entry for the checkpoint at a path, with marker and manifest read.
 
     Args:
-        path: the directory; or the prefix of a flat checkpoint with a sidecar.
+        path: directory of a commit, or prefix of a flat checkpoint with a sidecar.
 
     Raises:
         ConfigurationError: the path of the containing directory is a file.
@@ -339,7 +341,7 @@ def read_at(path: str) -> Entry:
 
 
 def corrupt(entry: Entry, problem: str) -> Entry:
-    """Returns the entry marked as corrupt."""
+    """Returns the entry marked as corrupt, for the reason `problem`."""
     return dataclasses.replace(
         entry, condition=CommitStatus.CORRUPT, problems=(problem,)
     )
@@ -349,13 +351,13 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
     """Returns the entry for a folder of a checkpoint directory, with marker and
     manifest read.
 
-    A folder without a marker is a save that is running or was interrupted; but if there
-    is evidence that the folder was committed, it is a corrupt commit.
+    A folder without a marker counts as a save that is running or was interrupted. If
+    there is evidence that the folder was committed, it counts as a corrupt commit.
     """
     entry = read(unread_entry(store, folder))
     if entry.condition is not CommitStatus.NOT_COMMITTED or not _has_witness(entry):
         return entry
-    # Again: the marker may have been written since the first read.
+    # Read again: the marker may have been written since the first read.
     entry = read(unread_entry(store, folder))
     if entry.condition is not CommitStatus.NOT_COMMITTED:
         return entry
@@ -376,11 +378,11 @@ def _has_witness(entry: Entry) -> bool:
     """Returns whether there is evidence that a checkpoint without a marker was
     committed.
 
-    For a directory of tfpreempt's own, the evidence is an entry in TensorFlow's state
+    For a directory that tfpreempt wrote, the evidence is an entry in TensorFlow's state
     file, or the witness file if the state file cannot name the commit. Both are written
-    after the marker and removed before the marker. For a flat checkpoint, the evidence
-    is a missing intent, because the intent is removed only after the marker was
-    written.
+    after the marker, and removed before the marker. For a flat checkpoint, the evidence
+    is that the intent file (see `flat_commit.py`) is missing, because it is removed
+    only after the marker was written.
     """
     root = entry.store.uri
     if entry.kind is Kind.FLAT:
@@ -421,13 +423,13 @@ def _ours(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def scan(directory: str) -> list[Entry]:
-    """Returns tfpreempt's checkpoints in a directory, intact or not.
+    """Returns the checkpoints in a directory that tfpreempt wrote, intact or not.
 
     Args:
         directory: the checkpoint directory; may be missing.
 
     Returns:
-        The entries, newest first; see `in_order`.
+        The entries with marker and manifest read, newest first; see `in_order`.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -445,8 +447,8 @@ def scan(directory: str) -> list[Entry]:
 
 
 def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
-    """Returns entries for the folders of an object store with names of tfpreempt. Reads
-    no file.
+    """Returns entries for those folders of an object store whose names have a form of
+    tfpreempt (see `kind_of`). Reads no file.
 
     Args:
         store: the store.
@@ -473,8 +475,9 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
 
 
 def contents(store: ObjectStore) -> list[Entry]:
-    """Returns tfpreempt's checkpoints in an object store, intact or not; marker and
-    manifest are read, as by `scan`.
+    """Returns the checkpoints in an object store that tfpreempt wrote, intact or not.
+
+    Like `scan` for a directory, reads marker and manifest of each checkpoint.
 
     Raises:
         CheckpointError: the store cannot be listed or read.
@@ -490,11 +493,11 @@ def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
 
 
 def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entry]:
-    """Yields the intact commits of a mirror, newest first. A commit is read only when
-    asked for.
+    """Yields the intact commits of a mirror, newest first. Each commit is read when the
+    iteration reaches the commit.
 
     Args:
-        store: the store.
+        store: the object store of the mirror.
         on_skip: function called with a description of each corrupt commit.
 
     Raises:
@@ -506,8 +509,8 @@ def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entr
 def read_commits(
     found: Iterable[Entry], on_skip: Callable[[str], None]
 ) -> Iterator[Entry]:
-    """Yields the intact commits among the folders of a mirror, in the given order. A
-    commit is read only when asked for.
+    """Yields the intact commits among the folders of a mirror, in the given order. Each
+    commit is read when the iteration reaches the commit.
 
     Args:
         found: folders of a mirror, from `copies`.
@@ -524,7 +527,7 @@ def read_commits(
 
 
 def highest_sequence(entries: Iterable[Entry]) -> int:
-    """Returns the highest sequence of some entries; 0 without any."""
+    """Returns the highest sequence of the entries; 0 if no entry has a sequence."""
     return max((entry.sequence or 0 for entry in entries), default=0)
 
 
@@ -532,14 +535,14 @@ def rank(entry: Entry) -> tuple[int, float, str]:
     """Returns the sort key of a commit: mainly its sequence, which does not depend on a
     clock.
 
-    Two machines can make commits with the same sequence, if the store does not have the
-    first commit yet. Then the time of the save decides.
+    Two machines can make commits with the same sequence, if the second machine cannot
+    see the first commit yet. The time of the save decides between such commits.
     """
     return entry.sequence or 0, entry.saved_at or 0.0, entry.token
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Returns the entries newest first. A restart tries to restore them in this order.
+    """Returns the entries, newest first: the order in which a restart tries to restore.
 
     Commits of tfpreempt are sorted by `rank`. Checkpoints of other programs are
     inserted by time.
@@ -569,8 +572,8 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
         name: name of the file.
 
     Returns:
-        The content, and None; or None, and the problem. Both are None if the file is
-        missing.
+        Content and problem. The problem is None if the file was read; the content is
+        None if the file cannot be read. Both are None if the file is missing.
     """
     most = _MAX_MARKER_BYTES if name == layout.MARKER else _MAX_CONTROL_BYTES
     name, problem = entry.control(name), None

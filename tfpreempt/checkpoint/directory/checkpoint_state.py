@@ -32,10 +32,10 @@ class CheckpointStateFile:
     Attributes:
         latest: prefix of the newest checkpoint, relative to the directory or absolute.
         paths: prefixes of the checkpoints that are kept, oldest first.
-        timestamps: times in seconds since the epoch, for each of `paths`; or an empty
-            tuple.
-        last_preserved: a time that a CheckpointManager stores for itself; written back
-            unchanged.
+        timestamps: time of each checkpoint in `paths`, in seconds since the epoch; or
+            an empty tuple.
+        last_preserved: a time that only a CheckpointManager uses; tfpreempt writes it
+            back unchanged.
     """
 
     latest: str
@@ -45,8 +45,8 @@ class CheckpointStateFile:
 
 
 def read(directory: str) -> CheckpointStateFile | None:
-    """Returns the state file of a directory. None if the file is missing, or names no
-    checkpoint.
+    """Returns the content of a directory's state file. None if the file is missing, or
+    names no checkpoint.
 
     A file larger than MAX_BYTES is not TensorFlow's, and counts as missing.
     """
@@ -62,7 +62,8 @@ def read(directory: str) -> CheckpointStateFile | None:
 
 
 def parse(data: bytes) -> CheckpointStateFile | None:
-    """Returns the content of a state file. None if the file names no checkpoint."""
+    """Returns the content of a state file, given its bytes. None if the file names no
+    checkpoint."""
     text = data.decode("utf-8", "surrogateescape")
     fields: dict[str, list[str]] = {}
     for line in text.splitlines():

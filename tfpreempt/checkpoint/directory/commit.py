@@ -6,8 +6,8 @@ directory is complete only if its files were synced before. After a crash at any
 
 The steps, on the chief, after every worker has written its files:
 
-    1. sync every staged file and directory, and compute the checksums of the files,
-       except for files that their writer has synced and checksummed
+    1. sync every staged file and directory, and compute the checksums of the files
+       (unless the code that wrote the file has done both)
     2. write and sync the manifest
     3. rename the staging directory to its final name; sync the checkpoint directory
     4. write, sync and rename the marker; sync               <- committed from here on
@@ -44,8 +44,8 @@ _CHECKSUM_THREADS = 4
 
 
 class CancellationToken:
-    """Decides whether an asynchronous save may still commit. Any thread may call the
-    methods."""
+    """Decides whether an asynchronous save may still commit: either the save begins its
+    commit, or another thread cancels the save. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,8 +75,8 @@ class CancellationToken:
             self._is_taken = True
 
     def cancel(self) -> bool:
-        """Cancels the save: it will not commit. Returns False if the save has begun its
-        commit already."""
+        """Cancels the save, so that the save does not commit. Returns whether the save
+        is cancelled; False if the save has begun its commit already."""
         with self._lock:
             self._is_given_up = not self._is_taken
             return self._is_given_up
@@ -98,11 +98,11 @@ class StagedFiles:
         started_at: monotonic seconds at which the save began.
         cancel_token: cancellation token of an asynchronous save, during which training
             continues; None if training waits for the save.
-        number: number of the commit's directory. Used if tfpreempt writes a directory
-            for every commit.
-        prefix: TensorFlow's prefix of a flat checkpoint; None if tfpreempt writes a
-            directory.
-        sums: size and crc32c of files that are on the disk already, by path.
+        number: name of the commit's directory, as a number; unused for a flat
+            checkpoint.
+        prefix: TensorFlow's prefix of a flat checkpoint; None if the commit is a
+            directory of its own.
+        sums: size and crc32c of files that are synced already, by path.
     """
 
     step: int
@@ -122,7 +122,7 @@ def publish(
     directory.
 
     Args:
-        files: the file operations.
+        files: file system operations that make the changes.
         clock: time source that measures the duration of the save.
         directory: the checkpoint directory.
         staged: the staged files.
@@ -160,15 +160,15 @@ def seal(
     folders: Sequence[str],
     draft: Manifest,
 ) -> Manifest:
-    """Makes the files durable and writes the manifest: steps 1 and 2, for every form of
+    """Makes the files durable and writes the manifest: steps 1 and 2, also for a flat
     checkpoint.
 
     Args:
-        files: the file operations.
+        files: file system operations that make the changes.
         clock: time source that measures the duration of the save.
-        staged: the staged files; the manifest is written to their directory.
+        staged: the staged files; the manifest is written to the staging directory.
         contents: path of every file, by the name of the file in the manifest.
-        folders: the directories with the files, parents before children.
+        folders: paths of the directories with the files, parents before children.
         draft: the manifest without its list of files.
 
     Returns:
@@ -215,20 +215,22 @@ def put_in_place(
 ) -> str:
     """Renames a staging directory after `seal`, and writes the marker: steps 3 and 4.
 
-    The new commit is `<number>`, or `<number>.<sequence>` if that name is not free:
+    The name of the new commit is `<number>`, or `<number>.<sequence>` if `<number>` is
+    not free:
 
-    - An older commit with the number stays until retention deletes it.
-    - An uncommitted save with the number is removed. It is not in progress: the owner
-      of the directory's lease makes only one save at a time.
-    - A name listed in TensorFlow's state file is not used. An entry is evidence of a
-      commit, so the directory would look like a corrupt commit until the marker is
-      written.
+    - If an older commit has the name, that commit stays until retention deletes it.
+    - If an uncommitted save has the name, the save is deleted, and the name is free.
+      The save is not in progress: the holder of the directory's lease makes only one
+      save at a time.
+    - If TensorFlow's state file lists the name, the name is not free. An entry is
+      evidence of a commit, so the new directory would look like a corrupt commit until
+      the marker is written.
 
     Args:
-        files: the file operations.
+        files: file system operations that make the changes.
         directory: the checkpoint directory.
         staging: the staging directory, with the manifest.
-        number: the directory number.
+        number: name of the commit's directory, as a number.
         manifest_bytes: content of the manifest.
         sequence: sequence of the commit.
 
@@ -269,9 +271,13 @@ def finish(
     """Names the newest commit in TensorFlow's state file, and deletes old commits:
     steps 5 and 6.
 
-    Deleted are all but the `max_to_keep` newest commits, and known corrupt commits; if
-    `max_to_keep` is None, no commit is deleted. A commit stays as long as `is_pinned`
-    returns True for its path.
+    Args:
+        files: file system operations that make the changes.
+        directory: the checkpoint directory.
+        entries: the checkpoints in the directory, newest first.
+        max_to_keep: number of commits to keep; None keeps all commits.
+        corrupt: tokens of commits known to be corrupt; these commits are deleted, too.
+        is_pinned: function that returns whether the commit at a path must stay for now.
     """
     kept, dropped = retention.plan(entries, max_to_keep, corrupt)
     point(files, directory, kept, dropped)
@@ -287,8 +293,8 @@ def finish(
 
 @contextlib.contextmanager
 def tidying(directory: str) -> Iterator[None]:
-    """Returns a context for work after a commit, in which errors are logged, not
-    raised."""
+    """Returns a context for cleanup after a commit: errors of the body are logged, not
+    raised, because the commit is valid."""
     try:
         yield
     except (OSError, errors.CheckpointError) as error:
@@ -307,7 +313,7 @@ def point(
     programs stay.
 
     Args:
-        files: the file operations.
+        files: file system operations that make the changes.
         directory: the checkpoint directory.
         kept: commits of tfpreempt that stay, oldest first.
         dropped: commits of tfpreempt that are about to be deleted.
@@ -350,8 +356,8 @@ def point(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, TensorFlow, Keras and NumPy, by name; only of
-    packages that are imported already."""
+    """Returns the versions of Python, TensorFlow, Keras and NumPy, by package name.
+    Packages that are not imported are omitted."""
     found = {"python": platform.python_version()}
     for name in ("tensorflow", "keras", "tf_keras", "numpy"):
         if module := sys.modules.get(name):

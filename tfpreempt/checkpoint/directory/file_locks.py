@@ -1,8 +1,8 @@
 """Locks files and directories against other processes of the machine.
 
-The kernel releases a lock when its process ends. A directory is locked directly,
-without a lock file. A locked file may be deleted by another process: a lock counts only
-if the locked file still has its name.
+The kernel releases a lock when the process with the lock ends. A directory is locked
+directly, without a lock file. Another process may delete a locked file or directory. So
+a lock counts only if the locked file still has its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def locked(
         directory: path of the directory.
         doing: purpose of the lock, for errors, as in `os_errors.translated`.
         seconds: timeout of the wait for other processes.
-        makes: whether to create a missing directory, again if the directory disappears.
+        makes: whether to create the directory if it is missing, or if another process
+            removes it during the wait.
 
     Raises:
         CheckpointError: another process has held the lock until the timeout.
@@ -102,7 +103,7 @@ def lock(
     Args:
         descriptor: descriptor of the file.
         how: kind of lock: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
-        take: function that locks.
+        take: function that locks, with the arguments of `fcntl.flock`.
 
     Returns:
         True if locked; False if another process holds the lock; None if the file system
@@ -118,8 +119,8 @@ def lock(
 
 
 def is_at(descriptor: int, path: str) -> bool:
-    """Returns whether a path still leads to an open file: the file was not deleted or
-    replaced."""
+    """Returns whether a path still leads to the open file of a descriptor: the file was
+    not deleted or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -11,7 +11,8 @@ MANIFEST.json and the marker COMMITTED. A sidecar is removed at the next commit 
 its checkpoint was deleted.
 
 - With an intent and no marker, a checkpoint is incomplete, and ignored. Exception: if
-  the index is the same as before the intent, the save never began to write.
+  `ckpt-5.index` is the same file as before the intent, TensorFlow has written nothing,
+  and the older checkpoint of this name is complete.
 - Without intent and sidecar, a checkpoint was saved by the user's own `manager.save()`.
 - Without intent and marker, a sidecar belongs to a commit that lost its marker.
 
@@ -49,10 +50,10 @@ class Intent:
     """The intent of a save: the flat checkpoint that the save is about to write.
 
     Attributes:
-        prefix: TensorFlow's prefix.
+        prefix: TensorFlow's prefix of the flat checkpoint.
         attempt: name of the save.
-        before: size and time of the index of a complete checkpoint that has the prefix
-            already; None without such a checkpoint.
+        before: size in bytes and modification time in nanoseconds of the `.index` file,
+            if a complete checkpoint has the prefix already; otherwise None.
     """
 
     prefix: str
@@ -76,10 +77,10 @@ def write_intent(files: Files, intent: Intent) -> None:
     prefix.
 
     A complete checkpoint that already has the prefix still counts as complete, until
-    TensorFlow replaces its index.
+    TensorFlow replaces the checkpoint's `.index` file.
 
     Raises:
-        LinkError: a link would make TensorFlow write to another directory.
+        LinkError: TensorFlow's temporary directory is a link to another directory.
         OSError: error of the file system.
     """
     prefix = intent.prefix
@@ -90,12 +91,12 @@ def write_intent(files: Files, intent: Intent) -> None:
 
 
 def abandon(files: Files, intent: Intent) -> None:
-    """Ends the intent of a save that failed: removes the intent, or records the written
-    files as incomplete. Called on the chief.
+    """Cleans up after a save that failed: removes the intent file, or writes into the
+    intent file that the checkpoint is incomplete. Called on the chief.
 
-    The fence of the lease does not stop TensorFlow. If this process lost the lease, the
-    next owner may have removed the intent before TensorFlow wrote the files, so the
-    files are recorded as incomplete here.
+    TensorFlow writes its files even if this process has lost the lease. The next holder
+    of the lease may have removed the intent file before TensorFlow wrote the files; so
+    this function writes the intent file again.
 
     Raises:
         OSError: error of the file system.
@@ -110,7 +111,8 @@ def abandon(files: Files, intent: Intent) -> None:
 
 
 def is_incomplete(prefix: str) -> bool:
-    """Returns whether a checkpoint is incomplete, as left by a save of tfpreempt."""
+    """Returns whether an intent file shows that a save of tfpreempt has not completed
+    the flat checkpoint with this prefix."""
     record = _intent(prefix)
     if record is None:
         return False
@@ -127,11 +129,11 @@ def publish(
     staged: commit.StagedFiles,
     draft: Manifest,
 ) -> tuple[str, Manifest]:
-    """Commits a flat checkpoint: TensorFlow's files, and the staged shards as a
-    sidecar.
+    """Commits a flat checkpoint: TensorFlow's files, and a sidecar, made of the staging
+    directory with the shards.
 
     Args:
-        files: the file operations.
+        files: file system operations that make the changes.
         clock: time source that measures the duration of the save.
         directory: the checkpoint directory.
         staged: the staged save. `prefix` is TensorFlow's prefix, or a file or directory
@@ -144,7 +146,7 @@ def publish(
 
     Raises:
         OSError: the file system failed before the marker.
-        SaveError: there are no files.
+        SaveError: no file has the prefix.
     """
     prefix, staging = staged.prefix, staged.staging
     assert prefix is not None
@@ -195,8 +197,11 @@ def publish(
 
 
 def payload_files(prefix: str) -> list[str]:
-    """Returns the files of a checkpoint: the file `prefix` itself, TensorFlow's files,
-    or the files in the directory `prefix`."""
+    """Returns the paths of a flat checkpoint's files, without the sidecar.
+
+    `prefix` is TensorFlow's prefix, or a file or directory written by a save_fn. Of a
+    directory, all files in it are returned.
+    """
     if file_reading.is_dir(prefix):
         return [os.path.join(prefix, name) for name in file_reading.tree(prefix)]
     base, stem = os.path.split(prefix)
@@ -209,15 +214,16 @@ def payload_files(prefix: str) -> list[str]:
 
 
 def sweep(files: Files, directory: str) -> None:
-    """Removes sidecars and intents whose checkpoint was deleted. Called on the chief.
+    """Removes sidecars and intent files whose checkpoint was deleted. Called on the
+    chief.
 
-    If only the index of a checkpoint is missing, the checkpoint is corrupt, and its
-    sidecar stays. Exception: the oldest checkpoint, because a manager that was
-    interrupted may have deleted its index.
+    If only the `.index` file of a checkpoint is missing, the checkpoint is corrupt, and
+    the sidecar stays. The oldest checkpoint is an exception: a CheckpointManager, which
+    deletes the `.index` file first, may have been interrupted during the deletion.
 
     Args:
-        files: the file operations.
-        directory: the directory to sweep.
+        files: file system operations that make the changes.
+        directory: the checkpoint directory.
 
     Raises:
         OSError: error of the file system.
@@ -238,12 +244,12 @@ def sweep(files: Files, directory: str) -> None:
 
 
 def resolve_intents(files: Files, directory: str) -> None:
-    """Removes or updates the intents of interrupted saves. Called on the chief, before
-    its first save.
+    """Removes or updates the intent files of interrupted saves. Called on the chief,
+    before its first save.
 
-    An incomplete checkpoint is recorded by size and time of its index. If the user
-    later saves under the same name, the new index differs, and the checkpoint counts
-    again.
+    For an incomplete checkpoint, the size and time of its `.index` file are written
+    into the intent file. If the user later saves under the same name, the new `.index`
+    file has another time, so the checkpoint counts as complete.
 
     Raises:
         OSError: error of the file system.
@@ -269,8 +275,8 @@ def _close(files: Files, prefix: str) -> None:
     holder = layout.sidecar(prefix)
     has_marker = _has_marker(prefix)
     if file_reading.is_real_dir(holder) and not has_marker:
-        # Delete the sidecar before the intent: without the intent it would look like a
-        # commit that lost its marker.
+        # Delete the sidecar before the intent file: without the intent file, the
+        # sidecar would look like a commit that lost its marker.
         retention.delete(files, catalog.read_at(prefix))
     if is_incomplete(prefix) and not has_marker:
         _write(files, prefix, half=_stamp(prefix))
@@ -284,7 +290,7 @@ def _has_marker(prefix: str) -> bool:
 
 
 def _temporary(prefix: str) -> str:
-    """Returns the directory where TensorFlow writes files before their final rename."""
+    """Returns TensorFlow's temporary directory: for files before the final rename."""
     return prefix + "_temp"
 
 
@@ -294,8 +300,8 @@ def _write(files: Files, prefix: str, **fields: Any) -> None:
 
 
 def _intent(prefix: str) -> dict[str, Any] | None:
-    """Returns the record in an intent file. {} if the record is unreadable; None
-    without an intent."""
+    """Returns the fields of the intent file of a prefix; {} if the file is unreadable;
+    None if there is no intent file."""
     try:
         record = json.loads(
             file_reading.read(prefix + layout.INTENT_SUFFIX, _MAX_BYTES)
@@ -320,12 +326,12 @@ def _make_room(files: Files, prefix: str) -> None:
 
 
 def intents(directory: str, names: Iterable[str]) -> list[str]:
-    """Returns the prefixes that have an intent: their save is running or was
-    interrupted.
+    """Returns the prefixes with an intent file, which exists while a save runs, and
+    after a save was interrupted.
 
     Args:
-        directory: path of the directory.
-        names: the names in the directory.
+        directory: path of the checkpoint directory.
+        names: names of all files in the directory.
     """
     suffix = layout.INTENT_SUFFIX
     return [

@@ -1,11 +1,11 @@
-"""Detects whether another run has committed to a directory or mirror meanwhile.
+"""Detects whether another run has committed to the directory or mirror of this run.
 
 A run resumes from the commits found at its start. While the run holds the lease, no
 other run commits. Once the lease is released, another run may commit; a later commit of
-the first run would then mix the commits of both. So the run remembers the *head*: the
-newest commit of other processes. If a newer commit of another process appears, the run
-stops. In addition, each manifest names a *parent*: the newest commit when the commit
-was made.
+the first run would then mix the commits of both runs. So the first run remembers the
+*head*: the newest commit of other processes. If a newer commit of another process
+appears, the first run makes no more commits. In addition, each manifest names a
+*parent*: the commit that was the newest when the new commit was made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ NONE = Parent(token="", sequence=0)
 
 
 class HeldLease(Protocol):
-    """The lease, as used by code that writes files under the lease."""
+    """The part of a lease's interface that is needed by code which makes commits.
+
+    `lease.Lease` implements the interface. A commit is made only with the lease.
+    """
 
     @property
     def token(self) -> str | None:
@@ -36,25 +39,27 @@ class HeldLease(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises an error if the lease is lost."""
+        """Raises LeaseLostError if the lease is lost."""
         ...
 
     def lose_to_another_run(self) -> NoReturn:
-        """Raises an error: another run has held the lease meanwhile, and committed."""
+        """Marks the lease as lost, and raises LeaseLostError. Called if another run has
+        committed while this process did not hold the lease."""
         ...
 
     def moving(self) -> contextlib.AbstractContextManager[str | None]:
-        """Returns a context with a path in the lease's directory, through which to move
-        a file; or with None, if the lease has no directory."""
+        """Returns a context whose value is a path in the lease's directory. A file
+        moved through this path reaches its final name only if the lease is not lost.
+        The value is None if the lease is not a directory (but in an object store)."""
         ...
 
 
 @dataclasses.dataclass(eq=False)
 class Head:
-    """The newest known commit of other processes.
+    """The newest commit by another process that this process has seen.
 
-    Not thread-safe: used by the thread that lists the commits, or by the thread that
-    publishes a commit.
+    Not thread-safe. One thread at a time uses the object: at the start of a run the
+    thread that lists the commits, later the thread that makes commits.
     """
 
     _base: Parent | None = None  # None before the first `follow`
@@ -62,14 +67,14 @@ class Head:
 
     @property
     def is_known(self) -> bool:
-        """Whether `follow` was called: the run has listed the commits."""
+        """Whether the run has listed the commits, by a call of `follow`."""
         return self._base is not None
 
     def has_moved(self, found: Iterable[Entry]) -> bool:
         """Returns whether another run has committed since the last call of `follow`.
 
         Args:
-            found: the present commits.
+            found: the commits that exist now.
         """
         there, base = newest(each for each in found if not is_own(each)), self._base
         if base is None or there.sequence < base.sequence:
@@ -78,13 +83,13 @@ class Head:
         return there.sequence > base.sequence or is_other
 
     def follow(self, found: Iterable[Entry], lease: HeldLease) -> None:
-        """Remembers the newest present commit of other processes.
+        """Remembers the newest commit of other processes.
 
-        If the lease was released since the last call, first checks that no other run
-        has committed.
+        If the lease was released and taken again since the last call, `follow` first
+        checks that no other run has committed.
 
         Args:
-            found: the present commits, including commits that this process adds.
+            found: the commits that exist now, including commits that this process adds.
             lease: lease of the directory or mirror. Without the lease, only the first
                 call has an effect.
 
@@ -104,7 +109,7 @@ class Head:
 
 
 def newest(commits: Iterable[Entry]) -> Parent:
-    """Returns the newest of some commits, in the form of a parent for the next commit.
+    """Returns the newest of the given commits, as the parent of the next commit.
 
     Args:
         commits: checkpoints to choose from. Checkpoints of other programs do not count,
@@ -117,8 +122,8 @@ def newest(commits: Iterable[Entry]) -> Parent:
 
 
 def this_process() -> str:
-    """Returns the name of this process in its manifests. A forked child has another
-    name."""
+    """Returns the name that this process writes into its manifests. A forked child has
+    another name."""
     return f"{_PROCESS}-{os.getpid()}"
 
 

@@ -102,28 +102,32 @@ def staging_directory(directory: str, attempt: str) -> str:
 
 
 def parts_directory(staged: str, worker: int) -> str:
-    """Returns the directory for the data files that a worker writes for TensorFlow's
-    part of a save.
+    """Returns the directory where a worker writes its share of the tensors of a save.
 
     The directory is not in the staging directory. So a worker that writes too late, for
-    example because it was suspended, cannot add a file to the commit.
+    example because the worker was suspended, cannot add a file to the commit.
+
+    Args:
+        staged: path of the staging directory of the save.
+        worker: index of the worker.
     """
     return os.path.join(staged + PARTS_SUFFIX, f"{worker:04d}")
 
 
 def worker_name(worker: int) -> str:
-    """Returns the name of the directory for one worker's own files."""
+    """Returns the name of a worker's shard: the directory with its own States."""
     return f"{WORKER}{worker:04d}"
 
 
 def is_part(name: str) -> bool:
-    """Returns whether a name in a commit is a directory of tfpreempt: for States, or
-    for a worker's own files."""
+    """Returns whether a file name in a commit is the name of the directory for States,
+    or of a worker's shard."""
     return name == STATES or name.startswith(WORKER)
 
 
 def name_remark(name: str) -> str:
-    """Returns an explanation of a name like 348.4, for people; "" for other names."""
+    """Returns an explanation, for people, of a commit's name like 348.4; "" for any
+    other name."""
     step, _, sequence = name.partition(".")
     is_second = step.isdecimal() and sequence.isdecimal()
     return f"another commit of step {step}" if is_second else ""
@@ -136,7 +140,7 @@ def sidecar(prefix: str) -> str:
 
 
 def check_state_name(name: object) -> str:
-    """Returns the name of a State, after checking that the name can be a file name.
+    """Returns the name of a State unchanged, after a check that it can be a file name.
 
     Raises:
         ConfigurationError: the name cannot be a file name.

@@ -25,8 +25,8 @@ class FileEntry:
     """A file of a commit.
 
     Attributes:
-        name: path relative to the directory to which the manifest refers, with "/"
-            between the parts.
+        name: path of the file, with "/" between the parts; relative to the directory of
+            the commit, or to the directory of a flat checkpoint's files.
         size: number of bytes.
         crc32c: checksum of the whole file, unsigned 32 bits.
     """
@@ -38,11 +38,11 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The newest commit at the time when a commit was made.
+    """The parent of a commit: the commit that was the newest when the commit was made.
 
     Attributes:
         token: token of the parent; "" if there was no commit, or no readable commit.
-        sequence: the highest known sequence; 0 if there was no commit.
+        sequence: sequence of the parent; 0 if there was no commit.
     """
 
     token: str
@@ -55,19 +55,21 @@ class Manifest:
 
     Attributes:
         step: the saved step.
-        sequence: 1 for the first commit in a directory, then counting up.
+        sequence: number of the commit, in the order of the commits in a directory; the
+            first commit has number 1.
         world_size: number of workers of the run that wrote the commit.
-        workers: indices of the workers whose own files are in the commit.
-        files: entries of the files, sorted by name.
+        workers: indices of the workers whose shards are in the commit.
+        files: name, size and checksum of each file, sorted by name.
         prefix: TensorFlow's prefix, relative to the same directory as the file names;
-            None if the commit has no tf.train.Checkpoint.
+            None if the commit contains no tf.train.Checkpoint.
         versions: versions of the software that wrote the commit, by package name.
         because: reason of the save: "preemption", "periodic", "save", "error",
             "finished" or "snapshot".
         save_seconds: time from the start of the save to the writing of the manifest.
         metadata: further JSON values.
-        parent: the newest commit when this commit was made; for a snapshot, the newest
-            commit of the checkpoint directory. None in manifests of earlier versions.
+        parent: the commit that was the newest when this commit was made; for a
+            snapshot, the newest commit of the checkpoint directory. None in manifests
+            of earlier versions of tfpreempt.
     """
 
     step: int
@@ -128,8 +130,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
 
 @functools.lru_cache(maxsize=8)
 def from_json(data: bytes, source: str) -> Manifest:
-    """Returns the manifest in the content of MANIFEST.json, after a check of every
-    field. The last results are cached.
+    """Parses the content of MANIFEST.json, and checks every field. The results for the
+    last eight manifests are cached.
 
     Args:
         data: the bytes of MANIFEST.json.

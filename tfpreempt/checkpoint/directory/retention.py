@@ -1,9 +1,9 @@
 """Deletes commits beyond the number to keep, and leftovers of interrupted saves.
 
-Only files written by tfpreempt are deleted: of a commit, the files named by its
-manifest, and empty directories. The evidence that a commit exists is deleted first: the
-entry in TensorFlow's state file, or the witness file. The marker is next. The manifest
-is the last file, before its directory. So an interrupted deletion leaves an uncommitted
+Only files written by tfpreempt are deleted: the files that the manifest of a commit
+names, and directories that are then empty. The evidence that a commit exists is deleted
+first: the entry in TensorFlow's state file, or the witness file. The marker is deleted
+next; the manifest is the last file. So an interrupted deletion leaves an uncommitted
 save, which the next start of the program deletes completely.
 
 Directories `workertemp_*` are never deleted: they belong to TensorFlow's own handler.
@@ -26,23 +26,23 @@ from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
 
 _LARGE_BYTES = 1 << 25
-"""Smallest size in bytes of a file removed by a thread; removal takes milliseconds."""
+"""Smallest size in bytes of a file that is removed by one of several threads."""
 
 QUIET_SECONDS = 3600.0
-"""Age in seconds of the last change after which a save without a lease has ended."""
+"""Seconds without a change after which a save counts as ended, if there is no lease."""
 
 
 def plan(
     entries: Iterable[Entry], max_to_keep: int | None, corrupt: Collection[str] = ()
 ) -> tuple[list[Entry], list[Entry]]:
     """Decides which commits to keep and which to delete. Flat checkpoints are in
-    neither list.
+    neither list: the user's CheckpointManager deletes flat checkpoints.
 
     Args:
         entries: the checkpoints in the directory, newest first.
         max_to_keep: number of commits to keep, at least 1; None keeps all.
-        corrupt: tokens of commits known to be corrupt. They do not count as kept, and
-            are deleted.
+        corrupt: tokens of commits known to be corrupt. These commits are deleted, and
+            do not count for `max_to_keep`; with None, they stay.
 
     Returns:
         The commits to keep and the commits to delete, both oldest first.
@@ -55,11 +55,12 @@ def plan(
 
 
 def delete(files: Files, entry: Entry) -> None:
-    """Deletes tfpreempt's files of a commit. Does nothing without a readable manifest.
+    """Deletes the files of a commit that tfpreempt wrote. Does nothing if the manifest,
+    which names the files, cannot be read.
 
     Args:
-        files: the file operations.
-        entry: the commit; of a flat checkpoint, only the sidecar is deleted.
+        files: file system operations that make the changes.
+        entry: the commit. Of a flat checkpoint, only the sidecar is deleted.
 
     Raises:
         OSError: error of the file system.
@@ -112,9 +113,10 @@ def delete_staging(files: Files, path: str) -> None:
     """Deletes a staging directory and its content. Does nothing if the path is a link.
 
     Files are deleted from the top down, in name order, so a marker, if there is one,
-    goes first. The manifest goes last: if a process that lost its lease renames the
-    directory during the deletion, the remaining files count as an uncommitted save,
-    which the next start of the program deletes.
+    is deleted before other files. The manifest is deleted last: a process that lost the
+    lease may rename the directory to a commit's name during the deletion. With a
+    manifest, the remaining files count as an uncommitted save, which the next start of
+    the program deletes.
 
     Raises:
         OSError: error of the file system.
@@ -141,17 +143,18 @@ def delete_staging(files: Files, path: str) -> None:
 def clean(
     files: Files, directory: str, clock: Clock, *, is_sole: bool = True
 ) -> list[str]:
-    """Deletes uncommitted saves. Called before the first save of the process.
+    """Deletes uncommitted saves that have ended. Called before the first save of the
+    process.
 
-    On the chief, which holds the lease of the directory, no other process can commit
-    there, so every uncommitted save has ended. A worker with separate storage has no
-    lease, and another worker on the machine may use the same directory. There a save
+    The chief holds the lease of the directory, so no other process can commit there,
+    and every uncommitted save has ended. A worker with separate storage has no lease,
+    and another worker on the machine may use the same directory. In this case a save
     counts as ended after `QUIET_SECONDS` without a change.
 
     Args:
-        files: the file operations.
+        files: file system operations that make the changes.
         directory: the checkpoint directory.
-        clock: time source for the age of files.
+        clock: time source that is compared with the modification times of files.
         is_sole: whether no other process can commit in the directory.
 
     Returns:
@@ -185,8 +188,8 @@ def clean(
 
 
 def is_uncommitted(entry: Entry) -> bool:
-    """Returns whether an entry is a save without a marker, in a directory of
-    tfpreempt's own."""
+    """Returns whether an entry is a save without a marker, with the directory name of a
+    commit. (Flat checkpoints do not count.)"""
     is_unmarked = entry.condition is CommitStatus.NOT_COMMITTED
     return entry.kind is Kind.OWN and is_unmarked and entry.manifest is not None
 

@@ -1,12 +1,12 @@
 """Checks that a checkpoint directory is the same storage as at the start of the run.
 
-During training, a file system can be unmounted, or the directory moved. The path then
-leads to another disk. A commit there would disappear once the first disk is mounted
-again. Device and inode numbers tell the two disks apart. A network file system may have
-new numbers after a remount. So the directory also contains a file with a random token:
-if the token is unchanged, the storage is the same. The lease's record cannot serve as
-the token, because the record is removed when the lease is released, and because the
-supervisor has no lease.
+During training, a file system can be unmounted, or the directory can be moved. The path
+then leads to another disk. A commit on that disk would disappear once the first disk is
+mounted again. Device and inode numbers distinguish the two disks. A network file system
+may have new numbers after a remount. So the directory also contains a file with a
+random token: if the token is unchanged, the storage is the same. The record of the
+lease cannot serve as the token, because the record is removed when the lease is
+released, and because the supervisor, which also checks the directory, has no lease.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tfpreempt.storage.files import Files, write_durably
 
 
 class DirectoryIdentity:
-    """Remembers the storage of a checkpoint directory when the object is created. Any
-    thread may call the methods.
+    """Remembers the storage to which the path of a checkpoint directory leads when the
+    object is created. Any thread may call the methods.
 
     Args:
         directory: path of the checkpoint directory.

@@ -20,7 +20,7 @@ _MAX_BYTES = 4 << 20
 
 
 def encoded(metadata: object) -> bytes:
-    """Returns metadata as JSON bytes.
+    """Returns the metadata as JSON bytes, the content of the metadata file.
 
     Raises:
         ConfigurationError: the metadata is not a mapping of strings to JSON values, or
@@ -49,7 +49,7 @@ def encoded(metadata: object) -> bytes:
 
 
 def read(checkpoint: Entry) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint; an empty dict without metadata.
+    """Returns the metadata of a checkpoint; an empty dict if no metadata was written.
 
     Raises:
         CheckpointCorruptedError: the file is not a JSON object, or is too large.
@@ -75,8 +75,8 @@ def read(checkpoint: Entry) -> dict[str, Any]:
 
 
 def write(checkpoint: Entry, values: Mapping[str, Any]) -> None:
-    """Replaces the metadata of a checkpoint atomically. If two processes write at once,
-    the last write counts.
+    """Replaces the metadata of a checkpoint atomically. If two processes write at the
+    same time, the values of the last write remain.
 
     Raises:
         ConfigurationError: JSON cannot hold the values.
