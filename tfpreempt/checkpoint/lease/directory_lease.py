@@ -4,7 +4,7 @@ In the checkpoint directory:
 
     .tfpreempt-lease/<token>/holder     record of the holder; never changed
     .tfpreempt-lease/<token>/renewals   number of renewals, rewritten by the holder
-    .tfpreempt-lease.<token>/           a lease about to be taken
+    .tfpreempt-lease.<token>/           a lease that a process is about to take
 
 **Taking the lease.** A process creates the complete directory, with the record inside,
 and renames the directory to `.tfpreempt-lease`. A file server refuses the rename unless
@@ -16,13 +16,14 @@ the target is missing or an empty directory, so only one of several processes su
 **The fence.** A process that lost the lease must not commit, even after the process was
 suspended. A check before each operation would not suffice, since the process may be
 suspended between the check and the operation. So a file that makes a commit is written
-in `<token>/`, and then moved to the final name. A file whose removal unmakes a commit
-is first moved into `<token>/`, and removed there. Once `<token>/` is removed, both
-moves fail: the move is check and operation at once.
+in `<token>/`, and then moved to the final name. A file whose removal ends a commit is
+first moved into `<token>/`, and removed there. Once `<token>/` is removed, both moves
+fail: the move is check and operation at once.
 
-The directory is removed, not renamed: an NFS client that has the directory open could
-continue to use the new name. The temporary file is not beside the target, as usual: two
-runs would write to the same temporary file there.
+The end of a lease removes `<token>/`. A rename would not suffice: an NFS client that
+has the directory open could continue to use the directory under its new name. A file
+is first written in `<token>/`, not in the directory of its final name (as temporary
+files usually are), because two runs would write to the same temporary file there.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ from tfpreempt.storage.files import (
 )
 
 _HOLDER, _RENEWALS = "holder", "renewals"
-_UNREADABLE = b"?"  # stands for a record that must not be read
+_UNREADABLE = b"?"  # returned in place of a record that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
-_TRIES = 100  # the holder may move files into the directory during the removal
+# Attempts to remove the directory of a lease: the holder may move files into it
+# meanwhile.
+_TRIES = 100
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-"""Error numbers of a removed lease; ESTALE: another machine removed it from an NFS."""
+"""Error numbers that mean that the lease was removed; ESTALE: by another NFS client."""
 
 # For comparison, leases of Kubernetes nodes: renewal 10 s, expiry 40 s.
 PACE = RenewalIntervals(renewal=5.0, expiry=30.0, poll=0.2)
@@ -78,7 +81,7 @@ class LeaseFileSystem(Files, Protocol):
 
     def read(self, path: str) -> bytes:
         """Returns the content of a small file. Returns `_UNREADABLE` for a pipe, a link
-        or a large file."""
+        or a large file: another user may have put it there."""
         ...
 
 
@@ -116,8 +119,8 @@ class DirectoryLease:
         self._moves = itertools.count()
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease held by a process in the directory. None if the lease is
-        free.
+        """Returns the lease of the directory that some process holds. None if the lease
+        is free.
 
         Raises:
             OSError: error of the file system.
@@ -137,13 +140,13 @@ class DirectoryLease:
         return leaving
 
     def take(self, holder: LeaseOwner) -> str | None:
-        """Takes the lease if the lease is free.
+        """Takes the lease, if the lease is free.
 
         Args:
             holder: record of the calling process.
 
         Returns:
-            The token of the lease; None if another process holds the lease.
+            The token of the new lease; None if another process holds the lease.
 
         Raises:
             OSError: error of the file system.
@@ -163,12 +166,13 @@ class DirectoryLease:
         return holder.token if self._read(holder.token, _HOLDER) is not None else None
 
     def end(self, token: str, root: str | None = None) -> None:
-        """Ends a lease, if the lease still exists. The holder can commit nothing from
-        then on.
+        """Ends a lease, if the lease still exists. From then on, the holder of the
+        lease cannot commit.
 
         Args:
             token: token of the lease.
-            root: directory that contains `<token>/`; by default `.tfpreempt-lease`.
+            root: path of the directory that contains `<token>/`; by default
+                `.tfpreempt-lease`.
 
         Raises:
             OSError: error of the file system.
@@ -192,11 +196,12 @@ class DirectoryLease:
         remove_if_empty(self._disk, root)
 
     def has(self, token: str) -> bool:
-        """Returns whether a lease still exists.
+        """Returns whether the lease with a token still exists.
 
         Raises:
-            OSError: unknown. NFS may miss a file for a moment; or the directory was
-                unmounted or moved, so the path leads elsewhere and proves nothing.
+            OSError: it cannot be determined whether the lease exists. NFS may not find
+                a file for a moment; or the directory was unmounted or moved, so a
+                missing file at its path proves nothing.
         """
         try:
             self._disk.read(os.path.join(self._root, token, _HOLDER))
@@ -225,15 +230,16 @@ class DirectoryLease:
         self._disk.write(path, [b"%d" % count])
 
     def fenced_path(self, token: str) -> str:
-        """Returns a new path inside the lease's directory. Files are moved to and from
-        their final name through such a path; once the lease has ended, the move fails.
+        """Returns a new path inside the lease's directory. A file is moved from this
+        path to its final name, or from its final name to this path; once the lease has
+        ended, the move fails.
         """
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
 
     def sweep(self) -> None:
-        """Removes leftovers of processes killed while taking the lease.
+        """Removes files that processes left which were killed while taking the lease.
 
-        Errors are ignored, because the leftovers do no harm.
+        Errors are ignored, because the files do no harm.
         """
         begins = layout.LEASE + "."
         with contextlib.suppress(OSError):
@@ -261,13 +267,14 @@ class DirectoryLease:
 
 
 def is_leased_by(directory: str, token: str) -> bool:
-    """Returns whether the lease of a directory has a token. Called by any worker.
+    """Returns whether the lease with a token is the lease of a directory, as seen by
+    this worker.
 
-    The chief (worker 0) sends the token to the workers. Every worker looks for the
-    lease at the worker's own path of the directory, to find out whether the chief uses
-    the same directory. A network file system may serve old listings from the cache of a
-    machine. So the worker asks for a single name that is new to every machine, and the
-    request reaches the server.
+    Used by every worker to find out whether the chief (worker 0) has the same directory
+    at its path: the chief sends the token of its lease, and the worker looks for this
+    lease. A network file system may serve old listings from the cache of a machine. So
+    the worker looks for a single name, which is new to every machine, and the request
+    reaches the server.
 
     Args:
         directory: path of the directory on this machine; may be missing.
@@ -287,15 +294,17 @@ class FencedFiles:
     """The file operations of commits, for the holder of the directory's lease only.
 
     Readers find commits by two files: the marker, and TensorFlow's `checkpoint` file.
-    Both are moved to their final name through the lease (see the module). Without these
-    two files, the files of a commit have no effect. Deletions also go through the
-    lease, except in the staging directory: a process that has taken over may have a
-    commit of the same name by now. A save begins with `make_dirs`, which fails at once
-    if the lease is lost.
+    Both are moved to their final name from the lease's directory (see the module
+    docstring). Without these two files, the other files of a commit have no effect. A
+    file to delete is first moved into the lease's directory, because a process that has
+    taken over the lease may have made a commit of the same name. (No commit is in the
+    staging directory, so files are deleted there directly.) A save begins with
+    `make_dirs`, which fails at once if the lease is lost.
 
     Args:
-        files: the file operations without a fence.
-        lease: lease of the directory; the operations raise if the lease is lost.
+        files: file system operations without a fence, used for all changes.
+        lease: lease of the directory. If the lease is lost, the operations above raise
+            LeaseLostError.
     """
 
     def __init__(self, files: Files, lease: HeldLease) -> None:
@@ -308,8 +317,7 @@ class FencedFiles:
         self._files.make_dirs(path)
 
     def publish(self, path: str, data: bytes) -> None:
-        """Writes a small file by which readers find commits. The file is durable, and
-        either complete or missing.
+        """Writes a small file by which readers find commits, atomically and durably.
 
         Args:
             path: final path of the file.
@@ -351,12 +359,12 @@ class FencedFiles:
 
     @contextlib.contextmanager
     def _moved(self, path: str) -> Iterator[str]:
-        """Returns a context in which a file is inside the lease's directory, where only
-        the holder of the lease can move or delete the file.
+        """Moves a file into the lease's directory, where only the holder of the lease
+        can rename or delete the file. Returns a context.
 
         Yields:
-            The path of the file: unchanged if the lease has no directory, or is on a
-            different disk.
+            The new path of the file. The old path, if the lease is not in a directory,
+            or if the file is on another disk.
         """
         with self._lease.moving() as way:
             try:

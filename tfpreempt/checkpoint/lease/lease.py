@@ -1,14 +1,14 @@
 """Allows one run per directory: the chief holds and renews the directory's lease.
 
 A second run waits for the holder to exit: at most for the holder's grace period, the
-expiry time and a margin. If the holder has exited for certain, or has not renewed the
-lease for the expiry time, the second run takes over. If the wait times out, the second
-run is refused. No clocks of two machines are compared: the waiting process adds up the
-time between its own polls while the holder's number of renewals does not change
-(`lease_timeouts.py`).
+expiry time and a margin. If the holder has certainly exited, or has not renewed the
+lease for the expiry time, the second run takes over the lease. If the wait times out,
+the second run fails with an error. No clocks of two machines are compared: the waiting
+process adds up the time between its own polls while the holder's number of renewals
+does not change (`lease_timeouts.py`).
 
-`directory_lease.py` has the files of a lease, and the fence: protection against a
-former holder that was only suspended.
+`directory_lease.py` has the files of a lease, and the fence: protection against
+commits by an earlier holder that was only suspended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LeaseBackend(Protocol):
     Methods may raise OSError or CheckpointError.
 
     Attributes:
-        where: path or URL, for messages.
+        where: path or URL of the directory or mirror, for messages.
         pace: times of the lease.
     """
 
@@ -64,30 +64,32 @@ class LeaseBackend(Protocol):
     pace: RenewalIntervals
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease that a process holds here. None if the lease is free."""
+        """Returns the lease that some process holds. None if the lease is free."""
         ...
 
     def take(self, holder: LeaseOwner) -> str | None:
-        """Takes the lease, if nothing has changed since the last `read_owner`.
+        """Takes the lease, unless another process took it after the last `read_owner`.
 
-        Returns the token of the lease; None if another process was faster.
+        Returns the token of the new lease; None if another process was faster.
         """
         ...
 
     def has(self, token: str) -> bool:
-        """Returns whether a lease still exists. Raises an error if that is unknown."""
+        """Returns whether the lease with a token still exists. Raises an error if that
+        is unknown."""
         ...
 
     def end(self, token: str) -> None:
-        """Ends a lease. Its holder can commit nothing from then on."""
+        """Ends the lease with a token. From then on, its holder cannot commit."""
         ...
 
     def renew(self, token: str, count: int) -> None:
-        """Renews a lease. Raises an error if the lease was ended."""
+        """Renews the lease with a token, for the `count`-th time. Raises an error if
+        the lease was ended."""
         ...
 
     def sweep(self) -> None:
-        """Removes leftovers of killed processes; never raises."""
+        """Removes files of processes killed while taking the lease; never raises."""
         ...
 
 
@@ -96,19 +98,20 @@ def try_acquire(
     here: LeaseOwner,
     why_over: Callable[[ObservedLease], str | None],
 ) -> str | None:
-    """Takes a lease that is free, or whose holder no longer counts. Does not wait.
+    """Takes a lease that is free, or that may be taken over. Does not wait.
 
     Args:
         backend: storage of the lease.
         here: record of the calling process.
-        why_over: function that returns the reason why a lease may be taken over, as
-            text for people; None if the lease is still valid.
+        why_over: function that decides whether the found lease may be taken over.
+            Returns the reason as text for people, or None if the lease is still valid.
 
     Returns:
-        The token of the lease; None if another process holds the lease, or was faster.
+        The token of the lease; None if another process holds or has just taken it.
 
     Raises:
-        SaveError: the lease belongs to another user, and cannot be removed.
+        SaveError: the files of the old lease belong to another user, and cannot be
+            removed.
         OSError: error of the file system.
         CheckpointError: error of the object store.
     """
@@ -142,17 +145,18 @@ class Lease:
     garbage collected.
 
     A background thread renews the lease. Use the object on the main thread, or on the
-    single thread that writes under the lease. A forked child does not hold the lease.
+    single thread that makes commits. A forked child does not hold the lease.
 
     Args:
-        grace_seconds: grace period of this process, in seconds.
+        grace_seconds: grace period of this process, in seconds; written to the record.
         pause: function that waits for a number of seconds, and returns the seconds
             since the last poll; by default a wait in real time.
         disk: file operations on directories; by default the file system of this
             machine.
 
     Attributes:
-        head: newest known commit of other runs; keeps the commits of two runs apart.
+        head: newest known commit by another process; shows whether another run has
+            committed while this process did not hold the lease.
     """
 
     grace_seconds: float = dataclasses.field(default_factory=lambda: GRACE)
@@ -174,17 +178,17 @@ class Lease:
         return tenure.token if tenure is not None and is_mine else None
 
     def acquire(self, where: str | LeaseBackend) -> None:
-        """Takes the lease; waits for another holder to exit, with the timeout of
-        `LeaseWait`.
+        """Takes the lease. If another process holds the lease, waits for its exit.
 
-        Does nothing if the lease was acquired before.
+        The wait has the timeout of `LeaseWait`. Does nothing if the lease was acquired
+        before.
 
         Args:
-            where: path of an existing checkpoint directory; or the storage of another
-                kind of lease.
+            where: path of an existing checkpoint directory; or the storage of the
+                lease, for a mirror.
 
         Raises:
-            DirectoryLockedError: the holder is running, and does not exit.
+            DirectoryLockedError: the holder is running, and did not exit in time.
             SaveError: error of the disk.
             CheckpointError: error of the object store.
         """
@@ -214,8 +218,8 @@ class Lease:
             backend.sweep()
 
     def acquire_if_free(self, directory: str) -> bool:
-        """Takes the lease of a directory without waiting, unless another process or
-        another `Lease` holds the lease.
+        """Takes the lease of a directory, unless another process or another `Lease`
+        object holds the lease. Does not wait.
 
         Args:
             directory: path of an existing checkpoint directory.
@@ -239,7 +243,8 @@ class Lease:
         at once if the lease is already lost.
 
         Args:
-            call: function that receives the reason.
+            call: function that receives the reason, as text for people; called on any
+                thread.
         """
         with self._telling:
             self._on_loss = call
@@ -248,7 +253,8 @@ class Lease:
             call(lost)
 
     def check(self) -> None:
-        """Checks that the process holds the lease. A released lease is taken again.
+        """Checks that the process holds the lease. If the process has released the
+        lease, and the lease is free, takes the lease again.
 
         Raises:
             LeaseLostError: the lease is lost.
@@ -267,8 +273,8 @@ class Lease:
             raise errors.LeaseLostError(self._lost)
 
     def lose_to_another_run(self) -> NoReturn:
-        """Marks the lease as lost for good: another run has held the lease meanwhile,
-        and committed.
+        """Marks the lease as lost for good. Called if another run has committed while
+        this process did not hold the lease.
 
         Raises:
             LeaseLostError: always.
@@ -278,12 +284,12 @@ class Lease:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[str | None]:
-        """Returns a context for moving a file into or out of the directory of the
-        lease.
+        """Returns a context for moving a file into the directory of the lease, or from
+        there to its final name. If the lease is lost, the move fails.
 
         Yields:
-            A path in the directory of the lease; None if the lease is not in a
-            directory.
+            A new path in the directory of the lease; None for the lease of an object
+            store.
 
         Raises:
             LeaseLostError: the lease is lost.
@@ -306,8 +312,8 @@ class Lease:
             raise
 
     def release(self) -> None:
-        """Releases the lease for other processes. The next save of this process takes
-        the lease again."""
+        """Releases the lease, so that another process can take it. The next save of
+        this process takes the lease again (by `check`)."""
         tenure, self._tenure = self._tenure, None
         if tenure is None:
             return
@@ -323,7 +329,13 @@ class Lease:
             tenure.end()
 
     def _try(self, backend: LeaseBackend, here: LeaseOwner, wait: LeaseWait) -> bool:
-        """Tries to take the lease. Returns whether the lease was taken."""
+        """Tries to take the lease, without waiting. Returns whether it was taken.
+
+        Args:
+            backend: storage of the lease.
+            here: record of this process.
+            wait: decides whether the lease of another process may be taken over.
+        """
 
         def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
@@ -344,7 +356,11 @@ class Lease:
 
     def _lose(self, why: str = "") -> None:
         """Marks the lease as lost, for good; calls the function of `on_loss`. Does
-        nothing if the lease is already lost. Called on any thread."""
+        nothing if the lease is already lost. Called on any thread.
+
+        Args:
+            why: reason of the loss; "" if the backend's state shows the reason.
+        """
         assert self._backend is not None
         tenure = self._tenure
         is_forked = tenure is not None and tenure.process != os.getpid()
@@ -374,10 +390,10 @@ class Lease:
 
 
 def release_all() -> None:
-    """Releases the leases of a process about to exit without cleanup.
+    """Releases all leases of this process. Called before an exit without cleanup.
 
-    The next run then need not wait for the leases to expire. In an ordinary exit, the
-    owner of a `Lease` calls `release`, or Python's finalizers do.
+    So the next run need not wait for the leases to expire. In an ordinary exit, the
+    owner of a `Lease` calls `release`, or Python's finalizers end the lease.
     """
     # A copied list: a thread may take a lease meanwhile.
     for found in _held.valuerefs():
@@ -386,13 +402,13 @@ def release_all() -> None:
 
 
 class _ActiveLease(ManagedThread):
-    """A lease while the process holds it, and the thread for renewals.
+    """A lease from taking to ending, and the thread that renews the lease.
 
     Args:
         backend: storage of the lease.
         token: token of the lease.
-        owner: the `Lease` to inform of a loss. A weak reference; garbage collection of
-            the owner ends the lease.
+        owner: the `Lease` that is marked as lost if the lease is lost. Only a weak
+            reference is kept: garbage collection of the owner ends the lease.
 
     Attributes:
         end: function that ends the lease, once; never raises.
@@ -459,8 +475,8 @@ class _ActiveLease(ManagedThread):
 
 @dataclasses.dataclass
 class _PollTimer:
-    """Waits between two polls of a lease. A call returns the seconds since the last
-    poll."""
+    """Default for `pause` of `Lease`. A call waits for a number of seconds, and returns
+    the seconds since the last call."""
 
     last: float = dataclasses.field(default_factory=lambda: time.monotonic())
 
@@ -471,8 +487,8 @@ class _PollTimer:
 
 
 def _of_this_process(found: ObservedLease) -> Lease | None:
-    """Returns the `Lease` with the found record; None if the record belongs to another
-    process.
+    """Returns the `Lease` object of this process that holds the found lease; None if
+    another process holds the found lease.
 
     The record is compared, not the path, because two paths can lead to the same
     directory.

@@ -23,21 +23,23 @@ class LeaseOwner:
     """The process that holds a lease, as described by the record of the lease.
 
     Attributes:
-        token: unique token of the lease. In a directory this token is also the fencing
-            token; in an object store the record's number is.
+        token: random token, made for this record. The lease of a directory has the same
+            token; the lease of an object store has a number as its token.
         pid: process id, in the pid namespace of the process.
         started: start time of the process in clock ticks since the boot, as shown by
             /proc in the process's time namespace. Pid and start time identify a process
             within one boot. 0 if /proc is missing or belongs to another pid namespace.
-        host: name of the machine or container, for people.
+        host: name of the machine or container, shown to users.
         boot: id of the machine's boot, equal in every container of the machine.
-        namespace: the pid namespace; "" if /proc does not show the namespace.
-        grace_seconds: grace period in seconds: the time for an exit after a notice.
-        since: time of the record in seconds since the epoch, for people.
-        program: name of the program, for people; without arguments, which may contain
-            secrets.
-        time_namespace: the time namespace of `started`; "" on a kernel without time
-            namespaces.
+        namespace: id of the pid namespace; "" if /proc does not show the namespace.
+        grace_seconds: grace period of the process in seconds: the time for an exit
+            after a notice.
+        since: time when the record was made, in seconds since the epoch, shown to
+            users.
+        program: name of the program, shown to users; without arguments, which may
+            contain secrets.
+        time_namespace: id of the time namespace of `started`; "" on a kernel without
+            time namespaces.
     """
 
     token: str
@@ -56,14 +58,14 @@ class LeaseOwner:
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
     def is_dead(self, here: LeaseOwner) -> bool:
-        """Returns whether the process has exited for certain. False if unknown, as in
-        another boot or pid namespace.
+        """Returns whether the process has certainly exited. False if that is unknown,
+        because the process belongs to another boot or pid namespace.
 
-        A different boot proves nothing: copied machines and containers have the same
-        name and machine id, and both may be running.
+        A different boot id does not prove a restart of the machine: copied machines and
+        containers have the same name and machine id, and both may be running.
 
         Args:
-            here: the asking process.
+            here: record of the calling process.
         """
         where = (self.boot, self.namespace)
         if "" in where or where != (here.boot, here.namespace):
@@ -75,20 +77,21 @@ class LeaseOwner:
         return not self._is_running(here)
 
     def is_running_beside(self, here: LeaseOwner) -> bool:
-        """Returns whether the process runs for certain, on the machine of `here`.
+        """Returns whether the process certainly runs, on the machine of `here`.
 
-        False for `here` itself, and if unknown, as in another boot or pid namespace.
+        False for the process `here`, and if unknown, because the process belongs to
+        another boot or pid namespace.
 
         Args:
-            here: the asking process.
+            here: record of the calling process.
         """
         where = (self.boot, self.namespace)
         is_here = "" not in where and where == (here.boot, here.namespace)
         return is_here and not self.is_dead(here)
 
     def _is_running(self, here: LeaseOwner) -> bool:
-        """Returns whether the process still runs, and its pid does not belong to a new
-        process."""
+        """Returns whether the process still runs: its pid exists, and does not belong
+        to a new process. Returns True if unknown."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -107,17 +110,17 @@ class LeaseOwner:
         return started == self.started or not is_comparable
 
     def to_json(self) -> bytes:
-        """Returns the record as JSON, the content of the lease's file."""
+        """Returns the record as JSON, for the lease's file or object."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedLease:
-    """A lease as found by a poll.
+    """A lease of another process, as found by a poll.
 
     Attributes:
         token: token of the lease.
-        holder: holder of the lease; None while the lease is being ended.
+        holder: holder of the lease; None while a process is deleting the lease.
         renewals: number of renewals by the holder, in ASCII; empty before the first
             renewal.
     """
@@ -133,7 +136,7 @@ def is_token(name: str) -> bool:
 
 
 def this_process(grace_seconds: float) -> LeaseOwner:
-    """Returns a record of this process, with a new token for a lease.
+    """Returns a record of this process with a new token, for taking a lease.
 
     Args:
         grace_seconds: grace period of this process, in seconds.
@@ -159,15 +162,15 @@ def this_process(grace_seconds: float) -> LeaseOwner:
 
 
 def from_json(data: bytes, token: str) -> LeaseOwner:
-    """Returns the holder described by a record of `to_json`.
+    """Returns the holder described by a record that `to_json` has made.
 
     Args:
-        data: content of a file, which any process may have written.
-        token: token of the holder if the record cannot be read.
+        data: content of the record, which any process may have written.
+        token: token of the returned holder, if the content is not a valid record.
 
     Returns:
-        The holder. If the content is not a record, a holder without any information,
-        which is never regarded as exited.
+        The holder. If the content is not a valid record, a holder of which only the
+        token is known; for this holder, `is_dead` always returns False.
     """
     try:
         found = json.loads(data[:MAX_BYTES])
@@ -199,7 +202,8 @@ def from_json(data: bytes, token: str) -> LeaseOwner:
 
 
 def _started(pid: int) -> int | None:
-    """Returns the start time of a process in clock ticks; None for a zombie.
+    """Returns the start time of a process in clock ticks since the boot; None if the
+    process has ended (is a zombie).
 
     Raises:
         OSError: there is no such process, or /proc hides the process.

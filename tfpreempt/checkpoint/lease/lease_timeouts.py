@@ -7,10 +7,11 @@ import dataclasses
 from tfpreempt.checkpoint.lease.lease_record import LeaseOwner, ObservedLease
 
 GRACE = 30.0  # seconds; assumed if the holder's grace period is unknown
-# Seconds; a limit, because the other workers of the new run wait too.
+# Seconds; longer grace periods in a record count as this value, because all workers of
+# the new run wait.
 LONGEST_GRACE = 180.0
 MARGIN = 10.0  # seconds added to the grace period and the expiry time
-_LOOKS = 5  # a late poll counts as at most this many poll periods
+_LOOKS = 5  # a late poll adds at most this many poll periods to the wait
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class RenewalIntervals:
 
     Attributes:
         renewal: time between two renewals by the holder.
-        expiry: time without a renewal after which the lease has expired.
+        expiry: time without a renewal after which another process may take the lease.
         poll: time between two polls of the lease by a waiting process.
     """
 
@@ -30,13 +31,14 @@ class RenewalIntervals:
 
 @dataclasses.dataclass
 class LeaseWait:
-    """Decides when a new run may take over a lease, and when it gives up waiting.
+    """Decides when a new run may take over a lease, and when the new run gives up.
 
     Attributes:
-        here: the waiting process.
+        here: record of the waiting process.
         pace: times of the lease.
-        holder: holder of the lease; None before the first poll.
-        grace: grace period of the holder in seconds: the time for an exit.
+        holder: holder of the lease, as found by the last poll; None before that.
+        grace: grace period of the holder in seconds: the time that the holder may need
+            for its exit.
         waited: duration of the wait so far, in seconds.
     """
 
@@ -50,15 +52,15 @@ class LeaseWait:
 
     @property
     def limit(self) -> float:
-        """Timeout of the wait in seconds: grace period of the holder, expiry time and
-        margin."""
+        """Timeout of the wait in seconds: the sum of the holder's grace period, the
+        expiry time and the margin."""
         return self.grace + self.pace.expiry + MARGIN
 
     def passed(self, seconds: float) -> None:
-        """Adds the time since the last poll to the wait.
+        """Adds the time since the last poll to the duration of the wait.
 
-        After a long pause of this process or its machine, the time says nothing about
-        the holder. So at most five poll periods are counted.
+        If this process or its machine was suspended, the holder may have been suspended
+        too, and could not renew the lease. So at most five poll periods are added.
 
         Args:
             seconds: time since the last poll.
@@ -69,11 +71,13 @@ class LeaseWait:
         self._silent += seconds
 
     def expiry_reason(self, found: ObservedLease) -> str | None:
-        """Decides whether a lease may be taken over. Returns the reason as text for
-        people; None if the lease is still valid.
+        """Decides whether a lease may be taken over.
 
         Args:
             found: the lease as found by this poll.
+
+        Returns:
+            The reason for taking over, as text for people; None if the lease is valid.
         """
         if self._last != (found.token, found.renewals):
             self._last, self._silent = (found.token, found.renewals), 0.0
@@ -91,6 +95,6 @@ class LeaseWait:
 
     @property
     def is_over(self) -> bool:
-        """Whether the wait has timed out: a holder that was asked to exit would have
-        exited by now, or its lease would have expired."""
+        """Whether the wait has timed out: by now, a holder that received a preemption
+        notice would have exited, or its lease would have expired."""
         return self.waited >= self.limit

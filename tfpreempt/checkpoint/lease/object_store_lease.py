@@ -4,28 +4,29 @@
                         with the highest n holds the lease
     lease/<n>.renewals  number of renewals; only the holder rewrites this object
     lease/<n>.marking   folder of a commit that the holder is about to complete
-    lease/<n>.over      the lease has ended; any process may create this object
+    lease/<n>.over      shows that the lease has ended; any process may create this
+                        object
 
-**Taking the lease** is the creation of the next number; only one of several processes
-succeeds. Numbers are not used again, because the highest number stays when its holder
-exits. A lifecycle rule of the bucket may delete the record of a long run, because the
-object is old. The younger `.renewals` then stands for the record. Only a higher number
-or an `.over` ends the lease.
+**Taking the lease** is the creation of the record with the next number; only one of
+several processes succeeds. Numbers are not used again, because the objects of the
+highest number stay when the holder exits. A lifecycle rule of the bucket may delete the
+record of a long run, because the object is old. The holder is then known by its
+younger `.renewals`. Only a higher number or an `.over` ends the lease.
 
 **The fence.** A process that lost the lease must not commit unnoticed, but an object
 store cannot refuse the process's requests. A commit is complete once its folder has a
 marker. So a holder first writes the name of the folder to `.marking`, then checks the
 lease, and then creates the marker. A process that takes over creates the next number,
-reads the `.marking` of the earlier holder, creates the named marker itself, and only
-then looks for commits. There are two cases:
+reads the `.marking` of the earlier holder, and creates the marker in the named folder.
+Only after that does the process look for commits. There are two cases:
 
 - The earlier holder sees the new number, and stops.
 - The earlier holder had written `.marking` before the new number was created, so the
   marker already exists when it continues.
 
-If the earlier holder writes a `.marking` later, a third holder ignores the `.marking`,
-provided that the second holder has renewed the lease or written a `.marking`. So no
-commit appears without the knowledge of the current holder.
+If the earlier holder writes a `.marking` still later, a third holder ignores that
+`.marking`, provided that the second holder has renewed the lease or written a
+`.marking`. So no commit appears without the knowledge of the current holder.
 
 The protocol needs an atomic `put_if_absent`: a precondition on the generation in gs://,
 on the ETag in s3://, a link(2) in a directory. In a store without such a precondition,
@@ -56,7 +57,7 @@ _NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
 _RENEWALS, _MARKING, _OVER = ".renewals", ".marking", ".over"
 _MAX_BYTES = 16 << 20
 _PUT_SECONDS = 5.0  # timeout for creating the record of a lease
-_SECONDS = 1.0  # timeout for writing `.over`, because the process is exiting
+_SECONDS = 1.0  # timeout for writing `.over`; short, because the process is exiting
 
 
 class ObjectStoreLease:
@@ -74,7 +75,7 @@ class ObjectStoreLease:
         self._seen = 0  # highest number found by the last `read_owner`
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease held by a process; None if the lease is free."""
+        """Returns the lease that some process holds; None if the lease is free."""
         names = self._names()
         self._seen = number = _highest(names)
         if number == 0 or _name(number, _OVER) in names:
@@ -94,10 +95,10 @@ class ObjectStoreLease:
             holder: record of the calling process.
 
         Returns:
-            The token of the lease; None if another process was faster.
+            The token of the new lease; None if another process was faster.
 
         Raises:
-            SaveError: the store did not accept the record within the timeout.
+            SaveError: the object store did not confirm the record within the timeout.
         """
         number = self._seen + 1
         record = io.BytesIO(holder.to_json())
@@ -117,9 +118,9 @@ class ObjectStoreLease:
         if not is_mine:
             return None
         older = [n for n in sorted(self._names()) if 0 < _number(n) < number]
-        # A holder that has renewed the lease, or written `.marking`, had completed the
-        # commit of its predecessor before. So only the newest such holder counts; a
-        # `.marking` of an earlier holder came too late.
+        # A holder that has renewed the lease or written `.marking` had before created
+        # the marker named by its predecessor. So only the newest such holder counts; a
+        # `.marking` of an earlier holder was written too late, and is ignored.
         at_work = max(
             (_number(n) for n in older if n.endswith((_RENEWALS, _MARKING))), default=0
         )
@@ -138,15 +139,15 @@ class ObjectStoreLease:
         return str(number)
 
     def end(self, token: str) -> None:
-        """Ends a lease: the lease is free from then on."""
+        """Ends the lease with a token. From then on, the lease is free."""
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:
-        """Returns whether a lease is still valid: it has the highest number, and no
-        `.over`.
+        """Returns whether the lease with a token is still valid: the lease has the
+        highest number, and no `.over`.
 
-        If no object is left, the lease is still valid: only a lifecycle rule can have
-        deleted all objects.
+        If the store has no object of any lease, the lease is valid: only a lifecycle
+        rule can have deleted all objects.
         """
         names, number = self._names(), int(token)
         return _highest(names) in (0, number) and _name(number, _OVER) not in names
@@ -169,8 +170,8 @@ class ObjectStoreLease:
         """Does nothing, because `take` removes the objects of earlier holders."""
 
     def record_pending_marker(self, token: str, folder: str) -> None:
-        """Writes the name of a folder before its marker is created. If the process is
-        interrupted, the next holder creates the marker.
+        """Writes the name of a folder, before the marker in the folder is created. If
+        the process is interrupted in between, the next holder creates the marker.
 
         Args:
             token: token of the lease.
@@ -179,8 +180,8 @@ class ObjectStoreLease:
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
-        """Creates the marker in the folder named by an earlier holder, so that the
-        marker cannot appear later.
+        """Creates the marker in the folder that an earlier holder named. Otherwise the
+        earlier holder might create the marker later, unnoticed.
 
         Args:
             data: content of the earlier holder's `.marking`.
@@ -219,12 +220,12 @@ def _name(number: int, suffix: str = "") -> str:
 
 
 def _number(name: str) -> int:
-    """Returns the number of the lease in an object's name; 0 if the object is not part
-    of a lease."""
+    """Returns the number of the lease to which an object belongs, by the name of the
+    object; 0 if the object belongs to no lease."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 
 
 def _highest(names: set[str]) -> int:
-    """Returns the highest number of a lease among some names; 0 without any lease."""
+    """Returns the highest number of a lease, given names of objects; 0 if none."""
     return max(map(_number, names), default=0)
