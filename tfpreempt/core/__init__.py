@@ -4,8 +4,8 @@ arguments          checks of arguments that several public classes take
 clock              time as an argument
 cluster            the workers, and the index of this process among the workers
 compat             features of later Python versions for Python 3.10
-contained          opens files below a directory, and follows no link out of the
-                   directory
+contained          opens files inside a directory, and refuses symbolic links, pipes
+                   and devices there
 deadline           arithmetic of deadlines
 events             the events of a run: notice, decision, commit, exit, restore
 frameworks         the adapters of the frameworks that a program computes with
@@ -19,7 +19,7 @@ progress_bar       a progress bar for bytes, on a terminal
 record_validation  validation of values read from files of other users
 restarts           the number of restarts of this run
 scratch            the local directory of a run whose checkpoint directory is a URL
-snapshot_memory    memory for snapshots, lent by the supervisor of a program
+snapshot_memory    memory for snapshots, which the supervisor provides for a program
 threads            threads with an owner, jobs in many threads, calls with a timeout
 
 Imported by checkpoint, cli, coordination, data, handler, keras, notice, platforms,

@@ -34,14 +34,18 @@ def check_save_freq(value: Any) -> int | datetime.timedelta | None:
 def is_seconds(value: Any) -> bool:
     """Returns whether a value is a finite number of seconds, 0 or more.
 
-    Scalars of NumPy are numbers too.
+    NumPy scalars are accepted, True and False are not.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """Returns a number of seconds as a Python float; for timeouts.
+    """Checks a duration in seconds, such as a timeout, and returns it as a float.
+
+    Args:
+        name: name of the user's argument, for the error message.
+        value: value of the user's argument.
 
     Raises:
         ConfigurationError: the value is not a positive, finite number.
@@ -54,7 +58,12 @@ def check_seconds(name: str, value: Any) -> float:
 
 
 def check_timeout(value: Any) -> None:
-    """Checks the `timeout` of a wait: None, or seconds, 0 or more."""
+    """Checks the argument `timeout` of a method that waits.
+
+    Raises:
+        ConfigurationError: the value is neither None nor a finite number of seconds, 0
+            or more.
+    """
     if value is not None and not is_seconds(value):
         raise errors.ConfigurationError(
             f"timeout is {value!r}; expected a finite number of seconds, 0 or more, "
@@ -67,10 +76,10 @@ def check_grace(grace: Any, name: str = "grace_period") -> float | None:
 
     Args:
         grace: seconds, a timedelta or None.
-        name: name of the argument, for the message.
+        name: name of the user's argument, for the error message.
 
     Raises:
-        ConfigurationError: the value is not a finite number, 0 or more.
+        ConfigurationError: the grace period is negative, not finite, or no number.
     """
     if isinstance(grace, datetime.timedelta):
         grace = grace.total_seconds()

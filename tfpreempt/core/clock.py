@@ -1,4 +1,7 @@
-"""The clock, which every package receives as an argument, so that tests can set it."""
+"""The interface of clocks, and the clock of the machine.
+
+Every package receives the clock as an argument, so that tests can pass another clock.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A time source: `monotonic` for durations, `wall` for the times of records."""
+    """A time source: `monotonic` for durations, `wall` for the dates of records."""
 
     def monotonic(self) -> float:
-        """Returns seconds on a clock that never goes back, from an arbitrary zero."""
+        """Returns the seconds since an arbitrary moment; the value never decreases."""
         ...
 
     def wall(self) -> float:
-        """Returns seconds since the Unix epoch, for records read by people only."""
+        """Returns the seconds since the Unix epoch.
+
+        The value is only for records that people read, because it may jump.
+        """
         ...
 
 
@@ -27,7 +33,7 @@ class SystemClock:
 
 
 def process_seconds() -> float | None:
-    """Returns the age of the process in seconds; None if there is no /proc."""
+    """Returns the seconds since this process started; None if /proc is not readable."""
     try:
         with open("/proc/self/stat", "rb") as file:
             # Fields after the process name: it is in parentheses, and may have spaces.

@@ -14,14 +14,15 @@ TRAINING_JOBS = ("chief", "worker")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The workers of a run.
+    """The workers of a run, and the index of this process among them.
 
     Attributes:
         worker: index of this worker; the chief is worker 0.
-        jobs: (job name, number of tasks), in the order in which workers are numbered.
-        saves_all: whether this worker saves the complete state into a directory of its
-            own, as for snapshots. Otherwise the chief writes the state that is equal on
-            every worker.
+        jobs: (job name, number of tasks) for each job of TF_CONFIG with training
+            workers. Workers are numbered in this order.
+        saves_all: whether each worker saves the complete state into a separate
+            directory, as for snapshots. If False, only the chief writes the state that
+            is equal on every worker.
     """
 
     worker: int
@@ -37,7 +38,8 @@ class Cluster:
     def is_chief(self) -> bool:
         """Whether this worker writes the state that is equal on every worker.
 
-        True for worker 0, which also hosts the key-value store; and with `saves_all`.
+        True on worker 0, and on every worker if `saves_all` is True. (Worker 0 also
+        hosts the key-value store.)
         """
         return self.worker == 0 or self.saves_all
 
@@ -49,10 +51,12 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
     """Returns the workers described by a cluster resolver.
 
     Args:
-        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, of which
-            `cluster_spec()`, `task_type` and `task_id` are used; None for one process.
-        drives_others: whether only this process runs the program, and uses remote
-            workers.
+        resolver: a `tf.distribute.cluster_resolver.ClusterResolver` (only
+            `cluster_spec()`, `task_type` and `task_id` are used); None for a run with
+            one process.
+        drives_others: whether this process alone runs the program, and the tasks of the
+            cluster only execute operations for this process. If True, the result is
+            one worker.
 
     Raises:
         ConfigurationError: tfpreempt does not support the cluster.
@@ -72,11 +76,11 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
 
 
 def _from_spec(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
-    """Returns the cluster, as seen by one task.
+    """Returns the cluster, with the worker index of this task.
 
     Args:
-        spec: tasks by job name.
-        task_type: job name of this task.
+        spec: list of task addresses for each job name, as in TF_CONFIG.
+        task_type: job name of this task, such as "worker".
         task_id: index of this task in its job.
 
     Raises:
@@ -108,12 +112,12 @@ def _from_spec(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GivenTask:
-    """The content of TF_CONFIG.
+    """The content of TF_CONFIG: the task of this process, and the cluster.
 
     Attributes:
         type: job name of this process, such as "worker".
-        index: index of this process among the tasks of its type.
-        jobs: the addresses of the tasks, by job name.
+        index: index of this process among the tasks of its job.
+        jobs: list of task addresses for each job name.
     """
 
     type: str
@@ -125,7 +129,7 @@ def given_task(environment: Mapping[str, str]) -> GivenTask | None:
     """Returns the content of TF_CONFIG; None if the variable is not set.
 
     Raises:
-        ConfigurationError: no task can be read from TF_CONFIG.
+        ConfigurationError: TF_CONFIG is not JSON, or has no valid task.
     """
     text = environment.get("TF_CONFIG", "").strip()
     if not text:
@@ -149,7 +153,7 @@ def given_task(environment: Mapping[str, str]) -> GivenTask | None:
 
 
 def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
-    """Returns the workers described by TF_CONFIG; one process if TF_CONFIG is not set.
+    """Returns the workers described by TF_CONFIG; one worker if TF_CONFIG is not set.
 
     Raises:
         ConfigurationError: TF_CONFIG cannot be read, or tfpreempt does not support the

@@ -1,7 +1,7 @@
-"""Features of later Python versions, for Python 3.10.
+"""Replacements for features of Python 3.11 that Python 3.10 lacks.
 
 Delete the module when Python 3.10 is no longer supported. Features for type annotations
-are in typing_extensions, and not here.
+come from the package typing_extensions, not from this module.
 """
 
 from __future__ import annotations

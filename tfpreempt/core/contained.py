@@ -1,14 +1,15 @@
-"""Opens files below a directory, and refuses links, pipes and devices there.
+"""Opens files inside a directory, and refuses symbolic links, pipes and devices there.
 
-Users other than the owner may be able to write to a checkpoint directory, a directory
-of logs or a journal. A link created there would make this process read, overwrite or
-delete files elsewhere; a pipe would block the process; a sparse file would fill its
-memory.
+Users other than the owner may be able to write to a checkpoint directory, a log
+directory or a journal directory. A symbolic link created there would make this process
+read, overwrite or delete files elsewhere; a pipe would block the process; a sparse file
+would fill its memory.
 
-The directory itself, the *root*, is chosen by the user, and may be reached through
-links. Below the root, every directory of a path is opened from the directory above, so
-a link cannot be inserted between a check and the use. A path outside of the root, or
-without a root, is chosen by the program: there only the last part must not be a link.
+The *root* is the directory that the user has chosen; the path to the root may contain
+links. Inside the root, every directory of a path is opened through the descriptor of
+its parent directory, so nobody can insert a link between the check and the use. If a
+path is outside of the root, or the caller passes no root, the program has chosen the
+path: only the last part of such a path must not be a link.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _MOST_COPIED = 1 << 28  # bytes of the largest file to copy; logs are smaller
 
 
 class UnsafeFileError(OSError):
-    """A link, a pipe or a device was found in place of a file or directory."""
+    """A path leads to a link, a pipe or a device, not to a file or directory."""
 
 
 class LinkError(UnsafeFileError):
-    """A part of a path below the root is a symbolic link."""
+    """A part of a path inside the root is a symbolic link."""
 
     def __init__(self, path: str) -> None:
         text = "Links are not followed here"
@@ -54,15 +55,17 @@ def directory(
 
     Args:
         path: path of the directory.
-        root: the directory below which no link is followed.
+        root: directory inside which no link is followed; empty for none.
         makes: whether to create missing directories of the path.
-        reads: whether the directory will be listed or synced through the descriptor.
+        reads: whether the caller lists or syncs the directory through the descriptor.
+            If False, the descriptor can only be used as a `dir_fd`.
 
     Yields:
-        A descriptor for `dir_fd`, open while the body runs.
+        A descriptor of the directory, for `dir_fd` arguments. It is closed at the end
+        of the `with` block.
 
     Raises:
-        LinkError: a part of the path below the root is a link.
+        LinkError: a part of the path inside the root is a link.
         OSError: a directory cannot be opened or created.
     """
     retries = _MAKING_RETRIES if makes else 0
@@ -87,10 +90,11 @@ _MOST_KEPT = 16  # directories to keep open; further directories are opened per 
 
 @contextlib.contextmanager
 def parents_kept_open() -> Iterator[None]:
-    """Context manager: `parent` opens a directory once, and not for every file.
+    """Context manager: `parent` opens each directory once, not again for every file.
 
-    For a body that changes many files of few directories, in this thread. If a
-    directory is replaced meanwhile, the body continues in the opened directory.
+    Use it for a `with` block that changes many files in few directories. It affects
+    only this thread. If another process replaces a directory meanwhile, the block
+    continues to use the old directory.
     """
     before = getattr(_kept, "opened", _NONE_KEPT)
     opened: dict[tuple[str, str], int] = {}
@@ -109,14 +113,15 @@ def parent(path: str | os.PathLike[str], root: str = "") -> Iterator[tuple[int, 
 
     Args:
         path: path of the file or directory.
-        root: the directory below which no link is followed, see `directory`.
+        root: directory inside which no link is followed; empty for none.
 
     Yields:
-        A descriptor for `dir_fd`, open while the body runs, and the name of the file in
-        the directory.
+        A descriptor of the parent directory, for `dir_fd` arguments, and the name of
+        the file in the parent directory. The descriptor is closed at the end of the
+        `with` block.
 
     Raises:
-        LinkError: a part of the path below the root is a link.
+        LinkError: a part of the path inside the root is a link.
         OSError: the directory cannot be opened.
     """
     folder, name = os.path.split(_normal(os.fspath(path)))
@@ -146,28 +151,29 @@ def open_file(
     root: str = "",
     copies: bool = False,
 ) -> int:
-    """Opens a regular file; an error for a link, a pipe or a device.
+    """Opens a regular file; raises an error for a link, a pipe or a device.
 
-    A file to be written must have a single name (no hard links), because the second
-    name may be in another directory.
+    A file that is opened for writing must have a single name (no further hard link),
+    because the second name may be in another directory.
 
     Args:
         path: path of the file.
-        flags: flags of `os.open`; with O_TRUNC the file is truncated after the check
-            for a regular file.
-        mode: mode of a new file.
-        root: the directory below which no link is followed.
-        copies: whether to replace a file with a second name by a copy before a write,
-            instead of raising an error. `cp -al` of a checkpoint directory gives every
-            file a second name.
+        flags: flags of `os.open`. With O_TRUNC the file is truncated only after the
+            check that it is a regular file.
+        mode: permissions of a new file.
+        root: directory inside which no link is followed; empty for none.
+        copies: what happens if a file opened for writing has a second hard link. True:
+            the file is first replaced by a copy, which has one name. False: an error is
+            raised. (`cp -al` of a checkpoint directory gives every file a second hard
+            link.)
 
     Returns:
-        The descriptor.
+        The file descriptor.
 
     Raises:
         LinkError: the file, or a directory between the root and the file, is a link.
-        UnsafeFileError: the file is no regular file, or is to be written and has a
-            second name.
+        UnsafeFileError: the file is no regular file, or has a second hard link and is
+            opened for writing.
         OSError: the file cannot be opened.
     """
     with parent(path, root) as (folder, name):
@@ -183,15 +189,16 @@ def open_at(
     path: str = "",
     copies: bool = False,
 ) -> int:
-    """Opens a regular file in an open directory; see `open_file`.
+    """Opens a regular file in an open directory, with the checks of `open_file`.
 
     Args:
         folder: descriptor of the directory.
         name: name of the file in the directory.
         flags: flags of `os.open`, see `open_file`.
         mode: mode of a new file.
-        path: path of the file, for errors.
-        copies: whether to replace a file with a second name by a copy, see `open_file`.
+        path: path of the file, for error messages.
+        copies: whether to replace a file that has a second hard link by a copy, see
+            `open_file`.
     """
     path = path or name
     try:
@@ -225,9 +232,9 @@ def open_at(
 
 
 def _replace_by_copy(folder: int, name: str, path: str) -> None:
-    """Replaces a file by a copy, so that this name is the only name of its file.
+    """Replaces a file by a copy of the file, which has no second hard link.
 
-    The copy has the same mode, so the same users may read and write.
+    The copy has the same permissions.
     """
     source = open_at(folder, name, os.O_RDONLY, path=path)
     with open(source, "rb") as old:
@@ -249,11 +256,11 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
     Args:
         path: path of the file.
         most: maximum size in bytes.
-        root: the directory below which no link is followed.
+        root: directory inside which no link is followed; empty for none.
 
     Raises:
         LinkError: a part of the path is a link, see `open_file`.
-        OSError: the file cannot be opened; EFBIG: the file is larger.
+        OSError: the file cannot be opened, or is larger than `most` (errno EFBIG).
     """
     descriptor = open_file(path, os.O_RDONLY, root=root)
     with open(path, "rb", buffering=0, opener=lambda *_: descriptor) as file:
@@ -263,15 +270,16 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
 def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
     """Reads a small file from the current position to the end.
 
-    The memory used is limited, even if the file is large or grows.
+    The function reads little more than `most` bytes, even if the file is large or
+    grows.
 
     Args:
         file: the open file.
         most: maximum number of bytes to read.
-        path: path of the file, for errors.
+        path: path of the file, for error messages.
 
     Raises:
-        OSError: the storage reports an error; EFBIG: there are more bytes.
+        OSError: the file cannot be read, or has more than `most` bytes (errno EFBIG).
     """
     data = bytearray()
     while len(data) <= most and (piece := file.read(_PIECE)):
@@ -285,7 +293,11 @@ def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
 def _open_directory(
     path: str, root: str, *, makes: bool = False, reads: bool = False
 ) -> int:
-    """Opens the directories of a path in order; returns a descriptor of the last."""
+    """Opens the directory `path`, and returns its descriptor.
+
+    Each directory inside the root is opened through the descriptor of its parent
+    directory. The arguments are those of `directory`.
+    """
     top, below = _split(_normal(path), _normal(root) if root else "")
     if makes:
         os.makedirs(top, exist_ok=True)
@@ -302,10 +314,11 @@ def _open_directory(
 
 
 def _split(folder: str, root: str) -> tuple[str, list[str]]:
-    """Splits a path at the root.
+    """Splits the path of a directory at the root.
 
-    Returns the directory to open by its path, and the names of the directories to open
-    one by one below it.
+    Returns:
+        The root, and the names of the directories from the root to the directory. If
+        the directory is the root or outside of the root: the directory, and no names.
     """
     start = root if root.endswith("/") else f"{root}/"
     if root and folder.startswith(start) and folder != start:
@@ -320,7 +333,15 @@ def _normal(path: str) -> str:
 
 
 def _folder(above: int, name: str, flags: int, path: str, makes: bool) -> int:
-    """Opens a directory inside an open directory, and creates it if `makes`."""
+    """Opens a directory inside an open directory.
+
+    Args:
+        above: descriptor of the parent directory.
+        name: name of the directory in the parent directory.
+        flags: flags of `os.open`.
+        path: path of the directory, for error messages.
+        makes: whether to create the directory if it does not exist.
+    """
     for _ in range(2):
         try:
             return os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)

@@ -1,7 +1,7 @@
 """Arithmetic of deadlines: functions on seconds.
 
-Times are monotonic seconds of one process. Processes exchange the seconds remaining
-until a deadline, and never the deadline itself, because their clocks differ.
+A process stores a deadline as a time on its monotonic clock. Processes exchange the
+seconds that remain until a deadline, never the deadline, because their clocks differ.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ def remaining_after_delay(
 ) -> float:
     """Returns the seconds left of a grace period that another process has reported.
 
-    The delay of the report is subtracted, but at most a fifth of the reported seconds:
-    for a short grace period the margin must not take all the time.
+    The result is `remaining - delay`, but at least 0.8 times `remaining`, because the
+    subtraction must not use up a short grace period.
 
     Args:
-        remaining: reported seconds.
-        delay: maximum age of the report in seconds.
+        remaining: seconds left when the other process sent the report.
+        delay: maximum seconds between the sending and the receipt of the report.
     """
     return remaining - min(delay, 0.2 * remaining)
 
 
 def needed_seconds(save_seconds: float, grace: float) -> float:
-    """Returns the seconds to reserve for a save in a grace period, with margins.
+    """Returns the seconds to reserve for a save in a grace period.
+
+    The result is longer than the save: a save may be slower after a notice.
 
     Args:
-        save_seconds: duration of the save.
-        grace: seconds of the grace period.
+        save_seconds: expected duration of the save.
+        grace: length of the grace period in seconds.
     """
     return SAFETY * save_seconds + min(2.0, 0.25 * grace)
 
 
 def until_end(grace: float) -> float:
-    """Returns the seconds from a notice until a process must have ended itself.
+    """Returns the seconds after a notice at which the process must have exited.
 
-    The process ends shortly before the machine is terminated.
+    This moment is shortly before the machine is terminated.
 
     Args:
         grace: seconds from the notice until the machine is terminated.

@@ -1,8 +1,8 @@
 """The events of a run, as frozen values: notice, decision, commit, exit, restore.
 
-Packages pass the events to each other, and the journal records them. Times named `_at`
-are monotonic seconds of the process that created the event, and have no meaning in
-other processes. The journal adds the wall time to a record.
+Packages pass the events to each other, and the journal records them. A field whose name
+ends in `_at` is a time on the monotonic clock of the process that created the event; no
+other process can interpret it. So the journal adds the wall time to each record.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Notice:
     Attributes:
         source: name of the source, such as "signal:SIGTERM" or "file:/run/stop".
         worker: index of the worker that saw the notice.
-        grace_seconds: time until the termination, as known when the notice was
-            received; None if unknown.
-        received_at: monotonic seconds at which the notice was seen.
+        grace_seconds: time from `received_at` to the termination; None if unknown.
+        received_at: time at which the worker saw the notice, on the monotonic clock.
         detail: text from the source, for people.
     """
 
@@ -43,7 +42,7 @@ class Notice:
 
     @property
     def origin(self) -> str:
-        """Name of the source, with the text from the source; for people."""
+        """Name of the source, followed by `detail` in parentheses; for people."""
         detail = str(self.detail)  # a source of the user may set any type
         is_new = detail and not self.source.endswith(f":{detail}")
         return f"{self.source} ({detail})" if is_new else self.source
@@ -57,7 +56,7 @@ class Decision:
         round: number of the round (a notice, the agreement and the save).
         boundary: number of the boundary (the moment between two steps), equal on every
             worker; None if no common save is possible.
-        reason: the reason for None, for people.
+        reason: if `boundary` is None, the reason why no common save is possible.
     """
 
     round: int
@@ -73,13 +72,13 @@ class Commit:
         step: number of completed steps in the checkpoint.
         path: directory of the commit, or the prefix of a checkpoint written by the
             user's CheckpointManager.
-        sequence: number of the commit in its directory, from 1 on; ranks commits
-            without comparing clocks.
+        sequence: number of the commit in its directory, from 1 on. A newer commit has a
+            higher number, so no clocks of two machines need to be compared.
         world_size: number of workers in the save.
         save_seconds: time from the start of writing to the marker, on the chief.
-        bytes: total size of the files.
-        because: reason of the save: "preemption", "periodic", "save", "error",
-            "finished" or "snapshot".
+        bytes: total size of the checkpoint's files.
+        because: reason for the save: "preemption", "periodic", "save" (requested by the
+            program), "error", "finished" or "snapshot".
         notice_to_commit_seconds: for a preemption, time from the first notice on any
             worker to the commit.
         step_seconds: mean duration of this process's steps so far; None if unknown.
@@ -101,10 +100,10 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """The exit of this worker, recorded just before.
+    """The exit of this worker; recorded just before the worker exits.
 
     Attributes:
-        outcome: way in which the run ended.
+        outcome: way in which the run ended on this worker.
         code: the exit code; None if an error of the program determines the code.
         step: number of completed steps.
         detail: the reason, or the error; may be empty.
@@ -118,23 +117,23 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """The start of a run: the restored checkpoint, or a start from scratch.
+    """A start of this worker: it restored a checkpoint, or starts from scratch.
 
     Attributes:
         path: path of the checkpoint; None if training starts from scratch.
-        step: step of the checkpoint.
-        sequence: number of the commit in its directory or store.
+        step: number of completed steps in the checkpoint.
+        sequence: number of the commit in its directory or object store.
         world_size: number of workers that wrote the checkpoint.
         skipped: descriptions of corrupt checkpoints that were skipped.
         tier: storage of the checkpoint: "memory", "disk" or "mirror"; None without a
             checkpoint.
-        seconds: duration of the start: the agreement with other workers, the download
-            and the restore.
-        process_seconds: age of the process; None if unknown.
-        start: name that the supervisor has given to this start of the workers; None
+        seconds: duration of the agreement with other workers, the download and the
+            restore together.
+        process_seconds: seconds since the process started; None if unknown.
+        start: name that the supervisor has given to this start of all workers; None
             without a supervisor.
-        reached: last step reported by the previous process; None if no step was
-            reported.
+        reached: last step in the status file of this worker's previous process; None if
+            there is no status file.
     """
 
     path: str | None
@@ -153,7 +152,8 @@ class Restored:
 class FirstStep:
     """The completion of the first step of the process.
 
-    The first step also traces the function, so the step is slower than later steps.
+    In the first step TensorFlow also traces the step function, so this step is slower
+    than later steps.
 
     Attributes:
         step: number of completed steps.
@@ -164,7 +164,7 @@ class FirstStep:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """The logs of a fit at the end of an epoch.
+    """The values that Keras logs at the end of an epoch of a fit.
 
     Attributes:
         step: number of completed steps.
@@ -177,7 +177,12 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """An error that did not end training, recorded for the report of the run."""
+    """An error that did not end training, recorded for the report of the run.
+
+    Attributes:
+        where: what failed, such as "mirror" or "save".
+        error: class and message of the error.
+    """
 
     where: str
     error: str
@@ -185,12 +190,13 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheWrite:
-    """A record that this process writes the files of a `Dataset.cache(path)`.
+    """The start of writing the files of a `Dataset.cache(path)` by this process.
 
     Attributes:
         path: absolute path of the cache.
-        lock: modification time of the cache's first lock file, in nanoseconds since
-            1970; distinguishes the file from a lock file of another process.
+        lock: modification time of the lock file that TensorFlow creates first, in
+            nanoseconds since 1970. The time tells whether a lock file found later is
+            from this process.
     """
 
     path: str
@@ -199,11 +205,11 @@ class CacheWrite:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataRefused:
-    """The refusal of a fit whose directory has a finished fit on different arrays.
+    """tfpreempt refused a fit: the directory has a finished fit on different arrays.
 
     Attributes:
-        complete: sample of values of the arrays of the finished fit.
-        refused: sample of values of the arrays of the refused fit.
+        complete: sample of values from the arrays of the finished fit.
+        refused: sample of values from the arrays of the refused fit.
         arguments: checksum of the program's command line.
     """
 

@@ -7,9 +7,9 @@ a module that answers one question for one framework. The module that asks the q
 defines the functions of the adapter. `ADAPTERS` lists the adapters; they are imported
 only through this module.
 
-An adapter is used only after the program has imported the framework: before, the
-program has no generator, error or object of the framework. The program may import the
-framework at any time, so look up the adapters at each use, and do not keep the result.
+An adapter is used only after the program has imported the framework. Before the import,
+the program has no generator, error or object of the framework. The program may import
+the framework at any time, so call `adapters` at each use, and do not keep its result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADAPTERS: dict[str, dict[str, str]] = {
         "coordination": "tfpreempt.handler.tensorflow_adapter",
     },
 }
-"""Adapter modules of each framework, by the name of the framework's package."""
+"""For each framework (by its package name): the adapter module for each question."""
 
 
 def is_imported(framework: str) -> bool:
@@ -41,7 +41,8 @@ def adapters(question: str) -> list[Any]:
     """Returns the adapters of the frameworks that the program has imported.
 
     Args:
-        question: key of the adapters in `ADAPTERS`, such as "errors".
+        question: the question that the adapters answer: an inner key of `ADAPTERS`,
+            such as "errors".
     """
     return [
         importlib.import_module(modules[question])
@@ -55,7 +56,7 @@ def adapter(framework: str, question: str) -> Any:
 
     Args:
         framework: package name of the framework, a key of `ADAPTERS`.
-        question: key of the adapter, see `adapters`.
+        question: the question that the adapter answers, see `adapters`.
 
     Raises:
         TensorFlowMissingError: the framework is not installed.

@@ -1,12 +1,12 @@
 """Heartbeats: a worker reports its progress to its supervisor.
 
-The supervisor lends the worker a file in memory. A thread of the worker writes the
-progress of the main thread into the file, twice a second, so a step does no work for
-the heartbeat.
+The supervisor creates the heartbeat file, a file in memory, for each worker. A thread
+of the worker writes the progress of the main thread into the file twice a second, so
+the heartbeat does not slow down a step.
 
-After a signal, Python's fault handler appends the stacks of all threads to the file.
-The fault handler does not need the GIL, so a process that hangs can write its stacks
-too.
+If the supervisor sends `STACKS_SIGNAL`, Python's fault handler appends the stacks of
+all threads of the worker to the file. The fault handler does not need the GIL, so a
+worker that hangs can write its stacks too.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ _LINK = f"/memfd:{_NAME} "  # how the link in /proc/PID/fd to the file begins
 HEARTBEAT_INTERVAL = 0.5  # seconds between two heartbeats
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
-"""Signal that requests the stacks. The signal kills a process without a heartbeat."""
+"""Signal that makes a worker write its stacks. A process that has not called
+`start_heartbeat` does not handle the signal, so the signal would kill the process."""
 
 _RECORD = struct.Struct("=5q")
 
 
 class WorkerPhase(enum.IntEnum):
-    """The phase of the main thread."""
+    """The phase of the main thread; it decides which hang timeout applies."""
 
-    APART = 0  # the start, a save, an evaluation: no timeout
-    FIRST = 1  # the first steps, which trace and compile
-    STEPS = 2
-    WAITS = 3  # waits at a boundary for other workers; such waits have timeouts
+    APART = 0  # the start, a save, an evaluation: no timeout applies
+    FIRST = 1  # the first steps, in which TensorFlow traces and compiles
+    STEPS = 2  # all later steps
+    WAITS = 3  # a wait at a boundary for other workers; the wait has its own timeout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,8 @@ class Heartbeat:
 
     Attributes:
         pid: process id of the worker in the supervisor's pid namespace.
-        boundaries: number of boundaries (moments before a step) since the start of the
-            process.
+        boundaries: number of boundaries (moments between two steps) since the start of
+            the process.
         step: number of completed steps, over all restarts.
         stage: phase of the main thread.
     """
@@ -68,22 +69,22 @@ class Heartbeat:
 def pid_seen_by_supervisor() -> int:
     """Returns the id of this process in the pid namespace of the supervisor.
 
-    In a worker with a separate pid namespace os.getpid() returns a different id. But
-    /proc shows the ids of the supervisor's namespace, because the worker has opened the
-    supervisor's file through /proc.
+    If the worker is in another pid namespace, os.getpid() returns another id. /proc is
+    the supervisor's: the worker could open the heartbeat file only by its path in the
+    supervisor's /proc. So /proc/self has the id of the supervisor's namespace.
     """
     return int(os.readlink("/proc/self"))
 
 
 def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
-    """Starts the heartbeat, if the supervisor has lent a file.
+    """Starts the heartbeat thread, if the supervisor has created a heartbeat file.
 
-    The heartbeat continues until the process ends. The environment variable with the
-    file's path is removed, so that child processes do not use the file.
+    The thread writes heartbeats until the process ends. The environment variable with
+    the file's path is removed, so that child processes do not write to the file.
 
     Args:
-        progress: function that returns the progress of this process; called on any
-            thread.
+        progress: function that returns the progress of this process; called from
+            several threads.
     """
     path = os.environ.pop(VARIABLE, None)
     if not path:
@@ -123,17 +124,17 @@ def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
 
 
 class HeartbeatFile:
-    """The heartbeat file, in memory, lent by a supervisor to a worker.
+    """The heartbeat file of a worker, as used by the supervisor.
 
-    The file has no name, and disappears when the supervisor ends. Processes of other
-    users cannot open the file.
+    The file is in memory and has no name. It disappears when the supervisor ends.
+    Processes of other users cannot open the file.
     """
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create(_NAME)
 
     def to_environment(self) -> Mapping[str, str]:
-        """Returns the environment variable with the file's path for the worker."""
+        """Returns the environment variable with the file's path, for the worker."""
         return {VARIABLE: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
 
     def clear(self) -> None:
@@ -141,7 +142,11 @@ class HeartbeatFile:
         os.ftruncate(self._descriptor, 0)
 
     def read(self) -> tuple[int, Heartbeat] | None:
-        """Returns the newest heartbeat and its number; None before the first."""
+        """Returns the newest heartbeat and its number; None before the first heartbeat.
+
+        The numbers increase by 1, so an equal number means that no heartbeat was
+        written since the last call.
+        """
         data = os.pread(self._descriptor, _RECORD.size, 0)
         if len(data) < _RECORD.size:
             return None
@@ -154,10 +159,12 @@ class HeartbeatFile:
     def ask_for_stacks(self, pid: int) -> bool:
         """Signals a worker to write its stacks, if the worker has the file open.
 
-        The signal would kill a process that has no handler for it. The worker may have
-        ended, and its process id may belong to a new process by now. So a pidfd is
-        opened first, and the signal is sent through the pidfd after the process is
-        known to have the file open.
+        The worker may have ended, and a new process may have its process id. The signal
+        would kill the new process. So this method opens a pidfd, checks that the
+        process has the heartbeat file open, and sends the signal through the pidfd.
+
+        Args:
+            pid: process id of the worker.
 
         Returns:
             Whether the signal was sent.

@@ -1,9 +1,9 @@
-"""The journal: an append-only record of a run's events, as JSON lines, and its reader.
+"""The journal: files of JSON lines that record the events of a run, and their reader.
 
 Every worker and every supervisor appends to a separate file, so no lock is needed
-between processes. A record is a line, written by a single `write`. An error of the
-journal is logged once and never raised: a full disk must not end a run that may still
-be able to commit elsewhere.
+between processes. Each record is a line, written by a single `write`. If a record
+cannot be written, the error is logged once and never raised: a full disk must not end a
+run that may still be able to commit elsewhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MAX_LINE_BYTES = 1 << 20
 """Bytes of the longest line that is read as a record."""
 
 DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
-"""Environment variable: journal directory, if the checkpoint directory is a URL."""
+"""Environment variable with the journal directory of a run whose checkpoint directory
+is a URL; ignored for other runs."""
 
 
 def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
@@ -55,9 +56,13 @@ class JsonLines:
     """An append-only file of JSON lines; any thread may append.
 
     The first record opens the file. A record after `close()` opens the file again, so
-    that the record of a late thread is kept. The directory of the file is created in
-    the constructor and never later: if the disk is unmounted then, the directory must
-    not be created in the mount point.
+    no record of a slow thread is lost. Only the constructor creates the directory of
+    the file. If the disk is unmounted later, a new directory would be on another disk,
+    in the empty mount point.
+
+    Args:
+        path: path of the file.
+        clock: time source for the records.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -72,11 +77,12 @@ class JsonLines:
             self._warn(error)
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
-        """Appends a record; adds the wall and monotonic time as the first fields.
+        """Appends a record, with the wall time and the monotonic time as first fields.
 
         Args:
-            record: JSON values, or numpy scalars; other values become strings.
-            durable: whether to return only when the line is on the disk.
+            record: field values. A NumPy scalar is written as a number, any other value
+                that JSON does not have as its `str`.
+            durable: whether to sync the file to the disk before the method returns.
         """
         times = {"wall": self._clock.wall(), "monotonic": self._clock.monotonic()}
         with self._lock:
@@ -114,13 +120,14 @@ class JsonLines:
 
 
 class Journal(JsonLines):
-    """The journal of a worker's events; any thread may record.
+    """The journal file of a worker's events; any thread may record an event.
 
     Args:
         directory: the run's journal directory, see `journal_directory`.
         worker: index of this worker.
         clock: time source for the records.
-        incarnation: name that the supervisor has given to this start of all workers.
+        incarnation: name that the supervisor has given to this start of all workers;
+            written to each record.
     """
 
     def __init__(
@@ -135,10 +142,10 @@ class Journal(JsonLines):
         self._who: dict[str, Any] = {"worker": worker, "incarnation": incarnation}
 
     def record(self, event: events.Event) -> None:
-        """Appends an event.
+        """Appends an event; logs an error of the file, and does not raise the error.
 
-        Commits, exits and some further events are on the disk when the method returns.
-        An error of the file is not raised.
+        The file is synced to the disk before the method returns for a Commit, Exit,
+        CacheWrite or DataRefused.
         """
         kind = {"event": type(event).__name__.lower()}
         # Not asdict(): a value from a user's source may not be copyable.
@@ -149,8 +156,9 @@ class Journal(JsonLines):
     def read_earlier(self, kind: type[events.Event]) -> list[dict[str, Any]]:
         """Returns the records of one kind of event in this worker's file, oldest first.
 
-        The result is empty if the file cannot be read, or if other users can write to
-        the file: a record may name files to delete.
+        The result is empty if the file cannot be read. The result is also empty if
+        other users can write to the file, because the caller may delete the files that
+        a record names.
         """
         name = kind.__name__.lower()
         try:
@@ -170,14 +178,14 @@ class Journal(JsonLines):
 class LineReader:
     """Reads the lines of a growing file, with bounded memory.
 
-    Lines longer than MAX_LINE_BYTES are cut; no record is so long. Holes of a sparse
-    file are skipped.
+    A line longer than MAX_LINE_BYTES is cut; no valid record is so long. Holes of a
+    sparse file are skipped.
 
     Args:
-        at: offset in the file at which to begin, in bytes.
+        at: byte offset in the file at which reading starts.
 
     Attributes:
-        at: offset in the file up to which bytes were read or skipped.
+        at: byte offset in the file up to which the file was read.
     """
 
     def __init__(self, at: int = 0) -> None:
@@ -186,11 +194,11 @@ class LineReader:
 
     @property
     def rest(self) -> bytes:
-        """The last line read so far, which has no line end yet."""
+        """The incomplete last line: the bytes read after the last line end."""
         return bytes(self._incomplete)
 
     def read_on(self, descriptor: int) -> Iterator[bytes]:
-        """Yields the lines completed since the last call, without line ends.
+        """Yields the complete lines that earlier calls have not yielded, without "\\n".
 
         Args:
             descriptor: descriptor of the file, open for reading.
@@ -224,7 +232,7 @@ class LineReader:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Returns the record in a line of a journal; None if the line is no record."""
+    """Returns the record in a line of a journal; None if the line has no record."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -234,14 +242,14 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Opens a regular file in a journal's directory; an error for a link or a pipe.
+    """Opens a regular file in a journal's directory; refuses a link or a pipe.
 
     A link could lead to a file of another user.
 
     Args:
         path: path of the file.
-        flags: flags for `os.open`; with O_CREAT the name of a new file is on the disk
-            when the function returns.
+        flags: flags for `os.open`. With O_CREAT the directory is synced, so that a new
+            file is found after a crash of the machine.
 
     Raises:
         OSError: the file is no regular file, or cannot be opened.
@@ -257,9 +265,10 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def _make_directory(path: Path) -> None:
-    """Creates the directory of a journal, and syncs the names of new directories.
+    """Creates the directory of a journal, and syncs the parent of each new directory.
 
-    A synced file is lost if the name of a directory above is lost.
+    Without the sync, a crash of the machine could lose a new directory, with the synced
+    files inside.
     """
     new = [each for each in (path, *path.parents) if not each.is_dir()]
     path.mkdir(parents=True, exist_ok=True)

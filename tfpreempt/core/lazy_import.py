@@ -14,6 +14,9 @@ from tfpreempt import errors
 def load(module: str) -> ModuleType:
     """Imports a module of tfpreempt.
 
+    Args:
+        module: full name of the module.
+
     Raises:
         TensorFlowMissingError: the module needs TensorFlow, which is not installed.
     """
@@ -26,12 +29,12 @@ def load(module: str) -> ModuleType:
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Returns the `__getattr__` of a package whose names are loaded on first use.
+    """Returns a `__getattr__` for a package that loads its public names on first use.
 
     Args:
         package: name of the package.
-        homes: for every public name, the module to import; a public module is its own
-            home.
+        homes: for every public name, the module that defines the name. If the name is
+            itself a module, this is the module's full name.
     """
 
     def load_name(name: str) -> object:
@@ -56,9 +59,10 @@ def has_tensorflow() -> bool:
 
 
 def to_install(extra: str) -> str:
-    """Returns the command that installs an extra.
+    """Returns the command that installs tfpreempt with an extra, such as "tensorflow".
 
-    The command needs a clone of the repository: no package index has tfpreempt.
+    The command must run in a clone of the repository, because no package index has
+    tfpreempt.
     """
     return f"pip install '.[{extra}]' in a clone of tfpreempt"
 
@@ -69,4 +73,4 @@ WANTED = (
     "NVIDIA GPUs, [tensorflow-tpu] with libtpu==0.0.14 for TPU VMs, [tensorflow-cpu] "
     "for the smaller wheel without GPUs."
 )
-"""Message of an error or the command line, after the name of the feature."""
+"""End of the message for a missing TensorFlow; the name of the feature comes before."""

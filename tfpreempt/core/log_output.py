@@ -1,9 +1,9 @@
 """The log lines of this package on stderr, in programs that do not configure logging.
 
-Python shows no INFO record in such programs. The module checks the handlers of the root
-logger with care: calls of absl's `logging.info()` in TensorFlow, as in
-`tf.train.Checkpoint.save()`, give the root logger a handler, and keep its level at
-WARNING.
+Python itself shows no INFO record in such programs. A handler of the root logger does
+not prove that the program configures logging: a call of absl's `logging.info()` inside
+TensorFlow, as in `tf.train.Checkpoint.save()`, adds a handler to the root logger, too.
+The level of the root logger stays at WARNING then.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ PACKAGE = logging.getLogger("tfpreempt")
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as "tfpreempt: message".
+    """Formats a log record as "tfpreempt: message".
 
-    From the level WARNING on, the level comes before the message: "tfpreempt: WARNING:
-    message".
+    A record of the level WARNING or higher is formatted as "tfpreempt: WARNING:
+    message", with its level.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
@@ -27,10 +27,11 @@ class LineFormatter(logging.Formatter):
 
 
 class FallbackHandler(logging.Handler):
-    """A handler for the root logger that changes no output, but keeps absl from it.
+    """A handler for the root logger that keeps absl from adding absl's handler.
 
-    absl adds its handler only to a root logger without handlers. A record is handled by
-    Python's `logging.lastResort`, as if the root logger had no handler.
+    absl adds its handler only to a root logger without handlers. This handler changes
+    no output: it passes records to Python's `logging.lastResort`, as Python does if the
+    root logger has no handler.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -47,17 +48,18 @@ class FallbackHandler(logging.Handler):
 def is_open(stream: object) -> bool:
     """Returns whether a standard stream exists and is open.
 
-    A stream of the program may have no attribute `closed`, and counts as open then.
+    A stream object without the attribute `closed` counts as open.
     """
     return stream is not None and not getattr(stream, "closed", False)
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to `sys.stderr`, unless the program has a handler. Any thread.
+    """Writes records to `sys.stderr`, unless the program has added a logging handler.
 
-    A handler of the root logger gets the records too, possibly from a later
-    `logging.basicConfig()`. A handler of the program at the logger `tfpreempt` replaces
-    this handler.
+    The check is made for each record, because the program may call
+    `logging.basicConfig()` later. If the program has added a handler to the root logger
+    or to the logger `tfpreempt`, that handler shows the record, and this handler shows
+    nothing. Any thread may log.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -72,13 +74,13 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class _DefaultLevel(int):
-    """A level of the package's logger that counts only while the root logger has none.
+    """A level for the package's logger that a level of the root logger overrides.
 
-    `Logger.getEffectiveLevel()` uses the first level that is true, from the logger up
-    to the root logger. So a level of the root logger has precedence, also if the
-    program sets the level later: `tfpreempt.handle_early_notices()` comes before
-    `logging.basicConfig()`. A level WARNING of the root logger cannot be told from the
-    default.
+    `Logger.getEffectiveLevel()` takes the first level that is true, from a logger up to
+    the root logger. This level is true only while the root logger has the default level
+    WARNING. So the program's level for the root logger counts, even if the program sets
+    it later (`tfpreempt.handle_early_notices()` is called before
+    `logging.basicConfig()`). A WARNING set by the program looks like the default.
     """
 
     def __bool__(self) -> bool:
@@ -86,11 +88,11 @@ class _DefaultLevel(int):
 
 
 def show_log_lines() -> None:
-    """Shows the records of this package from INFO on, if the program configures none.
+    """Shows this package's records from INFO on, if the program configures no logging.
 
-    The logger `tfpreempt` has the level INFO, while neither this logger nor the root
-    logger has a level other than the default. The logger gets a handler that writes to
-    stderr, if the logger has no handler. Idempotent.
+    If the logger `tfpreempt` has no level, it gets the level INFO, which counts only
+    while the root logger has the default level. If the logger has no handler, it gets a
+    handler that writes to stderr. A second call changes nothing.
     """
     if PACKAGE.level == logging.NOTSET:
         PACKAGE.setLevel(_DefaultLevel(logging.INFO))

@@ -1,7 +1,8 @@
 """Visits the objects reachable from Python objects, by attributes and containers.
 
-TensorFlow and Keras track only values assigned to attributes of their own objects. They
-do not track values in a list of a Keras 3 model, or in objects of the user's classes.
+TensorFlow and Keras find only values that are assigned to attributes of TensorFlow and
+Keras objects. They do not find values in a list of a Keras 3 model, or in objects of
+the user's classes. The functions of this module find such values too.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ import numpy as np
 from tfpreempt import errors
 
 MANY = 10_000
-"""Number of items; a container with more items, and without an object, is data."""
+"""A container with more items than this, all of them numbers, texts or arrays, counts
+as data, see `is_data`."""
 GROWING = (list, dict, set, collections.deque)
 """Containers whose number of items can change."""
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
 _SETS = (set, frozenset)
 _UNHELD = "TrackableReference"
-"""A class of TensorFlow whose objects would keep dropped variables alive."""
+"""Name of a TensorFlow class; a reference to its objects would keep variables alive
+that the program has dropped."""
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow"})
-"""Packages that are libraries in any folder: their sources may be on PYTHONPATH."""
+"""Packages that count as libraries wherever they are: a user may have put their sources
+on PYTHONPATH."""
 _PACKAGES = {"site-packages", "dist-packages"}
 _NOT_THE_PROGRAM = (
     os.path.join(os.path.dirname(os.path.abspath(errors.__file__)), ""),
@@ -46,16 +50,17 @@ _NOT_THE_PROGRAM = (
 
 
 class ObjectPath(NamedTuple):
-    """A position in the object graph.
+    """A position in the object graph, and the object there.
 
-    The class is a tuple, because a walk creates tens of thousands of objects.
+    The class is a tuple, because a walk creates tens of thousands of positions, and a
+    tuple is created fastest.
 
     Attributes:
         path: path in Python's syntax, such as `model.parts['a'][0]`; equal in every run
             of a program.
         value: object at the path.
-        owner: object that holds the value; None for a root.
-        key: attribute, index or dict key of the value in the owner.
+        owner: object or container that contains the value; None for a root.
+        key: attribute name, index or dict key of the value in the owner.
     """
 
     path: str
@@ -65,14 +70,16 @@ class ObjectPath(NamedTuple):
 
 
 PartsOf = Callable[[list[Any]], Iterable[Collection[Any]]]
-"""Returns the parts of objects; an index is not a part."""
+"""Function that returns the parts of each object in a list. The parts are the values in
+the object, and their dict keys or attribute names, but no list indexes."""
 
 
 class Reached:
     """The objects, containers and sets found by a walk, with their attributes or items.
 
-    Tells later whether another walk is needed. The objects are held by weak references
-    if possible, so that they can be deleted.
+    `is_unchanged` tells later whether another walk would find something new. The
+    objects are held by weak references where Python allows it, so that the program can
+    delete them.
     """
 
     def __init__(self) -> None:
@@ -85,8 +92,8 @@ class Reached:
 
         Args:
             values: the objects.
-            contents: function that returns the parts (attributes or items) of the
-                objects.
+            contents: function that returns the parts (attributes or items) of each
+                object.
         """
         if (group := self._groups.get(contents)) is None:
             group = self._groups[contents] = _Group()
@@ -103,7 +110,7 @@ class Reached:
         me = weakref.ref(self)
 
         def forget(_: Any) -> None:
-            """Drops the record: a new object may get the id of the deleted object."""
+            """Drops all records, because a new object may get a deleted object's id."""
             if (reached := me()) is not None:
                 reached._is_whole, reached._groups, reached._held = False, {}, {}
 
@@ -128,8 +135,8 @@ class Reached:
     def is_unchanged(self) -> bool:
         """Returns whether a new walk would find the same objects at the same paths.
 
-        The contents of arrays, and of objects that the walk has not entered, may have
-        changed.
+        The method ignores changes inside arrays, and inside objects whose attributes
+        the walk has not visited.
         """
         # The comparisons run in C, because there are thousands of objects.
         with contextlib.suppress(RuntimeError):  # another thread changes a container
@@ -143,13 +150,14 @@ class Reached:
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Group:
-    """The objects of `Reached` whose parts are found by the same function.
+    """Objects in `Reached` whose parts (attributes or items) the same function returns.
 
     Attributes:
         values: the objects, or weak references to the objects.
-        kinds: classes of the objects.
-        sizes: number of parts of every object.
-        ids: ids of the parts, of one object after the other.
+        kinds: class of each object.
+        sizes: number of parts of each object.
+        ids: `id()` of every part: the parts of the first object, then those of the
+            second object, and so on.
     """
 
     values: list[Any] = dataclasses.field(default_factory=list)
@@ -184,13 +192,13 @@ def _of_lists(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_dicts(values: Iterable[Any]) -> Iterable[Collection[Any]]:
-    """Returns two collections for each dict, in order: the keys, and the values."""
+    """Yields two collections for each dict: its keys, then its values."""
     pairs = ((each, each.values()) for each in values)
     return itertools.chain.from_iterable(pairs)
 
 
 def _of_objects(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Returns two collections for each object: names and values of the attributes."""
+    """Yields two collections for each object: names and values of its attributes."""
     return _of_dicts(map(vars, values))
 
 
@@ -199,12 +207,15 @@ def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Returns, in place of the parts of a container, whether the container is data."""
+    """Returns one part for each container: whether the container is data.
+
+    The items of such a container are too many to be compared.
+    """
     return [[is_data(each)] for each in values]
 
 
 class _Weak(weakref.ref[Any]):
-    """A weak reference of `Reached`."""
+    """A weak reference made by `Reached`, unlike a weak reference of the program."""
 
     __slots__ = ()
 
@@ -217,23 +228,24 @@ def walk(
     also: Callable[[Any], Iterable[ObjectPath]] = lambda value: (),
     reached: Reached | None = None,
 ) -> Iterator[ObjectPath]:
-    """Yields objects and every position below, in a fixed order.
+    """Yields the roots and all objects that can be reached from them, in a fixed order.
 
-    Every object is entered once, by its shortest path; among equally short paths, by
-    names without a leading underscore. Sets are not entered, because the order of a set
-    differs between runs.
+    An object with several paths is yielded at each path. Its attributes or items are
+    visited once, under its shortest path; if several paths are equally short, under a
+    path without a leading underscore. The items of sets are not visited, because the
+    order of a set differs between runs.
 
     Args:
         roots: objects to start from, by name.
         enters: function that returns whether to visit the attributes of objects of a
             class. The items of lists, tuples, dicts and deques are always visited,
             unless the container is data (see `is_data`).
-        skips: function that returns whether to ignore a value and everything below; not
-            called for roots.
-        also: function that returns further positions below an object; called once per
-            object.
-        reached: object that records the found objects, and ignored containers. Not for
-            walks with `also`.
+        skips: function that returns whether to ignore a value, with all objects that
+            are reached through the value; not called for roots.
+        also: function that returns further positions that belong to an object; called
+            once per object.
+        reached: receives the objects found, and the containers ignored because of
+            `skips`. Pass None together with `also`.
     """
     todo = collections.deque(ObjectPath(path=p, value=v) for p, v in roots.items())
     entered: dict[int, Any] = {}
@@ -277,7 +289,8 @@ def walk(
 def is_user_code(kind: type) -> bool:
     """Returns whether a class belongs to the program, not to Python or a library.
 
-    Only the attributes of a class of the program are known to be the user's state.
+    An attribute of a class of the program is the user's state; an attribute of a
+    library's class may be internal to the library.
     """
     return kind is types.SimpleNamespace or is_user_module(kind.__module__)
 
@@ -314,21 +327,21 @@ def _installed_in(folder: pathlib.Path) -> frozenset[str]:
 
 @functools.cache
 def set_by(cls: type) -> frozenset[str]:
-    """Returns the attributes assigned by the methods of a class and its bases."""
+    """Returns the names of attributes that methods of a class or its bases assign."""
     return frozenset[str]().union(*map(_set_in_body, cls.__mro__))
 
 
 def is_set_by_library(kind: type, key: Any) -> bool:
-    """Returns whether the attribute `key` is assigned by a library's class.
+    """Returns whether a method of a library's class assigns the attribute `key`.
 
-    The library's class is `kind` or a base class of `kind`.
+    The library's class is `kind`, or a base class of `kind`.
     """
     return key in set_by(_library_of(kind))
 
 
 @functools.cache
 def _library_of(kind: type) -> type:
-    """Returns the first class of a library, among a class and its bases."""
+    """Returns the class, or its first base class, that belongs to a library."""
     bases = (each for each in kind.__mro__ if not is_user_code(each))
     return next(bases, object)
 
@@ -346,7 +359,7 @@ def _set_in(code: types.CodeType) -> set[str]:
     operations, arguments = read[::2], read[1::2]
 
     def argument(at: int) -> int:
-        """Returns an instruction's argument, with the bits of EXTENDED_ARG before."""
+        """Returns an instruction's argument, with the high bits from EXTENDED_ARG."""
         is_long = at > 0 and operations[at - 1] == dis.EXTENDED_ARG
         return arguments[at] | (argument(at - 1) << 8 if is_long else 0)
 
@@ -369,19 +382,20 @@ def is_container(value: Any) -> bool:
 
 @functools.cache
 def may_be_container(kind: type) -> bool:
-    """Returns whether `is_container` may be true for objects of a class.
+    """Returns whether `is_container` can be true for an object of a class.
 
-    A class with a `__class__` property is a proxy, and may stand for a container.
+    Also True for a class that defines `__class__`: its objects are proxies, and may
+    claim to be a list or a dict.
     """
     is_proxy = any("__class__" in vars(base) for base in kind.__mro__[:-1])
     return is_proxy or issubclass(kind, _CONTAINERS)
 
 
 def is_data(value: Any) -> bool:
-    """Returns whether a value is a large container without objects, like a vocabulary.
+    """Returns whether a value is a large container of plain data, like a vocabulary.
 
-    The items are numbers, texts, arrays or containers of these. A walk through the
-    items would take seconds and find nothing.
+    All items are numbers, texts, arrays or containers of these, and there are more than
+    `MANY`. A walk through the items would take seconds and find no object.
     """
     if not is_container(value):
         return False

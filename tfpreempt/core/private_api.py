@@ -6,9 +6,9 @@ access to the loop of `fit`. Private names may disappear with any release. So:
 
 - Private modules are attributes of this module, such as `private_api.eager_context`.
   `MODULES` has the names; a module is imported on first access.
-- `FEATURES` lists the names used of these modules, and of objects of the modules.
-- Code that needs a feature calls `check_available` before training. A missing name is
-  an error at this point, with the name in the message, and not a surprise in a save.
+- `FEATURES` lists the private names that tfpreempt uses, for each feature.
+- Code that needs a feature calls `check_available` before training. So a missing name
+  is reported before training, with the name in the message, and not during a save.
 - There is no upper bound on versions: any release with the names is used. If the minor
   version is missing in `SEEN`, a log line says so.
   tests/contracts/test_private_api.py checks every name, in each cell of `make matrix`.
@@ -96,20 +96,20 @@ MODULES = {
     "tf_keras_data": _OLD + "engine.data_adapter",
     "tf_keras_training": _OLD + "engine.training",
 }
-"""Short names of modules, with the import paths."""
+"""The import path of each private module, by the module's short name."""
 
 RENAMED = {
     "TensorFlowTrainer": "Trainer",  # since Keras 3.16
     "_flush_futures": "_clear_futures",  # before Keras 3.12
 }
-"""Names that differ in some versions."""
+"""For some names of `FEATURES`, the name that other versions have in its place."""
 
 OPTIONAL = {
     "CheckpointPosition.has_non_trivial_reshard_callback",  # after TensorFlow 2.16
     "PyDatasetAdapter._epoch",  # since Keras 3.16
     "TensorFlowTrainer._autoconvert_optionals",  # since Keras 3.12
 }
-"""Names that exist only in some versions; a missing name needs no action."""
+"""Names that exist only in some versions; `check_available` accepts their absence."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +117,18 @@ class PrivateApiGroup:
     """A feature of tfpreempt, and the private names needed by the feature.
 
     Attributes:
-        what: description of the feature, for the error.
-        names: for every module, as in `MODULES`, its names, separated by spaces:
-            "function" or "Class" of the module; "Class.one,two" for attributes of a
-            class, or attributes set by its methods; "Class.method:one,two" for local
-            variables of a method.
+        what: description of the feature, for the error message.
+        names: private names in each module, by the module's key in `MODULES`. The names
+            are separated by spaces: "function" or "Class" of the module;
+            "Class.one,two" for attributes of a class, or attributes set by its methods;
+            "Class.method:one,two" for local variables of a method.
     """
 
     what: str
     names: dict[str, str]
 
     def each(self) -> Iterator[tuple[str, str]]:
-        """Yields (module as in `MODULES`, name) for every single name."""
+        """Yields (key of the module in `MODULES`, name) for each name."""
         for module, names in self.names.items():
             for owner, last in re.findall(r"(\S+[.:])?([^\s.:]+)", names):
                 for name in last.split(","):
@@ -301,20 +301,21 @@ def __getattr__(name: str) -> Any:
 
 
 def keras_trainer_class() -> Any:
-    """Returns the class of Keras 3 whose `fit` runs on TensorFlow."""
+    """Returns the Keras 3 class that defines `fit` for the TensorFlow backend."""
     trainer, old = __getattr__("keras_trainer"), "TensorFlowTrainer"
     return getattr(trainer, old, None) or getattr(trainer, RENAMED[old])
 
 
 @functools.cache
 def check_available(*features: str) -> None:
-    """Checks, once per process, that the private names of features exist.
+    """Checks, once per process, that the private names needed by features exist.
 
     Args:
         *features: keys of `FEATURES`.
 
     Raises:
-        UnsupportedVersionError: a name is missing; the message has the name and advice.
+        UnsupportedVersionError: a name is missing; the message names the missing name
+            and a version to install.
     """
     for feature in features:
         if absent := list(missing(feature)):
@@ -322,7 +323,10 @@ def check_available(*features: str) -> None:
 
 
 def missing(feature: str) -> Iterator[str]:
-    """Yields the missing names of a feature, with the import path of the module."""
+    """Yields each missing name of a feature, as "import.path.of.module.name".
+
+    If the module is missing, its import path is yielded once.
+    """
     unknown: set[str] = set()
     for module, name in FEATURES[feature].each():
         try:
@@ -364,13 +368,13 @@ def _advice(feature: PrivateApiGroup, absent: list[str]) -> str:
 
 
 def _newest_final(library: str) -> str:
-    """Returns the newest final version in `SEEN`: no candidate or nightly build."""
+    """Returns the newest version in `SEEN` that is no release candidate or nightly."""
     return [each for each in SEEN[library] if each.replace(".", "").isdecimal()][-1]
 
 
 @functools.cache
 def name_if_unseen(library: str) -> None:
-    """Logs, once per process, if a library's minor version is not in `SEEN`.
+    """Logs a warning, once per process, if a library's minor version is not in `SEEN`.
 
     Args:
         library: name of the imported library, a key of `SEEN`.

@@ -1,4 +1,4 @@
-"""A progress bar on the terminal for work on bytes that takes over two seconds."""
+"""A progress bar on the terminal, for the processing of bytes, after two seconds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ _QUIET_SECONDS = 2.0  # shorter work shows no bar
 
 
 class ByteBar:
-    """A progress bar on stderr, shown while a `with` block runs; for one thread.
+    """A progress bar on stderr; a context manager that removes the bar at the end.
+
+    The bar is shown only on a terminal, after two seconds. One thread may use the bar.
 
     Args:
-        title: description of the work.
+        title: description of the work, shown before the bar.
         total: expected number of bytes; with 0 no bar is shown.
     """
 
@@ -31,7 +33,11 @@ class ByteBar:
             self._shown.stop()
 
     def show(self, done: int) -> None:
-        """Shows the number of processed bytes; no bar in the first two seconds."""
+        """Updates the bar.
+
+        Args:
+            done: number of bytes processed so far.
+        """
         if self._shown is None:
             is_early = time.monotonic() - self._began < _QUIET_SECONDS
             if is_early or not self._total or not sys.stderr.isatty():

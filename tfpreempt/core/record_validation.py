@@ -1,9 +1,9 @@
 """Validation of values read from a file that any user may have written.
 
-Commands read a journal on other machines and long after the journal was written, and
-every process with write access can write any value. So every field has a kind, with
-bounds: within the bounds a reader can compute with the value, show the value, or use
-the value as a count.
+Commands read journals of other machines, long after the journals were written, and
+every process with write access can write any value. So every field has a kind, such as
+"count", with bounds. A command can compute with a value inside the bounds, show the
+value, or use the value as a count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_WORKERS = 1 << 10
-"""Largest number of workers of one supervisor, all on one machine."""
+"""Largest valid number of workers of one supervisor, all on one machine."""
 
 _LARGEST = 1e15
 """Largest valid number of steps or bytes."""
@@ -22,30 +22,31 @@ _LONGEST = 1e10
 """Largest valid duration in seconds: 300 years."""
 
 _LATEST = 1e11
-"""Latest valid time in seconds since the epoch: after an added `_LONGEST`, `datetime`
-still has a date for the time."""
+"""Latest valid time in seconds since the epoch. `datetime` has a date for this time,
+even if the duration `_LONGEST` is added."""
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number, and not too large to compute with."""
+    """Returns whether a value is a finite number of at most `_LARGEST`, no bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= _LARGEST and math.isfinite(value)
 
 
 def is_time(value: Any) -> bool:
-    """Returns whether a value is a time in seconds since 1970 with a calendar date."""
+    """Returns whether a value is a time in seconds since 1970, from 0 to `_LATEST`."""
     return is_number(value) and 0 <= value <= _LATEST
 
 
 def is_kind(value: Any, kind: str) -> bool:
-    """Returns whether a value is of a kind.
+    """Returns whether a value is a valid value of a kind.
 
     Args:
         value: value parsed from JSON.
-        kind: "text", "flag", "number", "count", "workers" (a number of workers),
-            "seconds" (a duration), "time" (since the epoch), "object", or "objects" (a
-            list of objects). With "?" appended, such as "text?", None is valid too.
+        kind: "text", "flag" (a bool), "number", "count" (an int from 0 on), "workers"
+            (a number of workers), "seconds" (a duration), "time" (since the epoch),
+            "object", or "objects" (a list of objects). If the kind ends in "?", such as
+            "text?", None is valid too.
 
     Raises:
         ValueError: the kind is unknown.
@@ -75,8 +76,11 @@ def is_kind(value: Any, kind: str) -> bool:
 
 
 def validate_types(values: Mapping[str, Any], kinds: Mapping[str, str]) -> bool:
-    """Returns whether every value is of the kind of its field.
+    """Returns whether the values of a record have the kinds of their fields.
 
-    A missing field counts as None.
+    Args:
+        values: values by field name; a missing field counts as None, a further field is
+            ignored.
+        kinds: kind of each field, see `is_kind`.
     """
     return all(is_kind(values.get(name), kind) for name, kind in kinds.items())

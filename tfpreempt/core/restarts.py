@@ -18,7 +18,8 @@ def num_restarts(environment: Mapping[str, str] | None = None) -> int:
         environment: environment to read; by default os.environ.
 
     Returns:
-        The number from `tfpreempt run`, or from Slurm, or 0.
+        The number set by `tfpreempt run`; without the supervisor, the number set by
+        Slurm; 0 without both.
 
     Raises:
         ConfigurationError: the environment variable is not a whole number.
@@ -34,7 +35,11 @@ def read_restarts(environment: Mapping[str, str] | None = None) -> int | None:
 
 
 def read_count(name: str, environment: Mapping[str, str]) -> int | None:
-    """Returns a number of restarts from a variable; None if the variable is not set.
+    """Returns the number of restarts in a variable; None if the variable is not set.
+
+    Args:
+        name: name of the environment variable.
+        environment: environment to read.
 
     Raises:
         ConfigurationError: the variable is not a whole number.

@@ -1,7 +1,7 @@
 """The scratch directory of a checkpoint directory that is a URL.
 
-If `checkpoint_dir` is a URL such as `gs://bucket/run`, the run commits in a local
-directory, the scratch directory, and a mirror copies the commits to the URL; see
+If `checkpoint_dir` is a URL such as `gs://bucket/run`, the run writes commits to the
+scratch directory, a local directory, and a mirror copies each commit to the URL. See
 `checkpoint/mirror/store_selection.py`.
 """
 
@@ -13,8 +13,8 @@ import re
 import tempfile
 
 VARIABLE = "TFPREEMPT_SCRATCH_DIR"
-"""Environment variable: parent of scratch directories; default: the system's temporary
-directory.
+"""Environment variable with the directory that contains all scratch directories; by
+default the system's temporary directory.
 """
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -29,7 +29,7 @@ def is_url(location: str | os.PathLike[str]) -> bool:
 def scratch_directory(url: str) -> str:
     """Returns the path of a URL's scratch directory, without creating the directory.
 
-    The path is equal in all processes of a user on a machine.
+    All processes of a user on a machine get the same path for a URL.
     """
     root = os.environ.get(VARIABLE) or tempfile.gettempdir()
     url = url.rstrip("/")

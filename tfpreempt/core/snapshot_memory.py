@@ -1,8 +1,9 @@
-"""Memory for snapshots, lent to a program by its supervisor.
+"""Memory for snapshots, which the supervisor provides for the program it runs.
 
-The memory is a directory of a file system in memory, so snapshots outlive the processes
-of the program. Only this program writes there. The supervisor passes the path of the
-directory, the bytes per worker and the number of workers in environment variables.
+The memory is a directory on a file system in memory (tmpfs), so snapshots outlive the
+processes of the program. Only this program writes there. The supervisor passes the path
+of the directory, the maximum bytes per worker and the number of workers to the program
+in environment variables.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fil
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMemory:
-    """The snapshot memory of each worker of this machine.
+    """The memory in which the workers of this machine can keep snapshots.
 
     Attributes:
-        directory: path of the directory in memory; the directory exists.
+        directory: path of an existing directory on a file system in memory.
         bytes: maximum size of one worker's snapshots, including the copies made during
             a snapshot.
-        workers: number of workers of this machine; they take snapshots at the same
-            time.
+        workers: number of workers of this machine. They write snapshots at the same
+            time, so they need the memory at the same time.
     """
 
     directory: str
@@ -41,7 +42,7 @@ class SnapshotMemory:
     workers: int = 1
 
     def to_environment(self) -> dict[str, str]:
-        """Returns the environment variables for a worker."""
+        """Returns the environment variables that pass these values to a worker."""
         values = self.directory, str(self.bytes), str(self.workers)
         return dict(zip(VARIABLES, values, strict=True))
 
@@ -49,12 +50,14 @@ class SnapshotMemory:
 def from_environment(
     environment: Mapping[str, str] | None = None,
 ) -> SnapshotMemory | None:
-    """Returns the memory lent to the process.
-
-    None if no memory is lent, or if its directory was removed.
+    """Returns the snapshot memory that the supervisor has provided for this process.
 
     Args:
         environment: environment to read; by default os.environ.
+
+    Returns:
+        The snapshot memory; None if the supervisor has provided none, or if the
+        directory no longer exists.
     """
     environment = os.environ if environment is None else environment
     directory = environment.get(_DIRECTORY, "")
@@ -74,14 +77,14 @@ def from_environment(
 def available_bytes(root: Path = Path("/")) -> int:
     """Returns the number of bytes of memory that the process can still allocate.
 
-    The smallest of the machine's available memory and the free memory of each control
-    group (cgroup) that contains the process.
+    This is the minimum of the machine's available memory and the free memory of each
+    control group (cgroup) that contains the process.
 
     Args:
         root: directory that contains `proc` and `sys`; for tests.
 
     Raises:
-        OSError: the files cannot be read.
+        OSError: the files in `proc` cannot be read.
     """
     rooms = [_field(root / "proc/meminfo", "MemAvailable:") * 1024]
     groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -99,7 +102,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _room(group: Path, limit: str, used: str, inactive: str) -> int:
-    """Returns the free bytes of a control group.
+    """Returns the bytes that the processes of a control group can still allocate.
 
     Args:
         group: directory of the control group.

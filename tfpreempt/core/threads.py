@@ -17,10 +17,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ManagedThread(threading.Thread):
-    """A daemon thread whose owner can ask it to end; logs an error of its target.
+    """A daemon thread that its owner can stop; logs an error raised by its target.
 
-    There is no `__del__`: an owner that needs the thread to end before the process
-    stops the thread.
+    Nothing stops the thread automatically (there is no `__del__`). An owner that needs
+    the thread to end before the process ends sets `stop_event` and calls `join`.
 
     Args:
         name: the thread's name, shown by debuggers and in logs.
@@ -40,13 +40,13 @@ class ManagedThread(threading.Thread):
     ) -> bool:
         """Waits for the thread to end.
 
-        Any thread may call the method; in the thread itself it does not wait.
+        Any thread may call the method; if the thread joins itself, it does not wait.
 
         Args:
             timeout: maximum wait in seconds; None: no timeout.
 
         Returns:
-            Whether the thread has ended (or was never started).
+            Whether the thread has ended, or was never started.
         """
         if self.ident is not None and self is not threading.current_thread():
             super().join(timeout)
@@ -70,16 +70,16 @@ def call_within(seconds: float, call: Callable[[], _T]) -> _T:
     """Calls a function that may block, in a daemon thread, and waits with a timeout.
 
     Args:
-        seconds: timeout. After the timeout the function continues in the thread, and
-            its result is dropped.
+        seconds: timeout. After the timeout the function continues in the thread, but
+            its result is ignored.
         call: function to call.
 
     Returns:
-        The result of the call.
+        The result of the function.
 
     Raises:
-        CallTimeoutError: the call took longer.
-        BaseException: the call's own exception.
+        CallTimeoutError: the function took longer than `seconds`.
+        BaseException: the exception that the function raised.
     """
     future: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
@@ -105,21 +105,23 @@ def map_in_threads(
     failed: threading.Event | None = None,
     stop_timeout: float = 0.0,
 ) -> list[_T]:
-    """Runs jobs in daemon threads, started in order; the first error ends the work.
+    """Runs jobs in daemon threads, started in order; no job starts after an error.
 
-    An executor of concurrent.futures is not used: the interpreter joins an executor's
-    threads at exit. A thread that hangs in a request would delay the exit, and after a
-    notice only seconds may be left.
+    The function uses no executor of concurrent.futures, because at exit Python waits
+    for the threads of an executor. A thread that hangs in a request would delay the
+    exit, and after a notice only seconds may be left.
 
     Args:
         do: function that does one job; called on several threads.
         jobs: arguments for `do`, one for each job.
         threads: maximum number of threads; a thread is started only if jobs are left.
         name: prefix of the threads' names.
-        watch: function called about ten times a second by the calling thread; an
-            exception from the function ends the work.
-        failed: event set when an error ends the work; a long job can check the event.
-        stop_timeout: seconds to wait for the threads at the end, all together.
+        watch: function that the calling thread calls about ten times a second; if it
+            raises an exception, no further job is started.
+        failed: event that this function sets after an error; a long job can check the
+            event and return early.
+        stop_timeout: seconds to wait at the end until the threads have ended, for all
+            threads together.
 
     Returns:
         The results of the jobs, in order.
