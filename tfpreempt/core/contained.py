@@ -7,9 +7,9 @@ would fill its memory.
 
 The *root* is the directory that the user has chosen; the path to the root may contain
 links. Inside the root, every directory of a path is opened through the descriptor of
-its parent directory, so nobody can insert a link between the check and the use. If a
-path is outside of the root, or the caller passes no root, the program has chosen the
-path: only the last part of such a path must not be a link.
+its parent directory, so no other process can insert a link between the check and the
+use. If a path is outside of the root, or the caller passes no root, the program has
+chosen the path: only the last part of such a path must not be a link.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ aws                notices from the instance metadata service of Amazon EC2
 azure              notices from Azure's Scheduled Events
 callable           notices from a function of the user, called repeatedly
 cloud_sources      gce_source(), aws_source(), azure_source(): sources for users
-file               a notice is given when a file appears
+file               notices from the appearance of a file
 forked_children    keeps children of multiprocessing alive if a signal is sent to the
                    whole process group
 gce                notices from Google Compute Engine's metadata server
 killed_children    finds children of this process that a signal has killed
 metadata_session   requests to a metadata server, with limits for time and size
-metadata_watch     several sources that share one thread, which polls a service
-polling            polls in a thread; reports changes, and logs each failure once
+metadata_watch     several sources that share one thread, which polls a metadata service
+polling            a source that polls in a thread, and logs each failure once
 signals            notices from signals
 source             the interface of a source, and a base class for sources
 tensorflow_notice  notices from TensorFlow's preemption key, set by its SIGTERM handler

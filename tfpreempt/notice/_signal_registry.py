@@ -1,9 +1,10 @@
 """Registry of the signals that this process watches, with one handler per signal.
 
-Several listeners may watch the same signal. Python's C code writes a byte to the
-wake-up fd for every signal (see `_wakeup.py`), and a thread that reads the byte calls
-the listeners. So the Python handler only has to call the handler installed before. It
-reports a signal itself only if other code has replaced the wake-up fd.
+Several listeners may watch the same signal. For every signal, Python's C code writes a
+byte to the wake-up fd (see `_wakeup.py`). A thread reads the byte and calls the
+listeners. So the Python handler of tfpreempt only has to call the handler that was
+installed before. The Python handler reports the signal to the thread only if other code
+has replaced the wake-up fd.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 class _WatchedSignal:
     """A watched signal, with its listeners and the replaced handlers.
 
-    "Our handler" is `handle`. If other code has replaced our handler, `rearm()`
-    installs it again, and the other handler is added to `hidden`. That handler may
-    itself call ours. So if our handler is called while it runs, it calls the next
-    handler in `hidden`, and no handler runs twice.
+    "Our handler" is the method `handle`. If other code has replaced our handler,
+    `rearm()` installs our handler again, and adds the other handler to `hidden`. The
+    other handler may call our handler, as the handler that it has replaced. In such a
+    nested call, our handler calls the next handler in `hidden`, so no handler runs
+    twice.
 
     Args:
         signum: the signal.
-        registry: the registry of this signal.
+        registry: the registry that contains this signal.
 
     Attributes:
         listeners: functions called each time that the signal arrives, on the thread
             that reads the wake-up fd.
-        hidden: the replaced handlers; the last one was replaced most recently.
-        receiver: thread that receives the signal, if the main thread blocks it; else
-            None.
+        hidden: handlers that our handler has replaced, oldest first.
+        receiver: thread that receives the signal if the main thread blocks the signal;
+            None if the main thread does not block it.
     """
 
     signum: int
@@ -60,9 +62,9 @@ class _WatchedSignal:
     def start_receiver(self) -> None:
         """Starts a thread that receives the signal, because the main thread blocks it.
 
-        Called on the main thread. The kernel delivers a signal to any thread that does
-        not block it. The mask of the main thread was inherited from the parent process,
-        and is not changed, because child processes inherit it, too.
+        The kernel delivers a signal to any thread that does not block the signal. The
+        main thread has inherited its signal mask from the parent process. The mask is
+        not changed, because child processes inherit the mask, too. Main thread only.
         """
         name = signal.Signals(self.signum).name
 
@@ -80,9 +82,9 @@ class _WatchedSignal:
         )
 
     def disarm(self) -> None:
-        """Installs the handler from before ours again, if ours is still installed."""
+        """Restores the handler that ours has replaced, if ours is still installed."""
         receiver, self.receiver = self.receiver, None
-        # Stop it first: the earlier handler may end the process.
+        # Stop the thread first: the earlier handler may end the process at a signal.
         if receiver is not None:
             receiver.stop_event.set()
             receiver.join(_JOIN_LIMIT_SECONDS)
@@ -94,7 +96,7 @@ class _WatchedSignal:
         depth = self._depth
         if depth == 0:
             is_ours = signal.getsignal(signum) == self.handle
-            # Not removed, because close() ran on another thread.
+            # Our handler is still installed, because close() ran on another thread.
             if is_ours and not self.listeners:
                 self.disarm()
                 signal.raise_signal(signum)
@@ -138,7 +140,13 @@ class SignalRegistry:
         )
 
     def subscribe(self, signum: int, listener: Listener) -> None:
-        """Adds a listener for a signal; it is called on a thread. Main thread only."""
+        """Adds a listener for a signal. Main thread only.
+
+        Args:
+            signum: the signal.
+            listener: function called at each signal, on the thread that reads the
+                wake-up fd.
+        """
         with self._lock:
             if self.wakeup is None:
                 self.wakeup = WakeupFd(self._dispatch)
@@ -151,7 +159,7 @@ class SignalRegistry:
     def rearm(self, signum: int) -> None:
         """Installs the handler and the wake-up fd again. Main thread only.
 
-        Needed because other code may have replaced the handler or the fd.
+        Needed because other code may have replaced the handler or the wake-up fd.
         """
         with self._lock:
             watch = self.watches.get(signum)
@@ -177,12 +185,14 @@ class SignalRegistry:
                 watch.start_receiver()
 
     def unsubscribe(self, signum: int, listener: Listener) -> None:
-        """Removes a listener; after the last one, restores the handler and the fd.
+        """Removes a listener of a signal.
 
-        Call on the main thread: Python cannot restore a handler on another thread.
-        Otherwise our handler stays installed. When the next signal arrives, our handler
-        restores the earlier handler, and raises the signal again. The next call on the
-        main thread that removes the last listener of a signal restores it too.
+        With the last listener of the signal, the earlier handler is restored; with the
+        last listener of all signals, also the earlier wake-up fd. Python can do so only
+        on the main thread. If the last listener is removed on another thread, our
+        handler stays installed until the next signal arrives: then our handler restores
+        the earlier handler, and raises the signal again. Or until a later call on the
+        main thread removes the last listener of any signal.
         """
         done: WakeupFd | None = None
         with self._lock:
@@ -214,10 +224,15 @@ class SignalRegistry:
             done.stop()
 
     def put_back(self, signum: int, handler: _Handler) -> None:
-        """Installs the handler from before ours again. Main thread only.
+        """Installs a handler that our handler had replaced. Main thread only.
 
-        While the process exits, SIG_IGN is installed instead of a handler that would
-        end the process, so that the exit code does not change.
+        If the handler would end the process and the process is already exiting, SIG_IGN
+        is installed and not the handler, so that a further signal cannot change the
+        exit code.
+
+        Args:
+            signum: the signal.
+            handler: the replaced handler; None if C code had installed the handler.
         """
         # None: the handler was installed by C code, and Python cannot install it again.
         handler = signal.SIG_DFL if handler is None else handler
@@ -228,28 +243,29 @@ class SignalRegistry:
         signal.signal(signum, handler)
 
     def leave(self) -> None:
-        """Marks the process as exiting. For any thread.
+        """Marks the process as exiting. Any thread may call the method.
 
-        From now on watched signals are ignored after their last listener is removed,
+        From now on, a watched signal is ignored when its last listener is removed,
         because another SIGTERM must not change the exit code.
         """
         self._is_leaving = True
         release_children(True)
 
     def stay(self) -> None:
-        """Cancels `leave()`: ignored signals get the default handler again."""
+        """Cancels `leave()`: signals ignored since get the default handler again."""
         release_children(False)
         self._stay()
 
     def end(self) -> None:
         """Ignores the watched signals while the interpreter shuts down.
 
-        At the shutdown Python restores the default handlers. The shutdown takes a
-        second with TensorFlow, and a signal in this time would change the exit code.
-        `release_children()` lets guarded children end by a signal that they have
-        ignored before. Otherwise Python could wait for them forever: if a pool
-        terminates a child by the same signal, the kernel may have merged the two
-        signals.
+        At the shutdown Python restores the default handlers. With TensorFlow the
+        shutdown takes a second, and a signal in this time would change the exit code.
+
+        `release_children()` tells guarded children to end if they have ignored a
+        signal. Without the call, Python could wait for a child forever: if a pool
+        terminates the child by the same signal, the kernel may merge both signals into
+        one, which the child ignores.
         """
         release_children(True)
         for signum, watch in self.watches.items():
@@ -276,8 +292,9 @@ class SignalRegistry:
     def _before_fork(self) -> None:
         """Blocks the watched signals in the thread that forks.
 
-        Until the child has closed the inherited socket, a signal to the child would be
-        written to the socket, and the parent would regard it as a signal to itself.
+        The child inherits the socket of the wake-up fd. If the child received a signal
+        before it has closed the socket, Python would write the signal to the socket,
+        and the parent would read the signal as a signal to the parent.
         """
         watched = tuple(self.watches)
         self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)

@@ -29,17 +29,17 @@ _left_open: list[tuple[socket.socket, socket.socket]] = []
 
 
 class WakeupFd:
-    """A socket pair installed as the wake-up fd, and a thread that reads it.
+    """A socket pair, one end installed as the wake-up fd, and a thread that reads it.
 
-    If another wake-up fd is installed, the constructor replaces it, and the thread
-    forwards bytes to it. Call the methods on the main thread, as `signal.set_wakeup_fd`
-    requires; only `put()` may be called on any thread.
+    If other code has installed a wake-up fd, the constructor replaces that fd, and the
+    thread forwards the signal bytes to it. Call the methods on the main thread, as
+    `signal.set_wakeup_fd` requires; only `put()` may be called on any thread.
 
     Args:
         on_signal: function called on the thread with the number of every signal.
 
     Attributes:
-        fd: the installed file descriptor: the end of the pair to which Python writes.
+        fd: file descriptor of the end of the pair to which Python writes.
     """
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:
@@ -55,7 +55,10 @@ class WakeupFd:
         self._forward_to = _set_wakeup_fd(self.fd)
 
     def probe(self) -> int:
-        """Returns the installed wake-up fd; if there is none, installs ours."""
+        """Returns the installed wake-up fd; if there is none, installs ours.
+
+        Returns -1 in the second case.
+        """
         current = _set_wakeup_fd(self.fd)
         if current not in (self.fd, -1):
             self._is_shared = True
@@ -63,14 +66,18 @@ class WakeupFd:
         return current
 
     def put(self, signum: int) -> None:
-        """Reports a signal if Python wrote the byte to a foreign fd. Never blocks."""
+        """Reports a signal whose byte Python wrote to another wake-up fd. Never blocks.
+
+        Args:
+            signum: number of the signal.
+        """
         # Ignore errors. A full socket has enough signals for the thread; a closed
         # socket has no reader any more.
         with contextlib.suppress(OSError):
             self._write_end.send(bytes([_OURS | signum]))
 
     def put_back(self) -> None:
-        """Installs the earlier wake-up fd again, if ours is still installed."""
+        """Restores the wake-up fd that ours replaced, if ours is still installed."""
         current = signal.set_wakeup_fd(-1)
         if current == self.fd:
             _set_wakeup_fd(self._forward_to)
@@ -79,7 +86,10 @@ class WakeupFd:
             _set_wakeup_fd(current)
 
     def stop(self) -> None:
-        """Ends the thread, after a read of the remaining bytes, and closes the pair."""
+        """Ends the thread after it has read all bytes sent so far; closes the pair.
+
+        The pair stays open if other code may have stored the number of our fd.
+        """
         self._thread.stop_event.set()
         # Ignore a full socket: the thread also checks the stop event.
         with contextlib.suppress(OSError):
@@ -99,7 +109,7 @@ class WakeupFd:
             self.abandon()
 
     def abandon(self) -> None:
-        """Closes the pair; for a forked child, which does not have the thread."""
+        """Closes the pair without `stop()`; a forked child has no thread to stop."""
         self._read_end.close()
         self._write_end.close()
 
@@ -120,7 +130,11 @@ class WakeupFd:
 
 
 def _set_wakeup_fd(fd: int) -> int:
-    """Installs `fd`, or no fd if `fd` is closed. Returns the fd installed before."""
+    """Installs `fd` as the wake-up fd; if `fd` is closed, installs none.
+
+    Returns:
+        The wake-up fd that was installed before; -1 for none.
+    """
     try:
         return signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Notices from the instance metadata service of Amazon EC2, version 2.
 
-A topic is an entry of the service that can be a notice. Every request needs a token,
-which the service issues for a limited time. The service cannot report changes, so one
-thread polls all topics every five seconds, as Amazon recommends.
+A topic is an entry of the service that can announce a termination. Every request needs
+a token, which the service issues for a limited time. The service cannot report changes,
+so one thread polls all topics every five seconds, as Amazon recommends.
 
 Protocol:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
@@ -48,14 +48,14 @@ ROOT = "/latest/meta-data/"
 INTERVAL_SECONDS = 5.0
 REQUEST_SECONDS = 3.0
 
-# Lifecycle states that take the instance away; in a warm pool also a stop.
+# Lifecycle states in which the instance ends; an instance in a warm pool may also stop.
 AWAY = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
 
 Read = Callable[[Answer], ActiveNotice | None]
 
 
 def read_interruption(answer: Answer) -> ActiveNotice | None:
-    """Parses spot/instance-action: a JSON object with the action and its time."""
+    """Parses the entry spot/instance-action: JSON with an action and its time."""
     expected = "an action such as 'terminate' and its time"
     fields = answer.fields(expected)
     action = fields.get("action")
@@ -68,9 +68,10 @@ def read_interruption(answer: Answer) -> ActiveNotice | None:
 
 
 def read_rebalance(answer: Answer) -> ActiveNotice | None:
-    """Parses events/recommendations/rebalance: the time of an early warning.
+    """Parses the entry events/recommendations/rebalance: JSON with a time.
 
-    The entry exists until the instance ends.
+    The time is the time of the recommendation. The entry exists until the instance
+    ends.
     """
     expected = "an object with noticeTime"
     when = answer.fields(expected).get("noticeTime")
@@ -83,7 +84,10 @@ def read_rebalance(answer: Answer) -> ActiveNotice | None:
 
 
 def read_lifecycle(answer: Answer) -> ActiveNotice | None:
-    """Parses autoscaling/target-lifecycle-state: the state planned by the group."""
+    """Parses the entry autoscaling/target-lifecycle-state.
+
+    The entry is the state into which the Auto Scaling group is moving the instance.
+    """
     state = answer.text()
     if state in AWAY:
         return ActiveNotice(f"target-lifecycle-state is {state}")
@@ -97,14 +101,15 @@ TOPICS: Mapping[str, tuple[str, Read]] = {
     "rebalance": ("events/recommendations/rebalance", read_rebalance),
     "lifecycle": ("autoscaling/target-lifecycle-state", read_lifecycle),
 }
-"""Path below `ROOT` and reader of the response, by topic. A 404 means no notice."""
+"""For each topic: path of the entry relative to `ROOT`, and function that parses the
+entry. If the server answers 404, there is no notice."""
 
 
 def is_excluded(environment: Mapping[str, str]) -> bool:
-    """Whether AWS_EC2_METADATA_DISABLED forbids requests.
+    """Returns whether AWS_EC2_METADATA_DISABLED forbids requests.
 
-    Only the detection of the platform respects the variable, as Amazon's clients do; an
-    `AwsWatch` made by the program ignores it.
+    The detection of the platform respects the variable, as Amazon's clients do. An
+    `AwsWatch` ignores the variable, because the program has asked for the watch.
     """
     return environment.get(DISABLED_VARIABLE, "").strip().lower() == "true"
 
@@ -112,11 +117,11 @@ def is_excluded(environment: Mapping[str, str]) -> bool:
 def metadata_url(environment: Mapping[str, str]) -> str:
     """Returns the service's address from the environment, or the default address.
 
-    AWS_EC2_METADATA_SERVICE_ENDPOINT holds an address;
-    AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE chooses between IPv4 and IPv6.
+    AWS_EC2_METADATA_SERVICE_ENDPOINT contains an address. If it is not set,
+    AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE chooses the default address: IPv4 or IPv6.
 
     Raises:
-        ConfigurationError: a variable holds another value.
+        ConfigurationError: a variable has an invalid value.
     """
     mode = environment.get(MODE_VARIABLE, "").strip()
     usual = {"": DEFAULT_URL, "ipv4": DEFAULT_URL, "ipv6": IPV6_URL}
@@ -130,7 +135,7 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 
 
 class AwsWatch(MetadataWatch):
-    """Watches the entries of the metadata service that announce an end of the instance.
+    """Watches the entries of the metadata service that announce the instance's end.
 
     | topic | is a notice | source |
     |---|---|---|
@@ -139,7 +144,7 @@ class AwsWatch(MetadataWatch):
     | `lifecycle` | when the Auto Scaling group terminates the instance | `aws:lifecycle` |
 
     Args:
-        topics: the topics to watch.
+        topics: the topics to watch, see the table.
         interval: seconds between two polls.
         **options: url, clock and wait, see `WatchOptions`.
 
@@ -168,8 +173,9 @@ class AwsWatch(MetadataWatch):
 class AwsPoller(Poller):
     """Polls every topic, and renews the token before it expires.
 
-    A rebalance recommendation that is older than the poller is no notice. The process
-    before has exited because of it, and otherwise every restart would exit again.
+    A rebalance recommendation from before the creation of the poller is no notice: the
+    previous process has already exited because of it. If it were a notice, every
+    restarted process on the instance would exit again.
     """
 
     def __init__(self, watch: MetadataWatch) -> None:
@@ -181,7 +187,7 @@ class AwsPoller(Poller):
         self._renew_at = 0.0
 
     def poll(self, report: Report) -> float:
-        """Requests every topic once. Raises the first error if all topics failed."""
+        """Requests every topic once; raises the first error if all topics fail."""
         failures: dict[str, errors.NoticeError] = {}
         for name, log in self._failures.items():
             path, read = TOPICS[name]
@@ -216,7 +222,7 @@ class AwsPoller(Poller):
         return None
 
     def _get(self, path: str) -> Answer:
-        """Sends a GET; renews the token if the service rejects the token."""
+        """Requests an entry; renews the token if the service rejects the token."""
         for is_second in (False, True):
             if not self._token or self._clock.monotonic() >= self._renew_at:
                 self._fetch_token()
@@ -245,7 +251,7 @@ class AwsPoller(Poller):
                 f"EC2 instance, remove the source or set {ENDPOINT_VARIABLE}"
             )
         granted = answer.headers.get(TTL_HEADER.lower(), "")
-        # Ignore a number with more digits: no lifetime is as long.
+        # Ignore a number with 10 digits or more: no token lives for 30 years.
         is_lifetime = granted.isdecimal() and len(granted) < 10
         seconds = int(granted) if is_lifetime else TTL_SECONDS
         self._token = token

@@ -1,8 +1,8 @@
 """Notices from Azure's Scheduled Events.
 
-Azure sends an event to every machine of a group, but it concerns only the machines
-named in the event. The first request turns the service on, which may take two minutes;
-only the thread that polls waits for it.
+Every machine of a group receives every event, but an event concerns only the machines
+that it names. The first request turns the service on, which may take two minutes. Only
+the polling thread waits for the service, never the training.
 
 Protocol: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 """
@@ -49,14 +49,14 @@ ACKNOWLEDGE_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
-    """A scheduled event, such as a preemption, or an event that has started.
+    """An event, such as a preemption, that is scheduled or has started.
 
     Attributes:
-        id: id of the event, needed to acknowledge it.
+        id: id of the event, needed to acknowledge the event.
         kind: the kind of event, such as "Preempt".
         is_started: whether the event has started.
-        machines: names of the affected machines, case-folded, because Azure ignores
-            case.
+        machines: names of the affected machines, in the order of the event;
+            case-folded, because Azure ignores case.
         detail: description in one line, for messages.
         starts_at: earliest start of the event, in seconds since the Unix epoch; None if
             unknown.
@@ -76,10 +76,11 @@ def read_events(
     """Parses the events in an answer; skips events that have ended.
 
     Returns:
-        The events, and an error about the first malformed event, or None.
+        The valid events, and an error that describes the first malformed event; None if
+        all events are valid.
 
     Raises:
-        NoticeError: the answer is no list of events.
+        NoticeError: the answer contains no list of events.
     """
     expected = "an object with a list of Events"
     listed = answer.fields(expected).get("Events")
@@ -123,7 +124,7 @@ def metadata_url(environment: Mapping[str, str]) -> str:
     """Returns the address in TFPREEMPT_AZURE_METADATA, or the default address.
 
     Raises:
-        ConfigurationError: the variable holds no host.
+        ConfigurationError: the value of the variable is not a host.
     """
     return url_from((HOST_VARIABLE,), environment)
 
@@ -131,15 +132,16 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 class AzureWatch(MetadataWatch):
     """Watches the events that are scheduled for this machine.
 
-    Every kind of event is a source, such as "azure:Preempt". Every event is a notice,
-    even during another event: a preemption in 30 s may follow a reboot in 15 min.
+    There is a source for every kind of event, such as "azure:Preempt". Every new event
+    is a notice, even if an earlier event is still scheduled: while a reboot in 15 min
+    is announced, a preemption in 30 s may be announced.
 
     Args:
         kinds: kinds of events that are notices: any of Preempt, Terminate, Reboot,
-            Redeploy and Freeze. Freeze is not in the default: the machine pauses for
-            some seconds, and keeps its memory.
-        vm_name: name of this machine in the events; by default requested from the
-            service.
+            Redeploy and Freeze. By default all except Freeze, in which the machine only
+            pauses for some seconds, and keeps its memory.
+        vm_name: name of this machine in the events; None: the watch requests the name
+            from the service.
         interval: seconds between two polls.
         **options: url, clock and wait, see `WatchOptions`.
 
@@ -170,17 +172,17 @@ class AzureWatch(MetadataWatch):
     def acknowledge(self) -> tuple[str, ...]:
         """Acknowledges the scheduled events, so that Azure starts them immediately.
 
-        Call it after the commit, if the user has requested acknowledgements. Every
-        worker may call it, on any thread; no source need be open, because the events
-        are requested again. An acknowledgement is valid for all machines of the event,
-        so only the machine that the event names first sends it. Takes at most 10 s.
+        The method requests the events again, so it works without an open source.
+        Every worker may call it, on any thread. An acknowledgement is valid for all
+        machines of an event, so a machine sends one only for events that name the
+        machine first. The method takes at most 10 s. Call it after the commit.
 
         Returns:
-            The ids of the acknowledged events: of the watched kinds, not started yet,
-            with this machine as the first machine.
+            The ids of the acknowledged events. These are the events of the watched
+            kinds that have not started, and that name this machine first.
 
         Raises:
-            NoticeError: the service did not accept the acknowledgement. The events then
+            NoticeError: the service did not accept the acknowledgement, so the events
                 start at the scheduled time.
         """
         return self.poller().acknowledge()
@@ -190,8 +192,8 @@ class AzurePoller(Poller):
     """Polls the events of this machine. The topics are the kinds of events.
 
     Args:
-        watch: the watch with the address and the kinds.
-        vm_name: name of this machine; None: requested from the service.
+        watch: the watch, which has the address of the service and the kinds of events.
+        vm_name: name of this machine; None: the poller requests the name.
     """
 
     def __init__(self, watch: MetadataWatch, vm_name: str | None) -> None:
@@ -269,7 +271,13 @@ class AzurePoller(Poller):
         return self._vm_name.casefold()
 
     def _request(self, target: str, seconds: float, body: bytes = b"") -> Answer:
-        """Sends a POST if there is a body, else a GET."""
+        """Sends a request: a POST if there is a body, else a GET.
+
+        Args:
+            target: path and query of the request.
+            seconds: timeout for the whole answer.
+            body: JSON text to post.
+        """
         answer = self._session.request(
             target,
             method="POST" if body else "GET",
@@ -283,7 +291,7 @@ class AzurePoller(Poller):
 
 
 def is_vm_name(text: str) -> bool:
-    """Whether a text has the form of a machine name, as returned by `NAME_TARGET`."""
+    """Returns whether a text has the form of an Azure machine name."""
     return re.fullmatch(r"[\w.()-]{1,128}", text) is not None
 
 

@@ -13,14 +13,15 @@ from tfpreempt.notice.polling import PollingSource, Wait
 class CallableSource(PollingSource):
     """Calls a `termination_watcher_fn` repeatedly, in its own thread.
 
-    A notice is given when the returned value changes from false to true. If the
-    function raises an error, the error is logged once, and the call is retried with
-    back-off, from 1 s up to 30 s. If the function hangs, only this source is blocked.
+    The source reports a notice when the returned value changes from false to true. If
+    the function raises an error, the error is logged once, and the function is called
+    again after 1 s, then after longer pauses, up to 30 s. If the function hangs, only
+    this source is blocked.
 
     Args:
         fn: function without arguments, called on the source's thread.
         interval: seconds between two calls.
-        wait: function waiting between calls; tests pass the wait of a fake clock.
+        wait: function that waits between calls; tests pass the wait of a fake clock.
 
     Raises:
         ConfigurationError: `fn` is not callable or the interval is not positive.

@@ -1,4 +1,4 @@
-"""Functions that return notice sources of the clouds, for a TerminationConfig."""
+"""Functions that return a cloud's notice source, for `TerminationConfig(sources=)`."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def _maker(
 ) -> Callable[[], NoticeSourceConfig]:
     """Returns a function that returns a new source of a topic.
 
-    Every source has its own watch: a forked process inherits the watches of its parent
-    without their threads.
+    Every source has a separate, new watch. A forked process could not use a watch of
+    its parent, because it does not inherit the watch's thread.
 
     Args:
         topic: topic of the source.
-        make_watch: function that returns a new watch; called once at once, to check the
-            arguments and the address.
+        make_watch: function that returns a new watch. It is also called once now, to
+            check the arguments and the address.
         grace_seconds: grace period of the source; None if unknown.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A notice is given when a file appears."""
+"""Notices from the appearance of a file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DETAIL_LIMIT_BYTES = 1024
 
 
 class FileSource(PollingSource):
-    """Reports a notice when a file exists, created by a scheduler's hook or by a user.
+    """Reports a notice when a scheduler's hook or a user creates a file.
 
-    A file that exists at the start is a notice, too. Deleting the file withdraws the
-    notice; creating it again is a new notice. The first line of a regular file is the
-    detail of the notice.
+    A file that exists when the source starts is a notice, too. If the file is deleted,
+    the notice is withdrawn; if the file is created again, the source reports a new
+    notice. The first line of a regular file is the detail of the notice.
 
     Args:
         path: path of the file; its directory need not exist yet.
         interval: seconds between two polls.
-        wait: function waiting between polls; tests pass the wait of a fake clock.
+        wait: function that waits between polls; tests pass the wait of a fake clock.
 
     Raises:
         ConfigurationError: the path is empty or the interval is not positive.
@@ -48,7 +48,7 @@ class FileSource(PollingSource):
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
-    """Returns the path as an absolute string.
+    """Returns the path of a notice file as an absolute string.
 
     Raises:
         ConfigurationError: the value is not a path, is empty or contains a NUL
@@ -64,7 +64,10 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 
 
 def first_line(path: str) -> str:
-    """Returns up to 1 KiB of a file's first line, made printable; "" after an error."""
+    """Returns up to 1 KiB of a file's first line; "" if the file cannot be read.
+
+    Unprintable characters become "?".
+    """
     try:
         # O_NONBLOCK: do not wait if the file has become a pipe since the stat.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

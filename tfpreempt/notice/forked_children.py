@@ -1,26 +1,28 @@
 """Keeps children of multiprocessing alive if a signal is sent to the process group.
 
 systemd, Slurm and a shell with job control send SIGTERM to every process of a job. If
-the signal killed a data reader, a batch that the last step needs would be lost. So
-children forked by multiprocessing are guarded: a child checks who has sent a signal. A
-signal from the parent (`Process.terminate()`, `Pool.terminate()`) or from the child
-itself has the usual effect. A signal from another process is ignored, because the
-parent has received it, too.
+the signal killed a child that reads data, a batch that the last step needs would be
+lost. So children forked by multiprocessing are guarded: a guarded child checks which
+process has sent a signal. A signal from the parent (`Process.terminate()`,
+`Pool.terminate()`) or from the child itself has the usual effect. The child ignores a
+signal from another process, because the parent has received that signal, too.
 
-After a signal was ignored, the child ends when the parent has been exiting for
-`ENDS_AFTER` seconds, because the parent may be waiting for the child. It does not end
-at once: a child of a pool might hold the lock of its queue, for which the pool's own
-termination waits. A child always ends when the parent has ended.
+A child that has ignored a signal ends when its parent has been exiting for `ENDS_AFTER`
+seconds, because the parent may be waiting for the child. The child does not end at
+once: a child of a pool might hold the lock of the pool's queue, and the pool's
+termination waits for that lock. A child always ends when the parent has ended.
 
-The guard is a thread that waits for the blocked signal, because only `sigwaitinfo` and
-its relatives tell the sender. The guard ends when the child starts a program: the
-program would inherit the blocked signal, and could not be terminated. An audit hook
-detects the start, because subprocess does not call the hooks of `os.register_at_fork`.
+The guard is a thread of the child that waits for the blocked signal, because only
+`sigwaitinfo` and similar functions tell the sender. The guard is switched off when the
+child starts a program: the program would inherit the blocked signal, and could not be
+terminated. An audit hook detects the start of a program, because subprocess does not
+call the hooks of `os.register_at_fork`.
 
 Rejected: SIG_IGN, because `terminate()` and `join()` would hang; a process group for
-the children, because systemd and Slurm ignore groups; PR_SET_PDEATHSIG, because it
-depends on the thread that forks; keeping the guard after a program was started, because
-multiprocessing's resource tracker is such a program, and its start unblocks SIGTERM.
+the children, because systemd and Slurm ignore groups; PR_SET_PDEATHSIG, because the
+signal comes when the forking thread ends, not the parent; keeping the guard after a
+program was started, because multiprocessing's resource tracker is such a program, and
+its start unblocks SIGTERM.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
-# seconds between two checks whether the parent has ended or is exiting
+# Seconds between two checks whether the parent has ended or is exiting.
 LOOKS_EVERY = 0.5
 
 ENDS_AFTER = 2.0
-"""Seconds within which an exiting parent ends the children itself."""
+"""Seconds that an exiting parent has to end a child, before the child ends itself."""
 
 # Sent only to interrupt the main thread; otherwise without effect.
 _WAKE = signal.SIGURG
@@ -48,15 +50,15 @@ _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec"
 # Signals that a terminal sends to the whole group.
 _BY_TERMINAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _guarded: set[signal.Signals] = set()
-# A byte of memory shared with the children: 1 while this process exits.
+# A byte of memory that this process shares with its children: 1 while it exits.
 _leaving = mmap.mmap(-1, 1)
-_parents = _leaving  # the same byte of the parent process
+_parents = _leaving  # the byte that the parent shares with this process
 
 
 def _look_at_the_parent() -> None:
-    """In a forked child: keeps the parent's byte, and makes one for its own children.
+    """In a forked child: keeps the parent's shared byte, and creates a new byte.
 
-    Needed because the child may itself train, and fork children.
+    The child shares the new byte with the children that it may fork.
     """
     global _leaving, _parents
     _parents, _leaving = _leaving, mmap.mmap(-1, 1)
@@ -66,27 +68,36 @@ os.register_at_fork(after_in_child=_look_at_the_parent)
 
 
 def guard_children(signum: signal.Signals) -> None:
-    """Guards children that multiprocessing forks from now on against a signal."""
+    """Guards the children that multiprocessing forks from now on against a signal."""
     if not _guarded:
         util.register_after_fork(guard_children, _begin)
     _guarded.add(signum)
 
 
 def release_children(is_leaving: bool) -> None:
-    """Tells the guarded children whether this process is exiting. Any thread."""
+    """Tells the guarded children whether this process is exiting. Any thread may call.
+
+    Args:
+        is_leaving: whether this process is exiting. If True, children that have ignored
+            a signal end after `ENDS_AFTER` seconds.
+    """
     _leaving[0] = is_leaving
 
 
 def _begin(_: object) -> None:
-    """Starts the guard; called on the child's main thread, before the child's work."""
+    """Starts the guard in a child that multiprocessing has forked.
+
+    multiprocessing calls the function on the child's main thread, before the target.
+    """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
     signal.signal(_WAKE, _end)
-    # End the guard in a child of this child, which inherits the mask, but no thread.
+    # Unblock the signals in a child of this child: it inherits the signal mask, but not
+    # the guard's thread.
     os.register_at_fork(after_in_child=_end)
     sys.addaudithook(lambda event, args: _end() if event in _STARTS_PROGRAMS else None)
-    # This function has no audit event.
+    # multiprocessing starts programs with this function, which raises no audit event.
     util.spawnv_passfds = _ending_before(util.spawnv_passfds)
     # Start the thread before signals are blocked: if this fails, there is no guard.
     threading.Thread(
@@ -112,7 +123,8 @@ def _guard(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _guarded)
     signum = _wait_for_the_end(parent)
     if signal.getsignal(signum) is signal.SIG_DFL:
-        # Unblock it here, because the main thread may be inside a long operation.
+        # Unblock the signal in this thread, too: the main thread may be inside a long
+        # operation.
         _end()
     os.kill(os.getpid(), signum)
     # Repeat: a signal that arrives just before the main thread begins to wait has no
@@ -123,7 +135,11 @@ def _guard(parent: int) -> None:
 
 
 def _wait_for_the_end(parent: int) -> int:
-    """Waits until the child must end; returns the signal to use."""
+    """Waits until the child must end; returns the signal by which it must end.
+
+    Args:
+        parent: process id of the parent.
+    """
     ignored = 0
     stays_until = time.monotonic() + ENDS_AFTER
     while True:

@@ -1,9 +1,10 @@
 """Notices from Google Compute Engine's metadata server.
 
-A topic is an entry of the server that can be a notice. One thread watches all topics.
-The thread sends a hanging GET for the directory `instance/`; the server answers when
-any entry of the directory changes. Entries that are missing in the answer are requested
-singly between two hanging GETs. docs/decisions/0009 has the reasons.
+A topic is an entry of the server that can announce a termination. One thread watches
+all topics. The thread sends a hanging GET for the directory `instance/`: a request that
+the server answers only when an entry of the directory changes. If the answer lacks an
+entry, the thread requests that entry separately before the next hanging GET.
+docs/decisions/0009 has the reasons.
 
 Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
 """
@@ -44,13 +45,13 @@ DIRECTORY = "instance/"
 
 HANG_SECONDS = 60
 HANG_BETWEEN_SINGLES_SECONDS = 5
-# Added to the timeout, in case that the server does not end a hanging GET itself.
+# The thread waits this much longer than the server's timeout for a hanging GET.
 HANG_EXTRA_SECONDS = 10
 PLAIN_SECONDS = 3
-# Limit for the answer: it has the instance's attributes, which may be 512 KB.
+# Largest answer for the directory; the instance's attributes alone may be 512 KB.
 DIRECTORY_BYTES = 2 * 1024 * 1024
 PAUSE_SECONDS = 0.1
-HIDDEN = frozenset({403, 404})  # statuses of a proxy that hides an entry
+HIDDEN = frozenset({403, 404})  # HTTP statuses of a proxy that hides an entry
 # Pause if the server answers a hanging GET at once, or gives no ETag.
 POLL_SECONDS = 1.0
 
@@ -59,19 +60,19 @@ ABSENT = object()
 """Return value of `pick()` for a missing entry."""
 
 Read = Callable[[object, float], ActiveNotice | None]
-"""Takes the entry's value and the wall time; returns the notice, or None."""
+"""Function that parses an entry: takes the value of the entry and the wall time, and
+returns the notice, or None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """An entry of the metadata server that can be a notice.
+    """An entry of the metadata server that can announce a termination.
 
     Attributes:
-        path: path below the root; it ends with "/" if the entry is a directory.
-        read: function that gets the value of the entry and the wall time, and returns
-            the notice or None.
-        quiet: HTTP statuses that are no errors for this entry. Empty if the entry
-            exists on every machine.
+        path: path relative to `ROOT`; it ends with "/" if the entry is a directory.
+        read: function that parses the entry.
+        quiet: HTTP statuses that are no errors for this entry, because not every
+            machine has the entry; empty if every machine has it.
     """
 
     path: str
@@ -82,7 +83,14 @@ class Topic:
 def read_word(
     topic: str, up: set[str], quiet: set[str], value: object, now: float
 ) -> ActiveNotice | None:
-    """Parses an entry whose value is a word; returns a notice if the word is in `up`.
+    """Parses an entry whose value is a word.
+
+    Args:
+        topic: name of the entry, for messages.
+        up: words that are a notice.
+        quiet: words that are no notice, in addition to "NONE" and "".
+        value: the value of the entry.
+        now: the wall time; not used.
 
     Raises:
         NoticeError: the word is unknown.
@@ -100,11 +108,16 @@ def read_word(
 
 
 def read_upcoming_maintenance(value: object, now: float) -> ActiveNotice | None:
-    """Parses instance/upcoming-maintenance/: an object, in one of two spellings.
+    """Parses the entry instance/upcoming-maintenance/, an object with a time window.
 
-    Returns None for {}, for "NONE", for an object with an error or with empty fields,
-    and for a maintenance that is over, by its status or by the end of its window. If
-    the status is missing or UNKNOWN, only the window decides.
+    Field names may be in camelCase or snake_case. Returns None for {}, for "NONE", for
+    an object with an error or with empty fields, and for a maintenance that is over,
+    according to its status or the end of its window. If the status is missing or
+    UNKNOWN, only the window decides.
+
+    Args:
+        value: the value of the entry.
+        now: the wall time, in seconds since the Unix epoch.
 
     Raises:
         NoticeError: the status is unknown.
@@ -165,11 +178,13 @@ TOPICS: Mapping[str, Topic] = {
 
 
 def pick(tree: object, path: str) -> object:
-    """Finds an entry in a recursive answer, whose names may be in camelCase.
+    """Finds an entry in the server's answer for a directory.
+
+    The names in the answer may be in camelCase, the names in the path have dashes.
 
     Args:
-        tree: the answer.
-        path: path of the entry in the answer.
+        tree: the answer: nested dicts, one for each directory.
+        path: path of the entry, relative to the requested directory.
 
     Returns:
         The value of the entry, or `ABSENT`.
@@ -188,10 +203,10 @@ def _squash(name: str) -> str:
 
 
 def is_excluded(environment: Mapping[str, str]) -> bool:
-    """Whether NO_GCE_CHECK forbids requests.
+    """Returns whether NO_GCE_CHECK forbids requests.
 
-    Only the detection of the platform respects the variable; a `GceWatch` made by the
-    program ignores it.
+    The detection of the platform respects the variable. A `GceWatch` ignores the
+    variable, because the program has asked for the watch.
     """
     value = environment.get(NO_CHECK_VARIABLE, "").strip().lower()
     return value in {"true", "1", "yes"}
@@ -200,16 +215,17 @@ def is_excluded(environment: Mapping[str, str]) -> bool:
 def metadata_url(environment: Mapping[str, str]) -> str:
     """Returns the metadata server's address from the environment, or the default.
 
-    GCE_METADATA_HOST comes first, then GCE_METADATA_ROOT, then GCE_METADATA_IP.
+    The first variable that is set counts: GCE_METADATA_HOST, then GCE_METADATA_ROOT,
+    then GCE_METADATA_IP.
 
     Raises:
-        ConfigurationError: a variable holds no host.
+        ConfigurationError: the value of the variable is not a host.
     """
     return url_from(HOST_VARIABLES, environment)
 
 
 class GceWatch(MetadataWatch):
-    """Watches the entries of the metadata server that announce an end of this machine.
+    """Watches the entries of the metadata server that announce this machine's end.
 
     | topic | is a notice | source |
     |---|---|---|
@@ -219,10 +235,10 @@ class GceWatch(MetadataWatch):
     | `stop-state` | when a graceful shutdown is pending | `gce:stop-state` |
 
     Args:
-        topics: the topics to watch.
-        maintenance_lead_seconds: the notice of an upcoming maintenance is given so many
-            seconds before its window. None: when the maintenance is announced, which
-            may be seven days before.
+        topics: the topics to watch, see the table.
+        maintenance_lead_seconds: seconds from the notice of an upcoming maintenance to
+            the start of its window. None: the notice is given when the maintenance is
+            announced, up to seven days before the window.
         **options: url, clock and wait, see `WatchOptions`.
 
     Raises:
@@ -251,7 +267,7 @@ class GcePoller(Poller):
     """Polls by hanging GETs, one after the other.
 
     Args:
-        watch: the watch with the address and the topics.
+        watch: the watch, which has the address of the server and the topics.
         lead_seconds: `maintenance_lead_seconds` of the watch.
     """
 
@@ -267,7 +283,7 @@ class GcePoller(Poller):
         self._due: dict[str, float] = {}
 
     def poll(self, report: Report) -> float:
-        """Waits for a change, up to `HANG_SECONDS`, and reports all topics."""
+        """Waits up to `HANG_SECONDS` for a change of an entry; reports all topics."""
         try:
             return self._poll(report)
         except errors.NoticeError:
@@ -305,7 +321,7 @@ class GcePoller(Poller):
         return PAUSE_SECONDS
 
     def _carried(self, answer: Answer) -> dict[str, object]:
-        """Returns the values of the topics that the directory's answer contains."""
+        """Returns the values of the topics in the server's answer for the directory."""
         if answer.status != 200:
             raise answer.refused("200")
         tree = answer.fields("a JSON object with the instance's entries")
@@ -316,9 +332,12 @@ class GcePoller(Poller):
         return {name: value for name, value in found.items() if value is not ABSENT}
 
     def _report_topic(self, name: str, report: Report, value: object = ABSENT) -> None:
-        """Reports a topic; requests the entry first, if no value is given.
+        """Reports the state of a topic; logs an error, so the next topic is reported.
 
-        An error is only logged, so further topics are still reported.
+        Args:
+            name: the topic.
+            report: function called with the topic and its notice, or None.
+            value: value of the entry; `ABSENT`: the method requests the entry.
         """
         topic, now = self._topics[name], self._clock.wall()
         try:
@@ -335,7 +354,16 @@ class GcePoller(Poller):
                 report(name, self._within_lead(name, notice, now))
 
     def _single_value(self, name: str, answer: Answer) -> object:
-        """Returns the value in an answer; None: no such entry; `ABSENT`: unknown."""
+        """Returns the value of an entry.
+
+        Args:
+            name: the topic.
+            answer: the server's answer to a request for the entry.
+
+        Returns:
+            The value; None if the machine has no such entry; `ABSENT` if the value is
+            unknown.
+        """
         topic = self._topics[name]
         if answer.status in topic.quiet:
             return None if answer.status == 404 else ABSENT
@@ -360,7 +388,16 @@ class GcePoller(Poller):
     def _within_lead(
         self, name: str, notice: ActiveNotice | None, now: float
     ) -> ActiveNotice | None:
-        """Returns the notice if due. Else stores the due time, and returns None."""
+        """Returns the notice if it is due; else stores its due time and returns None.
+
+        A notice with a time is due `maintenance_lead_seconds` before the time; any
+        other notice is due at once.
+
+        Args:
+            name: the topic.
+            notice: the notice in the entry of the topic.
+            now: the wall time.
+        """
         self._due.pop(name, None)
         lead = self._lead_seconds
         if notice is None or notice.shutdown_at is None or lead is None:
@@ -371,7 +408,14 @@ class GcePoller(Poller):
         return None
 
     def _next_hang(self, missing: list[str]) -> int:
-        """Returns the timeout of the next hanging GET; a notice may be due before."""
+        """Returns the timeout in seconds of the next hanging GET.
+
+        The timeout is shorter if a notice becomes due, or if entries must be requested
+        separately.
+
+        Args:
+            missing: topics that the last answer for the directory did not contain.
+        """
         if any(not self._topics[name].quiet for name in missing):
             # behind a proxy: poll often, because a preemption leaves little time
             longest = POLL_SECONDS
@@ -381,7 +425,13 @@ class GcePoller(Poller):
         return max(1, math.ceil(min(longest, until_due)))
 
     def _get(self, path: str, *, hangs: bool = False) -> Answer:
-        """Sends a GET. A hanging GET is answered when the ETag changes."""
+        """Requests an entry or a directory.
+
+        Args:
+            path: path relative to `ROOT`.
+            hangs: whether the server answers only when the ETag differs from the last
+                one, or after a timeout.
+        """
         query, seconds = "alt=json", PLAIN_SECONDS
         if path.endswith("/"):
             query += "&recursive=true"

@@ -1,8 +1,8 @@
-"""Finds children of this process killed by a signal.
+"""Finds children of this process that a signal has killed.
 
-systemd and Slurm send SIGTERM to every process of a job, also to data readers, and then
-a step may hang while waiting for a killed reader. A child is found only until the code
-that started it has called wait().
+systemd and Slurm send SIGTERM to every process of a job, also to child processes that
+read data. If such a child is killed, a step may wait forever for the child's data. A
+killed child is found only until the code that started the child has called wait().
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _NAMES = {each.value: each.name for each in signal.Signals}
 
 
 def killed_children() -> list[str]:
-    """Returns killed children as "4711 (python, SIGTERM)"; reaps no child."""
+    """Returns the killed children, as texts such as "4711 (python, SIGTERM)".
+
+    The function does not call wait() for the children.
+    """
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -34,7 +37,10 @@ def killed_children() -> list[str]:
 
 
 def _killed_by(pid: int) -> int:
-    """Returns the signal that killed a child; 0 if not killed, or reaped."""
+    """Returns the number of the signal that killed a child.
+
+    Returns 0 if no signal killed the child, or if wait() was called for the child.
+    """
     try:
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

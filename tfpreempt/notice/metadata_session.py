@@ -1,9 +1,9 @@
 """Requests to a metadata server, with limits for time and size.
 
-A request uses plain http, goes only to the given host, and sends no credentials of the
-user; proxies and redirects are not followed. The timeout of a socket applies to a
-single read, so a server that sends a byte now and then would never exceed it. Therefore
-`_Reader` checks the limits for all received bytes: head, body, chunk sizes and
+A request uses plain http, goes only to the given host (no proxy, no redirect), and
+sends no credentials of the user. The timeout of a socket applies to a single read, so a
+server that sends a byte now and then would never exceed the timeout. So `_Reader`
+checks the time and the size for all received bytes: head, body, chunk sizes and
 trailers.
 """
 
@@ -24,8 +24,9 @@ from urllib.parse import urlsplit
 from tfpreempt import errors
 from tfpreempt.storage import paths
 
-# The address is the same in every cloud. Google's host name is not used, because a name
-# lookup has no time limit, and fails in a container with its own resolver.
+# The address of the metadata server in every cloud. Google's host name is not used,
+# because a name lookup has no time limit, and fails in a container whose resolver does
+# not know the name.
 DEFAULT_URL = "http://169.254.169.254"
 
 REQUEST_SECONDS = 5.0
@@ -52,7 +53,7 @@ class SessionClosedError(errors.NoticeError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of a server; it may have any status.
+    """The answer of a server, with any HTTP status.
 
     Attributes:
         url: requested URL, without the query.
@@ -67,7 +68,7 @@ class Answer:
     body: bytes
 
     def text(self) -> str:
-        """Returns the body as text without white space around it."""
+        """Returns the body as text, without white space at both ends."""
         return self.body.decode("utf-8", errors="replace").strip()
 
     def json(self) -> object:
@@ -89,7 +90,7 @@ class Answer:
         """Returns the body, parsed as a JSON object.
 
         Args:
-            expected: description of the expected object, for the error.
+            expected: description of the expected object, for the error message.
 
         Raises:
             NoticeError: the body is not a JSON object.
@@ -100,10 +101,13 @@ class Answer:
         return value
 
     def refused(self, expected: str) -> errors.NoticeError:
-        """Returns an error that names the expected answer, without the actual answer.
+        """Returns an error with the expected answer, for the caller to raise.
 
-        The actual answer is not quoted, because metadata can contain passwords, for
-        instance in startup scripts.
+        The error does not quote the actual answer, because metadata can contain
+        passwords, for instance in startup scripts.
+
+        Args:
+            expected: description of the expected answer.
         """
         return errors.NoticeError(
             f"{self.url} answered with status {self.status}, expected {expected}. The "
@@ -117,7 +121,7 @@ class MetadataSession:
     One thread at a time may send requests; any thread may close the session.
 
     Args:
-        base_url: address in the form returned by `checked_base_url()`.
+        base_url: address of the server, as returned by `checked_base_url()`.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -146,11 +150,11 @@ class MetadataSession:
             method: GET, PUT or POST.
             headers: additional headers of the request.
             body: body of the request.
-            seconds: timeout until the last byte of the answer has arrived.
+            seconds: timeout for the complete answer.
             body_bytes: maximum size of the answer's body.
 
         Returns:
-            The answer, with any status. Redirects are not followed.
+            The answer, with any HTTP status. Redirects are not followed.
 
         Raises:
             SessionClosedError: the session is closed, or was closed during the request.
@@ -180,7 +184,7 @@ class MetadataSession:
     def close(self) -> None:
         """Ends a waiting request, and refuses later requests.
 
-        For any thread, also repeatedly.
+        Any thread may call the method, also several times.
         """
         with self._lock:
             self._is_closed = True
@@ -218,13 +222,13 @@ class MetadataSession:
 class _Reader:
     """Reads one answer (RFC 9112) within a time limit and a size limit.
 
-    The size limit applies to head and body together. `http.client` is not used: for a
-    request every second, it would need most of the CPU time, and it limits only the
-    single lines of a head.
+    The size limit applies to head and body together. `http.client` is not used, because
+    it limits only the single lines of a head, and most of the CPU time of a request
+    each second would be spent in it.
 
     Args:
         sock: connection over which the request was sent.
-        until: deadline for the last byte, in monotonic seconds.
+        until: deadline for the last byte, on the monotonic clock.
         most_bytes: maximum number of bytes to read.
     """
 
@@ -251,10 +255,10 @@ class _Reader:
     def read_body(
         self, status: int, headers: Mapping[str, str], most_bytes: int
     ) -> bytes:
-        """Returns the body, whose length is determined by the head.
+        """Returns the body. The head of the answer determines the body's length.
 
         Args:
-            status: the status in the head.
+            status: the HTTP status in the head.
             headers: the headers in the head.
             most_bytes: maximum size of the body.
         """
@@ -284,7 +288,7 @@ class _Reader:
         return self._read_to(b"\r\n").decode("latin-1")
 
     def _read_to(self, mark: bytes) -> bytes:
-        """Returns the bytes before the mark; the mark is skipped."""
+        """Returns the bytes before the next occurrence of `mark`; skips the mark."""
         start = 0
         while (end := self._buffer.find(mark, start)) < 0:
             start = max(0, len(self._buffer) - len(mark) + 1)
@@ -324,7 +328,7 @@ class _Reader:
 
 
 def _number(text: str, base: int) -> int:
-    """Parses a length in HTTP: only digits are allowed; int() would accept more."""
+    """Parses a length in an HTTP message; only digits are allowed, unlike in int()."""
     if _DIGITS[base].fullmatch(text) is None:
         raise ConnectionAbortedError(_NO_HTTP)
     return int(text, base)
@@ -335,7 +339,7 @@ def checked_base_url(text: str, origin: str) -> str:
 
     Args:
         text: host, host:port or http://host:port.
-        origin: where the text comes from, such as a variable's name, for the message.
+        origin: name of the variable or argument with the text, for the error message.
 
     Raises:
         ConfigurationError: the text is no such address.
@@ -379,15 +383,15 @@ def url_from(
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Makes a text suitable for a log: at most `limit` printable characters."""
+    """Returns the first `limit` characters of a text; unprintable ones become "?"."""
     cut = text[:limit]
     return "".join(char if char.isprintable() else "?" for char in cut)
 
 
 def epoch_seconds(text: object) -> float | None:
-    """Parses a time (RFC 3339 or RFC 1123) to seconds since the Unix epoch.
+    """Converts a time text (RFC 3339 or RFC 1123) to seconds since the Unix epoch.
 
-    Returns None for other values. A time without a zone is UTC.
+    A time without a zone is UTC. Returns None if the value is no such text.
     """
     if not isinstance(text, str):
         return None
@@ -403,9 +407,9 @@ def epoch_seconds(text: object) -> float | None:
 
 
 def _from_rfc_3339(text: str) -> datetime.datetime:
-    """Like `fromisoformat`, but also for Python 3.10.
+    """Parses a time in RFC 3339, as `fromisoformat` of Python 3.11 does.
 
-    Python 3.10 accepts no "Z", and only 3 or 6 digits of a fraction.
+    `fromisoformat` of Python 3.10 accepts no "Z", and only 3 or 6 digits of a fraction.
     """
     with_micros = re.sub(r"\.(\d+)", lambda found: f".{found[1][:6]:0<6}", text)
     return datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", with_micros))
@@ -419,7 +423,10 @@ def readable(seconds: float | None) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Describes why there is no answer; the text is equal for equal failures."""
+    """Returns the reason for a failed request; equal for equal failures.
+
+    `FailureLog` can so recognize a repeated failure.
+    """
     if isinstance(error, TimeoutError):
         return "no connection in time"
     if isinstance(error, ConnectionResetError | BrokenPipeError):

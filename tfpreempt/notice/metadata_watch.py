@@ -1,4 +1,4 @@
-"""Several sources with a common thread, polling a metadata service."""
+"""Several notice sources that share one thread, which polls a metadata service."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _jitter = random.Random()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ActiveNotice:
-    """A notice that a service reports now.
+    """A notice that the metadata service shows at present.
 
     Attributes:
-        detail: description, as text for messages.
-        shutdown_at: time when the machine will be terminated, in seconds since the Unix
-            epoch; None if unknown.
-        since: time when the notice was given; None if unknown.
+        detail: description of the notice, for messages.
+        shutdown_at: time at which the machine will be terminated, in seconds since the
+            Unix epoch; None if unknown.
+        since: time at which the notice was given, in seconds since the Unix epoch; None
+            if unknown.
     """
 
     detail: str
@@ -42,24 +43,28 @@ class ActiveNotice:
 _Levels = dict[str, ActiveNotice | None]
 
 Report = Callable[[str, ActiveNotice | None], None]
-"""Takes a topic and the active notice, or None while no notice is active."""
+"""Function that takes a topic and the topic's active notice; None if there is none."""
 
 
 def quick_retry_seconds(failures: int) -> float:
-    """Returns the pause before the next attempt; `failures` counts from 1.
+    """Returns the seconds to wait before the next poll after failed polls.
 
-    The first pause is short, because servers may be unreachable for less than a second.
-    Later pauses are at most 2 s, because a Spot preemption during an outage leaves only
-    30 s. The pauses are random, so that workers do not retry at the same time.
+    The first pause is short, because a server may be unreachable for less than a
+    second. Later pauses are at most 2 s, because a Spot preemption during an outage
+    leaves only 30 s. The pauses are random, so that workers do not retry at the same
+    time.
+
+    Args:
+        failures: number of consecutive failed polls, from 1 on.
     """
     return retry_seconds(failures, 0.1, 2.0) * _jitter.uniform(0.5, 1.0)
 
 
 class Poller:
-    """Polls a service for all topics of a watch. Used by one thread.
+    """Polls a service for all topics of a watch, on one thread.
 
     Args:
-        watch: the watch with the address and the topics.
+        watch: the watch, which has the address of the service and the topics.
     """
 
     def __init__(self, watch: MetadataWatch) -> None:
@@ -71,13 +76,13 @@ class Poller:
         }
 
     def poll(self, report: Report) -> float:
-        """Polls once, and reports the state of every topic that it has found out.
+        """Polls once, and reports every topic for which the service gave an answer.
 
-        The state of other topics is unchanged.
+        For any other topic, the last reported state stays valid.
 
         Args:
-            report: function called with a topic and its notice; with None, if there is
-                no notice.
+            report: function called with a topic and the topic's notice, or None if the
+                topic has no notice.
 
         Returns:
             The seconds until the next poll.
@@ -88,14 +93,14 @@ class Poller:
         raise NotImplementedError
 
     def failure(self, topic: str) -> str:
-        """Returns why the last `poll()` has not found out the state of a topic; or "".
+        """Returns the error of the last poll for a topic; "" if there was no error.
 
-        Called on the thread that polls, or after a poll has ended.
+        Call it on the polling thread, or while no poll is running.
         """
         return self._failures[topic].text
 
     def close(self) -> None:
-        """Ends a waiting `poll()`. For any thread."""
+        """Ends a running `poll()`. Any thread may call the method."""
         self._session.close()
 
 
@@ -103,10 +108,10 @@ class WatchOptions(TypedDict, total=False):
     """Keyword arguments of every watch.
 
     Attributes:
-        url: address of the service: host, host:port or http://host:port. By default it
-            is taken from the environment; see `metadata_url()` of the cloud.
+        url: address of the service: host, host:port or http://host:port; by default the
+            result of the cloud's `metadata_url()`.
         clock: time source.
-        wait: function waiting between requests; tests pass the wait of a fake clock.
+        wait: function that waits between polls; tests pass the wait of a fake clock.
     """
 
     url: str | None
@@ -115,11 +120,12 @@ class WatchOptions(TypedDict, total=False):
 
 
 class MetadataWatch:
-    """Watches several topics of a service with one thread; every topic is a source.
+    """Watches several topics of a service with one thread; has a source for each topic.
 
     The thread runs from the start of the first source until the last source is closed.
-    If a notice is active when a further source is started, this source reports it at
-    once. After all sources are closed, new sources may be made and started.
+    If a topic has an active notice when a further source is started, the new source
+    reports the notice at once. After all sources are closed, `source` may be called
+    again.
 
     Subclasses define the name of the service, its topics and its address.
 
@@ -127,8 +133,8 @@ class MetadataWatch:
         topics: the topics to watch; a string is a single topic.
         interval: seconds between two polls.
         url: address of the service, see `WatchOptions`.
-        clock: time source, see `WatchOptions`.
-        wait: waiting function, see `WatchOptions`.
+        clock: time source.
+        wait: function that waits between polls.
 
     Raises:
         ConfigurationError: there are no topics, a topic is unknown, the address is
@@ -136,11 +142,11 @@ class MetadataWatch:
     """
 
     name: ClassVar[str]
-    """Name of the service in thread names and messages."""
+    """Name of the service, in thread names, source names and messages."""
     _known: ClassVar[Iterable[str]]
     """All topics of the service."""
     _argument: ClassVar[str] = "topics"
-    """Name of the argument for the topics, for errors."""
+    """Name of the user's argument with the topics, for error messages."""
 
     def __init__(
         self,
@@ -169,24 +175,24 @@ class MetadataWatch:
         self._lock = threading.Lock()
         self._sources: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
-        # The active notice of each topic. Each thread gets a new dict, so that a late
-        # report of an ended thread can be ignored.
+        # The active notice of each topic. Each polling thread gets a new dict, so that
+        # a late report of an earlier thread can be recognized and ignored.
         self._levels: _Levels = {}
 
     @staticmethod
     def _find_url(environment: Mapping[str, str]) -> str:
-        """Returns the address of the service, if no `url` was given."""
+        """Returns the address of the service for a watch without the argument `url`."""
         raise NotImplementedError
 
     def poller(self) -> Poller:
-        """Returns a new poller, for a new thread."""
+        """Returns a new poller, for a new polling thread."""
         raise NotImplementedError
 
     def source(self, topic: str) -> NoticeSource:
         """Returns a new source of a topic.
 
         Raises:
-            ConfigurationError: the watch does not have the topic.
+            ConfigurationError: the watch does not watch the topic.
         """
         if topic not in self.topics:
             raise errors.ConfigurationError(
@@ -198,10 +204,10 @@ class MetadataWatch:
     def watched_sources(
         self, graces: Mapping[str, float | None]
     ) -> tuple[NoticeSourceConfig, ...]:
-        """Returns a new source for every topic.
+        """Returns a new source for each topic in `graces`, with its grace period.
 
         Args:
-            graces: grace period in seconds of every topic; None if unknown.
+            graces: for each topic, the grace period in seconds; None if unknown.
         """
         return tuple(
             NoticeSourceConfig(self.source(name), graces[name]) for name in graces
@@ -212,7 +218,7 @@ class MetadataWatch:
         return self._levels.get(topic)
 
     def join(self, source: _TopicSource) -> None:
-        """Adds a started source. The first source starts the thread."""
+        """Adds a source that is being started; the first source starts the thread."""
         with self._lock:
             self._sources = (*self._sources, source)
             if self._loop is None:
@@ -231,7 +237,7 @@ class MetadataWatch:
             source.send(notice.detail)
 
     def leave(self, source: _TopicSource) -> None:
-        """Removes a closed source. The last source ends the thread."""
+        """Removes a source that is being closed; the last source ends the thread."""
         with self._lock:
             self._sources = tuple(each for each in self._sources if each is not source)
             if self._sources or self._loop is None:
@@ -252,7 +258,7 @@ class MetadataWatch:
 
 
 class _TopicSource(NoticeSourceBase):
-    """Source of one topic."""
+    """The notice source of one topic of a watch."""
 
     def __init__(self, watch: MetadataWatch, topic: str) -> None:
         super().__init__(f"{watch.name}:{topic}")

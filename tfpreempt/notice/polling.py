@@ -1,4 +1,4 @@
-"""Polls in a thread; reports changes, and logs every failure once."""
+"""A base class of sources that poll in a thread, and log each failure once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tfpreempt.notice.source import NoticeSourceBase
 _logger = logging.getLogger(__name__)
 
 Wait = Callable[[threading.Event, float], bool]
-"""Waits at most that many seconds for the event; returns whether it is set."""
+"""Function that waits for an event, at most for a number of seconds; returns whether
+the event is set."""
 
 CLOSE_LIMIT_SECONDS = 2.0
 
@@ -23,16 +24,22 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def retry_seconds(failures: int, first: float = 1.0, longest: float = 30.0) -> float:
-    """Returns the pause before the next attempt; `failures` counts from 1."""
+    """Returns the seconds to wait before the next poll; doubles with each failure.
+
+    Args:
+        failures: number of consecutive failed polls, from 1 on.
+        first: seconds after the first failure.
+        longest: maximum seconds.
+    """
     return min(first * 2.0 ** min(failures - 1, 16), longest)
 
 
 class FailureLog:
     """Counts consecutive failures, and logs equal failures only once.
 
-    Failures are equal if their types and messages are equal. In the messages of errors
-    that are not tfpreempt's, numbers are ignored, because a message may contain the
-    address of an object.
+    Failures are equal if their types and messages are equal. Numbers in a message are
+    ignored unless the error is tfpreempt's NoticeError, because a message may contain
+    the memory address of an object.
 
     Args:
         name: name of the source, for messages.
@@ -49,10 +56,10 @@ class FailureLog:
         self._last: tuple[type[BaseException], str] | None = None
 
     def note_failure(self, error: BaseException, pause: float) -> None:
-        """Counts a failure; logs it unless the failure before was equal.
+        """Counts a failure, and logs the failure unless the previous one was equal.
 
         Args:
-            error: the failure.
+            error: the exception of the failed attempt.
             pause: seconds until the next attempt.
         """
         self.count += 1
@@ -87,11 +94,12 @@ class PollingLoop:
     Args:
         name: name of the thread, also for messages.
         poll: function that polls once, and returns the seconds until the next poll. If
-            it raises an error, the error is logged once, and the poll is retried.
-        retry: function returning the pause in seconds after a number of consecutive
-            failures, from 1.
+            it raises an error, the error is logged, once if it repeats, and the
+            function is called again.
+        retry: function that takes the number of consecutive failures, from 1 on, and
+            returns the seconds to wait before the next poll.
         wait: function that waits between polls; tests pass the wait of a fake clock.
-        cut_off: function that ends a waiting poll; called on any thread.
+        cut_off: function that makes a running `poll` end; called on any thread.
     """
 
     def __init__(
@@ -116,7 +124,7 @@ class PollingLoop:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops polling; logs a warning if the thread does not end in time."""
+        """Stops polling; logs a warning if the thread does not end within 2 s."""
         self._thread.stop_event.set()
         self._cut_off()
         # If called on the thread itself, it cannot be waited for, and ends by itself.
@@ -147,12 +155,13 @@ class PollingLoop:
 
 
 class PollingSource(NoticeSourceBase):
-    """Base class of a source that polls; reports a notice when it becomes active.
+    """Base class of sources that poll; reports a notice when it becomes active.
 
-    A failed poll is retried with back-off, from 1 s up to 30 s.
+    After a failed poll the next poll comes after 1 s, then after longer pauses, up to
+    30 s.
 
     Args:
-        name: the source's name.
+        name: name of the source in logs and the journal.
         interval: seconds between two successful polls.
         wait: function that waits between polls; tests pass the wait of a fake clock.
 
@@ -167,7 +176,7 @@ class PollingSource(NoticeSourceBase):
         self._loop = PollingLoop(name, self._poll, retry=retry_seconds, wait=wait)
 
     def poll_once(self) -> str | None:
-        """Polls once; returns the detail of the active notice, or None."""
+        """Polls once; returns the active notice's detail, None if there is none."""
         raise NotImplementedError
 
     def _begin(self) -> None:

@@ -29,22 +29,23 @@ class SignalSource(NoticeSourceBase):
     """Reports a notice each time that a signal arrives.
 
     Several sources in a process may watch the same signal. The handler of tfpreempt
-    calls the Python handler installed before, but not the default handler. So a watched
-    signal neither interrupts nor ends the process. When the last source is closed, the
-    earlier handler and the earlier wake-up fd are installed again. But if the process
-    is exiting after a notice, the signal is ignored from then on, so that the exit code
-    does not change.
+    calls the Python handler that was installed before, but not the default handler. So
+    a watched signal neither interrupts nor ends the process. When the last source of
+    the signal is closed, the earlier handler and the earlier wake-up fd are restored.
+    But if the process is exiting after a notice, the signal is ignored from then on, so
+    that another signal cannot change the exit code.
 
     Forked children do not watch the signal. Children of multiprocessing ignore the
-    signal unless their parent has sent it (`forked_children.py`). If the main thread
-    blocks the signal, for instance by an inherited mask, a thread of tfpreempt receives
-    the signal.
+    signal unless their parent has sent the signal (`forked_children.py`). If the main
+    thread blocks the signal, for instance by an inherited signal mask, a thread of
+    tfpreempt receives the signal.
 
     Args:
-        signum: a signal, its number, or its name with or without "SIG".
+        signum: the signal: a `signal.Signals`, a number, or a name with or without
+            "SIG".
 
     Raises:
-        ConfigurationError: there is no such signal or the signal cannot mean a notice.
+        ConfigurationError: there is no such signal, or the signal cannot be a notice.
         NotMainThreadError: `start()` was called on another thread than the main thread.
     """
 
@@ -67,10 +68,10 @@ class SignalSource(NoticeSourceBase):
     def rearm(self) -> None:
         """Installs the handler and the wake-up fd again.
 
-        When a MultiWorkerMirroredStrategy is made, TensorFlow installs its own SIGTERM
-        handler from C++, which replaces the handler of tfpreempt. Python can install a
-        handler only on the main thread. On another thread the method logs a warning,
-        once, and does nothing.
+        When a program creates a MultiWorkerMirroredStrategy, C++ code of TensorFlow
+        installs a SIGTERM handler, which replaces the handler of tfpreempt. Python can
+        install a handler only on the main thread. On another thread the method does
+        nothing, and logs a warning once.
         """
         if threading.current_thread() is threading.main_thread():
             REGISTRY.rearm(self._signal)
@@ -91,7 +92,7 @@ def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
     """Returns the signal with the given number or name.
 
     Raises:
-        ConfigurationError: there is no such signal or the signal cannot mean a notice.
+        ConfigurationError: there is no such signal, or the signal cannot be a notice.
     """
     if isinstance(value, str):
         found = WATCHABLE.get(value.strip().upper().removeprefix("SIG"))

@@ -12,16 +12,16 @@ from tfpreempt import errors
 _logger = logging.getLogger(__name__)
 
 OnNotice = Callable[[str], None]
-"""Called with a description of the notice, from any thread of the source, never in a
-signal handler. The function returns quickly and does not raise."""
+"""Function that a source calls with a description of the notice. The source may call it
+on any thread, but not in a signal handler. It returns quickly and raises no error."""
 
 
 class NoticeSource(Protocol):
     """A source of preemption notices, such as a signal or a metadata server.
 
-    A source reports a notice once, when it becomes active; and again, if it was
-    withdrawn in between. If a source fails, it logs the failure once, and retries with
-    back-off.
+    A source reports a notice once, when the notice becomes active. If the notice is
+    withdrawn and becomes active again, the source reports it again. If a poll fails,
+    the source logs the failure once, and polls again after longer and longer pauses.
     """
 
     @property
@@ -43,11 +43,11 @@ class NoticeSource(Protocol):
         ...
 
     def rearm(self) -> None:
-        """Watches again, after other code may have disarmed the source.
+        """Restores what other code may have replaced, such as a signal handler.
 
         Called on the main thread, at the first `run()` and at the beginning of each
-        watch scope. Needed for signals, whose handler other code may replace; other
-        sources may do nothing.
+        watch scope. Only signal sources need it; the method of another source may do
+        nothing.
         """
         ...
 
@@ -61,19 +61,20 @@ class TimedSource(NoticeSource, Protocol):
     """A source that may know the time when the machine will be terminated."""
 
     def seconds_left(self) -> float | None:
-        """Returns the seconds until the termination by the active notice, or None.
+        """Returns the seconds until the termination that the active notice announces.
 
-        The value may be 0 or negative. The clock is the wall clock of the machine,
-        synchronized by the cloud. Any thread may call the method.
+        Returns None if there is no notice, or if its time is unknown. The value may be
+        0 or negative. It is computed with the wall clock of the machine, which the
+        cloud synchronizes. Any thread may call the method.
         """
         ...
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class NoticeSourceBase:
-    """Base class of sources: can be started once, and survives errors of its listener.
+    """Base class of sources, which can be started once.
 
-    Subclasses implement `_begin` and `_end`, and call `send` for every notice.
+    A subclass implements `_begin` and `_end`, and calls `send` for every notice.
 
     Args:
         name: name of the source in logs and the journal.
@@ -87,7 +88,7 @@ class NoticeSourceBase:
         """Starts watching.
 
         Args:
-            on_notice: listener, see `NoticeSource.start`.
+            on_notice: function that the source calls, see `NoticeSource.start`.
 
         Raises:
             NoticeError: the source cannot work here.
@@ -113,7 +114,13 @@ class NoticeSourceBase:
             self._end()
 
     def send(self, detail: str) -> None:
-        """Reports a notice, unless the source is closed. Any thread; never raises."""
+        """Reports a notice, unless the source is closed; logs an error of `on_notice`.
+
+        Any thread may call the method.
+
+        Args:
+            detail: description of the notice.
+        """
         if self._on_notice is None or self._is_closed:
             return
         try:

@@ -1,10 +1,10 @@
 """Notices from the preemption key that TensorFlow's SIGTERM handler sets.
 
-Within about 1 s after a SIGTERM to any task, TensorFlow sets
-TF_DEFAULT_PREEMPTION_NOTICE_KEY in its coordination service. A get of the key waits for
-this, and cannot be cancelled; a get with a timeout leaks memory in two processes. So
-one thread waits in a single get, and is never joined. When the key is set, the thread
-sends the value to the sources that are open then.
+Within about 1 s after any task has received SIGTERM, TensorFlow sets
+TF_DEFAULT_PREEMPTION_NOTICE_KEY in its coordination service. A get of the key waits
+until the key is set, and cannot be cancelled; a get with a timeout leaks memory in this
+process and in the service. So one thread waits in a single get, and nothing waits for
+the thread. When the key is set, the thread sends its value to all open sources.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ _logger = logging.getLogger(__name__)
 class NativeKeySource(NoticeSourceBase):
     """Reports a notice when TensorFlow's preemption key is set.
 
-    The detail is the value of the key, such as "/job:worker/task:1". The key can be set
-    only once while a cluster runs. So after its value was reported, sources of the same
-    cluster report nothing more, unless the key was deleted and `read_again` was called.
+    The detail of the notice is the value of the key, such as "/job:worker/task:1". The
+    key can be set only once while a cluster runs. So after one report, sources of the
+    same cluster report nothing more, unless the key is deleted and `read_again` is
+    called.
 
     Args:
-        read_key: function that waits until the key is set, and returns the value;
+        read_key: function that waits until the key is set, and returns its value;
             called on a daemon thread. If it raises an error (the cluster shuts down),
             the error is logged, and the watch ends.
         identity: value that identifies the cluster; sources with equal identities share
             one get. By default `read_key`.
-        is_alone: whether no other source reports preemptions of these machines; then an
-            error of `read_key` is logged as a warning.
+        is_alone: whether no other source reports preemptions of these machines. If
+            True, an error of `read_key` is logged as a warning; if False, as info.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ def read_again(identity: Hashable) -> None:
     """Waits for the key again, after its value was reported and the key was deleted.
 
     Args:
-        identity: the `identity` of the sources.
+        identity: `identity` of the sources of the cluster.
     """
     with _lock:
         reader = _readers.get(identity)
@@ -78,7 +79,15 @@ def read_again(identity: Hashable) -> None:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _KeyReader:
-    """Reads the key of one cluster, for every source with the same identity."""
+    """Reads the key of one cluster, for every source with the same identity.
+
+    Attributes:
+        read_key: function that waits until the key is set, and returns its value.
+        sources: the open sources.
+        undelivered: value read while no source was open; the next source gets it.
+        is_reading: whether a thread waits for the key.
+        has_delivered: whether the key was read.
+    """
 
     read_key: Callable[[], str]
     sources: list[NativeKeySource] = dataclasses.field(default_factory=list)

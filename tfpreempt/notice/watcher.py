@@ -28,9 +28,9 @@ class NoticeSourceConfig:
     Attributes:
         source: a source that has not been started.
         grace_seconds: seconds from a notice until the machine is terminated. None or 0:
-            unknown; the commit is then made at once, without a deadline. If the source
-            knows the time of the termination (`TimedSource`), the remaining time is
-            used if it is shorter.
+            unknown, so the commit is made at once, without a deadline. If the source
+            knows the time of the termination (a `TimedSource`), and less time remains,
+            the remaining time is used.
     """
 
     source: NoticeSource
@@ -45,7 +45,7 @@ class NoticeSourceConfig:
             )
 
     def grace_now(self) -> float | None:
-        """Returns `grace_seconds`, or the remaining time of the notice if shorter."""
+        """Returns `grace_seconds`, or the seconds that the source reports, if fewer."""
         grace = self.grace_seconds
         if grace is None or not isinstance(self.source, TimedSource):
             return grace
@@ -54,23 +54,25 @@ class NoticeSourceConfig:
 
 
 FindSources = Callable[[], Sequence[NoticeSourceConfig]]
-"""Finds sources that were not started yet; may take seconds. Any thread."""
+"""Function that finds further sources, and returns them without starting them. It may
+take seconds, and may be called on any thread."""
 
 
 @dataclasses.dataclass(eq=False)
 class Watcher:
-    """Starts sources, and calls a function with a `Notice` for each report of a source.
+    """Starts notice sources, and calls a function with each `Notice` that they report.
 
     Args:
-        sources: sources to start; the watcher closes them. Sources found later are
-            added.
+        sources: sources to start; the watcher closes them. Sources found by `find_more`
+            are added.
         worker: index of this worker, written into every notice.
         on_notice: function called with every notice, on a thread of the source, for one
             notice at a time. It returns quickly; its errors are logged.
         clock: time source.
-        find_more: function finding more sources, called on a thread, which also starts
-            the found sources. They must not be signal sources, which only the main
-            thread can start. None: no more sources.
+        find_more: function that finds further sources, such as those of a metadata
+            server. A background thread calls the function and starts the sources, so
+            they must not be signals, which only the main thread can watch. None: there
+            are no further sources.
 
     Attributes:
         is_started: whether all initial sources have been started.
@@ -85,14 +87,14 @@ class Watcher:
     is_started: bool = dataclasses.field(default=False, init=False)
     _started: list[NoticeSource] = dataclasses.field(default_factory=list)
     _closed: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # Held while on_notice runs (_delivery), and while a found source is started
-    # (_starting). Re-entrant, because on_notice may close the watcher.
+    # Locks: _delivery is held while on_notice runs, _starting while a source found by
+    # find_more is started. Re-entrant, because on_notice may close the watcher.
     _delivery: Any = dataclasses.field(default_factory=threading.RLock)
     _starting: Any = dataclasses.field(default_factory=threading.RLock)
 
     @property
     def shortest_grace(self) -> float | None:
-        """Shortest known grace period in seconds, or None."""
+        """Shortest grace period of all sources, in seconds; None if all are unknown."""
         known = [each.grace_seconds for each in self.sources if each.grace_seconds]
         return min(known, default=None)
 
@@ -101,7 +103,7 @@ class Watcher:
 
         Raises:
             UsageError: the watcher was started or closed before.
-            TfpreemptError: a source cannot work here. Then every source has been
+            TfpreemptError: a source cannot work here. All sources started before are
                 closed.
         """
         if self._started or self._closed.is_set():
@@ -144,7 +146,7 @@ class Watcher:
             self.sources = (*self.sources, watched)
 
     def rearm(self) -> None:
-        """Calls `rearm` of every source: signal handlers may have been replaced."""
+        """Calls `rearm` of every source, as other code may replace signal handlers."""
         if not self._closed.is_set():
             for source in tuple(self._started):
                 source.rearm()
@@ -152,10 +154,11 @@ class Watcher:
     def close(self) -> None:
         """Stops every source; `on_notice` is not called afterwards.
 
-        Call on the main thread, so that signal handlers can be restored; repeated calls
-        do nothing. Waits at most 2 s for a source that is being started, at most 2 s
-        for a running `on_notice`, and for every source at most as long as its `close`
-        takes. Does not wait for `find_more`, whose sources are then not started.
+        Call the method on the main thread, so that signal handlers can be restored. A
+        second call does nothing. The method waits for each source's `close`, at most
+        2 s for a source that the background thread is starting, and at most 2 s for a
+        running `on_notice`. It does not wait for a running `find_more`; sources that
+        `find_more` finds after `close` are not started.
         """
         self._closed.set()
         self.is_started = False
