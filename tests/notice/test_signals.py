@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -281,6 +282,28 @@ def test_the_next_close_restores_what_a_close_on_another_thread_could_not() -> N
     thread.start()
     thread.join(10.0)
     sources[1].close()
+    assert not REGISTRY.watches
+    assert REGISTRY.wakeup is None
+
+
+def test_an_earlier_handler_may_close_a_source_during_a_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal of the program arrives while the first source restores its handler."""
+    first, second = SignalSource("USR1"), SignalSource("USR2")
+    before = signal.signal(signal.SIGHUP, lambda *_: second.close())
+    for each in (first, second):
+        each.start(lambda detail: None)
+    put_back = REGISTRY.put_back
+
+    def interrupted(signum: int, handler: Any) -> None:
+        put_back(signum, handler)
+        if signum == USR1:
+            signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setattr(REGISTRY, "put_back", interrupted)
+    first.close()
+    signal.signal(signal.SIGHUP, before)
     assert not REGISTRY.watches
     assert REGISTRY.wakeup is None
 

@@ -213,9 +213,10 @@ class SignalRegistry:
                 )
                 return
             # Also the signals whose last listener was removed on another thread.
-            for each in [w for w in self.watches.values() if not w.listeners]:
-                each.disarm()
-                del self.watches[each.signum]
+            # An earlier handler may run during `disarm()`, and close a source, too.
+            while closed := [w for w in self.watches.values() if not w.listeners]:
+                del self.watches[closed[0].signum]
+                closed[0].disarm()
             if not self.watches and self.wakeup is not None:
                 self.wakeup.put_back()
                 done, self.wakeup = self.wakeup, None
