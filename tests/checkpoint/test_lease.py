@@ -247,6 +247,20 @@ def test_a_start_time_says_something_where_two_can_be_compared(holder, here, is_
     assert holder.is_dead(here) is is_dead
 
 
+@pytest.mark.parametrize(
+    ("holder", "here", "runs"),
+    [
+        (dataclasses.replace(HERE, pid=1, started=0), HERE, False),
+        (NEIGHBOR, dataclasses.replace(HERE, started=0), False),
+        (dataclasses.replace(NEIGHBOR, time_namespace="time:[1]"), HERE, False),
+        (HERE, HERE, False),
+    ],
+)
+def test_only_a_start_time_shows_for_certain_that_a_process_runs(holder, here, runs):
+    """A new process may have the pid, above all in a container."""
+    assert holder.is_running_beside(here) is runs
+
+
 @pytest.mark.parametrize("own", ["", "1"])
 def test_without_a_proc_of_this_process_nothing_is_read_there(monkeypatch, own):
     """There is none, or one of another pid namespace, as in some containers."""

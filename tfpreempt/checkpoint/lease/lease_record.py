@@ -79,15 +79,18 @@ class LeaseOwner:
     def is_running_beside(self, here: LeaseOwner) -> bool:
         """Returns whether the process certainly runs, on the machine of `here`.
 
-        False for the process `here`, and if unknown, because the process belongs to
-        another boot or pid namespace.
+        False for the process `here`, and if unknown: the process belongs to another
+        boot or pid namespace, or the start times cannot be compared, so that a new
+        process may have the pid.
 
         Args:
             here: record of the calling process.
         """
         where = (self.boot, self.namespace)
         is_here = "" not in where and where == (here.boot, here.namespace)
-        return is_here and not self.is_dead(here)
+        has_times = 0 not in (self.started, here.started)
+        is_known = is_here and has_times and self.time_namespace == here.time_namespace
+        return is_known and not self.is_dead(here)
 
     def _is_running(self, here: LeaseOwner) -> bool:
         """Returns whether the process still runs: its pid exists, and does not belong

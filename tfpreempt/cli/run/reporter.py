@@ -290,16 +290,18 @@ def check_unused(journal: Path) -> None:
     Raises:
         ConfigurationError: another supervisor runs.
     """
-    owner = None
+    owners: dict[str, lease_record.LeaseOwner] = {}  # by supervisor
     with contextlib.suppress(OSError), open(open_file(journal, os.O_RDONLY)) as file:
         for line in LineReader().read_on(file.fileno()):
             record = parse_record(line) or {}
+            name = str(record.get("supervisor"))
             if "owner" in record:
-                owner = lease_record.from_json(json.dumps(record["owner"]).encode(), "")
+                data = json.dumps(record["owner"]).encode()
+                owners[name] = lease_record.from_json(data, "")
             elif record.get("event") in ("exited", "supervisor_terminated"):
-                owner = None
+                owners.pop(name, None)
     here = lease_record.this_process(0.0)
-    if owner is not None and owner.is_running_beside(here):
+    for owner in filter(lambda each: each.is_running_beside(here), owners.values()):
         raise ConfigurationError(
             f"Another supervisor uses {journal.parent}: {owner}. Two supervisors would "
             "mix their workers, logs and journals. Wait until that process has ended, "
