@@ -22,6 +22,8 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.core.deadline import SAFETY, until_end
+from tfpreempt.core.events import Outcome
+from tfpreempt.handler import current_session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.storage.files import LocalFiles
 
@@ -93,6 +95,29 @@ def test_training_goes_on_while_a_save_is_written(program: Program, disk: Gate) 
     found = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(program.directory)))
     value = found.get_tensor("variable/.ATTRIBUTES/VARIABLE_VALUE")
     assert value.tolist() == [4.0, 5.0]
+    handler.close()
+
+
+def test_a_commit_made_during_an_exit_is_logged(
+    program: Program, disk: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The exit names no commit, and the next start resumes from this commit."""
+    caplog.set_level("INFO")
+    disk.opened.set()
+    handler = program.handler(save_freq=1)
+    steps(program, handler, 2)
+    wait_until(lambda: commits(program))
+    disk.opened.clear()
+    disk.reached.clear()
+    handler.run(program.step)
+    assert disk.reached.wait(LIMIT)
+    threading.Timer(0.2, disk.opened.set).start()
+    here = current_session.current()
+    assert here is not None
+    here.exit.leave(Outcome.LOST, "a peer is gone")
+    assert commits(program) == [(1, "periodic"), (2, "periodic")]
+    path = program.directory / "2"
+    assert f"checkpoint for step 2 committed: {path}" in caplog.messages
     handler.close()
 
 

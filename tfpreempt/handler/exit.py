@@ -372,8 +372,6 @@ class ExitController:
         keep_streams()
         committed = outcome is Outcome.COMMITTED
         if not committed:
-            for run in runs:
-                self.runs.log_last(run)
             log.error(
                 "exiting at step %d without a checkpoint: %s. The run will resume from "
                 "the last commit, and repeat the steps since that commit",
@@ -392,6 +390,8 @@ class ExitController:
         REGISTRY.leave()
         try:
             self.finish_save(self.coordinator.deadlines.left)
+            for run in runs if not committed else ():
+                self.runs.log_last(run)
             mirrored = self.finish_mirrors(runs)
             self._put_away(runs, outcome, reason, mirrored)
             end = functools.partial(
