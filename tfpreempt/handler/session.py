@@ -117,7 +117,7 @@ class Session:
         self.runs = Runs()
         self.start_count = 0
         self._newest_notice: Notice | None = None  # the newest notice of a run
-        self.notice_at = -math.inf  # monotonic seconds at which `_heard` arrived
+        self.notice_at = -math.inf  # monotonic seconds of `_newest_notice`
         self.executor = StoreExecutor(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )

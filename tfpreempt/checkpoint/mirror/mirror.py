@@ -40,7 +40,7 @@ from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-LETTING_GO = 10.0  # seconds for a cancelled upload to end; see upload.PATIENCE_SECONDS
+LETTING_GO = 10.0  # seconds for a cancelled upload to end; see upload.py
 HURRIED_PAUSE = 0.5  # seconds between attempts while the machine is being preempted
 SILENT = 2.0  # `wait` logs a message after so many seconds
 

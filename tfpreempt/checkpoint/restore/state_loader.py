@@ -53,7 +53,7 @@ class StateLoader:
     _checked: dict[tuple[str, str], str] = dataclasses.field(
         default_factory=dict, init=False
     )
-    # Problems in logged warnings; tokens of commits after `_tell_of_lost_restarts`.
+    # Problems in logged warnings; tokens of commits after `_log_lost_restarts`.
     _logged: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
