@@ -1,8 +1,8 @@
 """Executes the actions of the agreement: reads and inserts keys, and sets the flag.
 
-Only `wait` blocks, and only the main thread calls `wait`. Any thread may call the
-remaining methods. The training loop uses only `step_flag`, with the counter and the
-flag that stops the loop.
+The flag is the value that stops the training loop at the next boundary. The loop uses
+only the attribute `step_flag`, which has the flag and the loop's counter. Only `wait`
+blocks, and only the main thread calls `wait`. Any thread may call the other methods.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
 log = logging.getLogger(__name__)
 
 MAX_TIMEOUTS = (
-    10  # `peer_timeout` periods for a collective save without a known deadline
+    10  # longest save with other workers without a known deadline, in `peer_timeout`s
 )
 FOREVER = 3600.0  # seconds; a wait without a deadline is a loop of waits of this length
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Round:
-    """This worker's notes on a round: a notice, the agreement after it, and the save.
+    """Facts about the current round that the transition table does not need.
 
-    At the end of the round a new object replaces the notes. Times are monotonic
-    seconds.
+    A round is a notice, the agreement after the notice, and the save. At the end of the
+    round a new object replaces this object. Times are on the monotonic clock.
 
     Attributes:
         is_asked: whether this worker requested the round, for a periodic save.
         lost_because: first reason for which nothing is committed; "" without a reason.
         lost_at: time at which this worker read that no common save is possible.
-        must_exit: whether some worker has no time for another round.
+        must_exit: whether the grace period of some worker is too short for another
+            round.
         gathering: newest wait for keys of several workers.
         leave_by: time at which the main thread stops waiting for `bye` keys, and exits.
         timeouts_left: number of `peer_timeout` periods that a save with other workers
             may still take.
-        waits_since: time at which the main thread began its newest wait; carried over
-            from the earlier round.
+        waits_since: time at which the main thread began its newest wait; copied from
+            the previous round.
     """
 
     is_asked: bool = False
@@ -75,29 +76,29 @@ class Coordinator:
     """Runs the agreement for one worker, during the lifetime of the process.
 
     Args:
-        settings: constants of this worker.
-        incarnation: namespace of the keys, which identifies this start of all workers;
-            equal on every worker.
-        executor: access to the store, and alarms.
+        settings: constants of this worker for the transition table.
+        incarnation: name of this start of all workers, equal on every worker; used in
+            the names of the keys.
+        executor: reads and writes the key-value store, and calls functions at a time.
         clock: time source for deadlines.
-        peer_timeout: seconds that a wait for other workers may take without a known
-            deadline.
+        peer_timeout: seconds that a wait for other workers may take if the deadline is
+            unknown.
         step_seconds: function that returns the duration of a step on this worker.
         record: function that writes an event to the journal.
         on_overrun: function that ends the process at once; called with the reason.
 
     Attributes:
-        settings: constants of this worker.
+        settings: constants of this worker for the transition table.
         state: current state of the agreement; any thread may read.
-        step_flag: counter and flag for the training loop.
+        step_flag: counter and flag of the training loop.
         deadlines: deadlines of this process.
-        extra: additional fields for the next value of a key, by key.
-        commit_extra: additional fields of the chief's newest value of the key `commit`.
+        extra: for each key, additional fields that the next insert of the key writes.
+        commit_extra: additional fields that the chief wrote with its newest `commit`.
         is_saving: whether the main thread saves outside of a round; the main thread
             writes the attribute.
-        is_snapshot: whether this round, or the round requested by this worker, is for a
-            snapshot.
-        notes: notes on this round.
+        is_snapshot: whether the current round, or a round that this worker has
+            requested, saves a snapshot and not a commit.
+        notes: further facts about the current round.
     """
 
     settings: ev.ProtocolConfig
@@ -143,7 +144,7 @@ class Coordinator:
     # --- main thread -----------------------------------------------------------------
 
     def wait(self, limit: float | None = None) -> ev.Directive | None:
-        """Waits for the directive that answers the main thread's last event.
+        """Waits for the directive: the instruction that follows the last event.
 
         Args:
             limit: seconds to wait; 0: return at once; None: wait until the deadline.
@@ -168,10 +169,10 @@ class Coordinator:
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
 
     def main_deadline(self) -> float | None:
-        """Returns the deadline of the wait for a directive, in monotonic seconds.
+        """Returns the deadline of the wait for a directive, on the monotonic clock.
 
-        None means no deadline: the main thread waits as long as the peers run, possibly
-        for days.
+        None means no deadline: the main thread waits while the other workers train,
+        possibly for days.
         """
         state = self.state
         if state.main is MainThreadState.LEAVING:
@@ -179,8 +180,8 @@ class Coordinator:
         if state.notice in PREEMPTION:
             return self.deadlines.at
         if state.main is MainThreadState.AWAITING and self.notes.lost_at is not None:
-            # A periodic save without a required worker, which has crashed. The wait
-            # needs an end: the chief may be in a step that waits for this worker.
+            # A worker that a periodic save needs has crashed. The wait needs an end,
+            # because the chief may be in a step that waits for this worker.
             return self.notes.lost_at + self.deadlines.default_wait_seconds
         return None
 
@@ -189,9 +190,9 @@ class Coordinator:
     def notice(self, notice: Notice) -> None:
         """Handles a notice for this machine: opens a round on every worker.
 
-        The end of the grace period becomes the deadline of this process. After a notice
-        without a grace period the time left is unknown, so training ends at once, even
-        during the long grace period of an earlier notice.
+        The end of the grace period becomes the deadline of this process. If the notice
+        has no grace period, the time left is unknown, so training ends at once, even if
+        an earlier notice had a long grace period.
         """
         with self._changed:
             deadlines, at = self.deadlines, notice.received_at
@@ -209,10 +210,10 @@ class Coordinator:
                 deadlines.schedule_final_round()
 
     def periodic(self, *, snapshot: bool = False) -> bool:
-        """Requests a commit at an agreed step from every worker; no worker exits.
+        """Requests that all workers save the same step, and continue training.
 
         Args:
-            snapshot: whether to request a snapshot instead of a commit.
+            snapshot: whether to save a snapshot; if False, a commit.
 
         Returns:
             Whether the request was made. False if a round is open, or an earlier
@@ -227,20 +228,24 @@ class Coordinator:
 
     @property
     def preemption_pending(self) -> bool:
-        """Whether this process knows of a preemption notice, for any machine.
+        """Whether a preemption notice for any machine has reached this process.
 
-        True also after a first commit, if the grace period of this machine continues.
+        Stays True after a first commit while the grace period of this machine lasts.
         """
         return self.state.held is not None or self.deadlines.at is not None
 
     def forget_rounds(self, rounds: Sequence[int]) -> None:
-        """Deletes the keys of rounds; called once every worker has left the rounds."""
+        """Deletes the keys of rounds that no worker needs any more."""
         for round in rounds:
             name = self._name(round, Key.NOTICE).rpartition("/")[0]
             self.executor.delete(name)
 
     def store_gone(self, error: Exception) -> None:
-        """Handles the loss of the store. Called by the `StoreExecutor`."""
+        """Handles the loss of the key-value store; called by the `StoreExecutor`.
+
+        Args:
+            error: the error of the store.
+        """
         with self._changed:
             if self.state.watch is not WatcherState.GONE:
                 log.warning("%s", error)
@@ -250,7 +255,7 @@ class Coordinator:
                 self.dispatch(ev.StoreGone())
 
     def dispatch(self, event: ev.ProtocolEvent) -> None:
-        """Applies an event to the agreement, and executes the resulting actions."""
+        """Applies an event to the transition table, and executes the actions."""
         with self._changed:
             if isinstance(event, ev.DeadlinePassed):
                 self.notes.lost_because = self.notes.lost_because or self._waited_for()
@@ -263,7 +268,7 @@ class Coordinator:
             self._changed.notify_all()  # `wait` computes its deadline again
 
     def _waited_for(self) -> str:
-        """Returns the reason of a timeout: missing workers, seconds waited, phase."""
+        """Describes a timeout: the missing workers, the seconds, the phase."""
         gathering = self.notes.gathering
         missing = sorted(gathering.missing) if gathering else []
         whom = ", ".join(map(str, missing or [0]))
@@ -303,8 +308,8 @@ class Coordinator:
                 )
                 if key is Key.BYE:
                     self.notes.leave_by = 1.0 + self.deadlines.limits().of[key]
-                # No limit for counts without a preemption: workers may train for long,
-                # so only crashed workers are given up.
+                # Without a preemption, the wait for counts has no time limit: a worker
+                # may train for long, so only a crashed worker is given up.
                 if key is not Key.COUNT or self.state.notice in PREEMPTION:
                     self._limit(gathering)
             case ev.Directive():
@@ -314,7 +319,7 @@ class Coordinator:
         value, extra = keys.decode(key, text)
         reason = str(extra.get("reason") or "")
         if key is Key.DECISION and not self.is_snapshot:
-            # Before the lock is acquired: writing the journal may take long.
+            # Record before the lock is acquired, because the write may take long.
             self.record(Decision(round=round, boundary=value.boundary, reason=reason))
         with self._changed:
             self.notes.lost_because = self.notes.lost_because or reason
@@ -339,9 +344,12 @@ class Coordinator:
                     self.dispatch(ev.CommitRead(round, value))
 
     def _share_deadline(self, extra: keys.Extra) -> None:
-        """Adopts the deadline sent by a peer with the peer's notice; logs the notice.
+        """Adopts the deadline that another worker has sent with its notice.
 
-        A notice that is known on this worker already is not logged again.
+        Also logs the notice, if it is the first notice on this worker.
+
+        Args:
+            extra: extra fields of the other worker's key `notice`.
         """
         remaining = extra.get("remaining")
         now = self.clock.monotonic()
@@ -358,7 +366,7 @@ class Coordinator:
             )
 
     def commit_kind(self, *, steps_follow: bool = True) -> ev.CommitKind:
-        """Decides whether the workers exit after a commit, or train on; on the chief.
+        """Decides, on the chief, whether the workers exit or train on after a commit.
 
         Called after the chief has written the marker.
 
@@ -456,7 +464,11 @@ class Coordinator:
                 self.dispatch(ev.AllGoodbyesReceived(action.round))
 
     def _limit(self, gathering: KeyGather) -> None:
-        """Sets the alarm that ends a wait for keys; `Deadlines.limits` has the time."""
+        """Sets the alarm that ends a wait for keys, at a time of `Deadlines.limits`.
+
+        Args:
+            gathering: the wait.
+        """
         when = self.deadlines.limits().of[gathering.key]
         seconds = when - self.clock.monotonic()
         why = f"no answer within {seconds:.1f} s"
@@ -483,9 +495,13 @@ class Coordinator:
                 self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
     def _on_deadline(self, is_known: bool) -> bool:
-        """Ends the main thread's wait, or the process, just before the deadline.
+        """Ends the main thread's wait just before the deadline, or else the process.
 
-        Returns whether the process is ending; if not, the method is called again.
+        Args:
+            is_known: whether a notice had the deadline; False for a soft deadline.
+
+        Returns:
+            Whether the process is ending; if not, the method is called again.
         """
         with self._changed:
             if self.state.main in state_machine.WAITS:
@@ -500,7 +516,7 @@ class Coordinator:
         return bool(why)
 
     def _what_is_late(self) -> str:
-        """Returns the reason to end the process at a known deadline, for people."""
+        """Returns the reason to end the process at a known deadline, as text."""
         why = "no step ended before the deadline"
         if self.is_saving or self.state.main in (
             MainThreadState.SAVING,
@@ -510,14 +526,14 @@ class Coordinator:
         return f"{why} ({self.notes.lost_because})" if self.notes.lost_because else why
 
     def _abort_reason(self) -> str:
-        """Returns the reason to end the process now; "" to let the work finish.
+        """Returns the reason to end the process now; "" to let the main thread finish.
 
-        Called at a soft deadline. No source has given a grace period, so the main
-        thread may usually finish the step or save, until the platform kills the
-        process. There are three exceptions: a save with other workers takes too long,
-        because the peers may have left the collectives; the peers have ended the round
-        without this worker, while the main thread is in a step; the chief has given up
-        the save.
+        Called at a soft deadline: no source has given a grace period, so the main
+        thread may usually finish its step or save, until the platform kills the
+        process. The process ends now in three cases: a save with other workers takes
+        too long (the other workers may have left the collective operations); the other
+        workers have ended the round while the main thread is in a step; the chief has
+        given up the save.
         """
         main, is_alone = self.state.main, self.settings.num_workers == 1
         because = self.notes.lost_because or "saved"

@@ -1,7 +1,7 @@
 """The deadline of this process, and the actions shortly before the deadline.
 
-A known deadline is only ever shortened. The module also has the estimates that tell
-how long before the deadline to act: the durations of a save and of a step.
+A known deadline is never moved to a later time. The module also computes how long
+before the deadline to act, from the durations of a save and of a step.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
 
-LEAVING = 0.2  # seconds that the exit of the process takes
+LEAVING = 0.2  # seconds reserved for the exit of the process
 BYES = 10.0  # maximum seconds that the chief waits for the exit of the other workers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """The times at which waits for other workers must end, for waits that begin now.
+    """The times at which waits for other workers must end, if they begin now.
 
     Attributes:
-        of: monotonic seconds at which a wait ends, by the awaited key: `Key.COUNT` for
-            counts, `Key.DONE` for reports of written parts of a save, `Key.BYE` for
-            reports of an exit.
-        may_train_on: whether there is time for a second commit after the current one.
+        of: for each awaited key, the time on the monotonic clock at which the wait must
+            end. `Key.COUNT`: the wait for the counts; `Key.DONE`: for the reports that
+            a worker has written its part of a save; `Key.BYE`: for the reports of an
+            exit.
+        may_train_on: whether the time suffices for a second commit after this commit.
     """
 
     of: Mapping[Key, float]
@@ -39,35 +40,37 @@ class Limits:
 class Deadlines:
     """The time at which the machine is terminated, with two alarms before this time.
 
-    One alarm opens the final round; the other ends the process just in time. After a
-    notice without a grace period the time is unknown; a *soft* deadline then limits the
-    waits for other workers.
+    The first alarm opens the final round (the last save of a long grace period); the
+    second alarm ends the process shortly before the machine is terminated. If a notice
+    has no grace period, this time is unknown; a *soft* deadline then limits the waits
+    for other workers.
 
-    Not thread-safe: the coordinator calls the methods under its lock, and the callbacks
-    of the alarms acquire the same lock.
+    Not thread-safe: the coordinator calls the methods under its lock, and the functions
+    that the alarms call acquire the same lock.
 
     Args:
-        executor: source of the alarms.
+        executor: calls functions at the times of the alarms.
         clock: time source for the alarms.
-        peer_timeout: seconds to wait without a known deadline.
+        peer_timeout: seconds to wait for other workers if the deadline is unknown.
         step_seconds: function that returns the duration of a step.
         on_last_call: function that opens the final round; called when a long grace
             period is almost over.
-        on_guard: function called just before the deadline. The argument is True for a
-            deadline from a notice, False for a soft deadline. Returns whether the
-            process is ending; if not, the function is called again later.
+        on_guard: function called just before the deadline. Its argument is True for the
+            deadline of a notice, False for a soft deadline. The function returns
+            whether the process is ending; if not, it is called again later.
         num_workers: number of workers.
 
     Attributes:
-        peer_timeout: seconds to wait without a known deadline; a later handler may
-            change the value.
+        peer_timeout: the argument of this name; a later handler may change the value.
         save_seconds: expected duration of a save, from `planned`; None before the first
             save.
-        share_seconds: measured duration of writing this worker's share (the tensors
-            that one worker writes for all) in the current save; 0 without shares.
-        noticed_at: monotonic time at which the first worker saw the current notice.
-        terminates_at: monotonic time at which the machine is terminated; None if no
-            source gave a grace period.
+        share_seconds: measured duration of writing this worker's share in the current
+            save; 0 without shares. (A share is a subset of the tensors that are equal
+            on all workers; each worker writes one share.)
+        noticed_at: time on the monotonic clock at which the first worker saw the
+            current notice.
+        terminates_at: time on the monotonic clock at which the machine is terminated;
+            None if no source gave a grace period.
     """
 
     executor: StoreExecutor
@@ -81,9 +84,9 @@ class Deadlines:
     share_seconds: float = 0.0
     noticed_at: float | None = None
     terminates_at: float | None = None
-    _grace: float | None = None  # grace period of `terminates_at`, seconds
+    _grace: float | None = None  # the grace period that ends at `terminates_at`
     _soft: float | None = None  # end of the waits, if no source gave a grace period
-    _ends: float | None = None  # latest time for the exit of the process
+    _ends: float | None = None  # time by which the process must have exited
     _last_call_at: float | None = None
     # Latest shutdown of a machine after a notice. `forget` keeps the value, because the
     # shutdown may come after the notice was handled with a commit.
@@ -91,16 +94,17 @@ class Deadlines:
 
     @property
     def at(self) -> float | None:
-        """The earlier of the known and the soft deadline; None without a notice."""
+        """The earlier one of the known and the soft deadline; None without a notice."""
         known = (t for t in (self.terminates_at, self._soft) if t is not None)
         return min(known, default=None)
 
     @property
     def left(self) -> float:
-        """Seconds left for work after a commit; without a notice, `peer_timeout`.
+        """Seconds left for work after a commit; `peer_timeout` without a notice.
 
-        `extend` gives the waits for other workers more time, but not this work: the
-        parent of the process (a supervisor, Kubernetes) may count from the signal.
+        `extend` does not lengthen this time, only the waits for other workers: the
+        parent of the process (a supervisor, Kubernetes) may count the seconds from the
+        signal.
         """
         if self._ends is None:
             return self.peer_timeout
@@ -108,7 +112,7 @@ class Deadlines:
 
     @property
     def shutdown_pending(self) -> bool:
-        """Whether a machine of this run had a notice and may still be shut down."""
+        """Whether a machine of this run may still be shut down because of a notice."""
         return self.clock.monotonic() < self._goes_by
 
     @property
@@ -121,10 +125,10 @@ class Deadlines:
         return None if at is None else self.clock.monotonic() - at
 
     def shorten(self, received_at: float, grace: float | None) -> bool:
-        """Sets the deadline of a notice, unless a known deadline is earlier.
+        """Sets the deadline that follows from a notice, unless an earlier one is set.
 
         Args:
-            received_at: monotonic time at which the notice arrived.
+            received_at: time on the monotonic clock at which the notice arrived.
             grace: grace period of the notice in seconds; None or 0 if unknown.
 
         Returns:
@@ -145,13 +149,13 @@ class Deadlines:
         return before is None or end < before
 
     def extend(self, *, at_boundary: bool) -> None:
-        """Extends a soft deadline by a full wait: the main thread begins to wait.
+        """Moves a soft deadline so that a wait which begins now gets its full time.
 
         Args:
             at_boundary: whether the main thread waits after a step. If the step ended
-                later than `_ends`, nothing has killed the process at that time. So no
-                platform counts from the notice, and the time for work after the commit
-                begins now.
+                after the expected end of the process, nothing has killed the process at
+                that end. So no platform counts from the notice, and the time for work
+                after the commit begins now.
         """
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now
@@ -164,15 +168,15 @@ class Deadlines:
             )
 
     def second_commit_is_worthwhile(self, grace: float | None) -> bool:
-        """Returns whether to train on after a first commit, up to a second commit.
+        """Returns whether to train on after a first commit, until a second commit.
 
         True if the grace period is at least three times as long as a save and two
-        steps. True if no save was measured so far: the first commit, made at once,
-        measures a save, and the caller asks again after that commit.
+        steps together. Also True if no save was measured so far: the first commit is
+        made at once and measures a save, and the caller asks again after that commit.
+        False if the grace period is unknown.
 
         Args:
-            grace: grace period of the notice in seconds; None or 0 if unknown, for
-                which the result is False.
+            grace: grace period of the notice in seconds; None or 0 if unknown.
         """
         if not grace:
             return False
@@ -200,15 +204,16 @@ class Deadlines:
     def limits(self) -> Limits:
         """Returns the times at which waits for other workers must end, if begun now.
 
-        The wait for counts is short: a thread that waits for nothing sends the count,
-        so a late count means a crashed or frozen worker. The time saved belongs to the
-        save. No wait is longer than `peer_timeout`, however long the grace period is.
+        The wait for counts is short, to leave time for the save: a thread that never
+        waits sends the count, so a late count means a crashed or frozen worker. No wait
+        is longer than `peer_timeout`, however long the grace period is.
 
-        The wait for the parts of a save ends early enough for the chief to write the
-        shares of workers that never answer. With a known deadline, time for one share
-        is always reserved, and time for the shares of every peer if three tenths of
-        the time remain for the wait. If the time is too short even for one share, the
-        chief only waits: a worker slower than the chief may still answer.
+        The wait for the workers' parts of a save ends early, because the chief must
+        then write the shares of workers that have not answered. With a known deadline,
+        time for one share is always reserved. Time for the shares of all other workers
+        is reserved if this leaves three tenths of the time for the wait. If the time is
+        too short even for one share, the chief only waits, because a worker slower than
+        the chief may still answer.
         """
         now, at, save = self.clock.monotonic(), self.at, self.save_seconds
         total = self.peer_timeout
@@ -238,13 +243,14 @@ class Deadlines:
         )
 
     def planned(self, save: float, share: float) -> float:
-        """Returns how long the next save takes in the worst case.
+        """Returns the seconds that the next save takes in the worst case.
 
         In the worst case the chief writes the shares of all workers.
 
         Args:
             save: measured duration of a save in seconds.
-            share: seconds of `save` that the chief's own share took; 0 without shares.
+            share: part of these seconds in which the chief wrote its share; 0 without
+                shares.
         """
         return save + share * (self.num_workers - 1)
 
@@ -259,10 +265,10 @@ class Deadlines:
 
     @property
     def default_wait_seconds(self) -> float:
-        """Seconds to wait without a known deadline.
+        """Seconds to wait for other workers if the deadline is unknown.
 
-        At least the duration of three saves: a shorter wait could end before a save
-        that is still being written.
+        At least the duration of three saves, because a shorter wait could end while
+        another worker still writes its part of a save.
         """
         return max(self.peer_timeout, 3 * (self.save_seconds or 0.0))
 

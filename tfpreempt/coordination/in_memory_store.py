@@ -51,7 +51,7 @@ class InMemoryStore:
             return frozenset()
 
     def close(self) -> None:
-        """Ends the store.
+        """Closes the store, as the end of the host closes TensorFlow's service.
 
         Waiting calls and later calls raise `CoordinationServiceUnavailableError`.
         """

@@ -1,9 +1,10 @@
-"""Reads a key of each of many workers; a tombstone ends the wait for a missing key.
+"""Reads one key from each of many workers; a tombstone ends the wait for a missing key.
 
-A blocking read of the store cannot be cancelled. So the reader of the keys ends a wait
-by inserting a tombstone, a value that means "given up": at once for a worker that the
-service reports as crashed, at the deadline for a late worker. The first insert of a key
-decides, so every worker sees either the worker's value or the tombstone.
+A blocking read of the store cannot be cancelled. To end a wait, the reading process
+inserts the missing key with a tombstone: a value that means "given up". A tombstone is
+inserted at once for a worker that the service reports as crashed, and at the deadline
+for a late worker. The first insert of a key counts, so all workers see the same value:
+either the worker's value or the tombstone.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ OnComplete = Callable[[dict[int, Any]], None]
 
 @dataclasses.dataclass(eq=False)
 class KeyGather:
-    """Reads a key of several workers; the constructor starts the reads.
+    """Reads one key from each of several workers; the constructor starts the reads.
 
     Any thread may call the methods.
 
     Args:
-        executor: access to the store.
+        executor: reads and writes the key-value store.
         key: kind of the key; determines how values are decoded.
-        names: name of the key, by worker.
-        by: index of this worker, recorded in the tombstones.
-        then: function called for each worker: with the worker's index, the value or a
+        names: for each worker index, the name of the worker's key.
+        by: index of this worker, written into the tombstones.
+        then: function called for each worker with the worker's index, the value or a
             tombstone, and the extra fields.
-        on_complete: function called once every worker has a value; with the values by
-            worker.
+        on_complete: function called when all keys have a value; its argument has the
+            value for each worker index.
     """
 
     executor: StoreExecutor
@@ -85,12 +86,12 @@ class KeyGather:
             return frozenset(self._missing)
 
     def give_up(self, workers: frozenset[int], why: str) -> None:
-        """Inserts tombstones for the workers among `workers` that have not answered.
+        """Inserts tombstones for workers that have not answered.
 
         Args:
-            workers: indices of the workers; the method ignores workers that have
-                answered, or have a tombstone.
-            why: the reason, for people.
+            workers: indices of the workers to give up; a worker that has answered, or
+                has a tombstone already, is ignored.
+            why: reason, written into the tombstones and shown to people.
         """
         with self._lock:
             late = sorted((self._missing & workers) - self._given_up)

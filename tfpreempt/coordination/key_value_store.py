@@ -1,7 +1,7 @@
 """The interface of the key-value store used for the agreement.
 
-A key is inserted once and then never changes. So each key is a decision: the first
-insert wins, and every worker reads the same value.
+A key is inserted once, and its value never changes. So a key can be a decision: the
+first insert counts, and every worker reads the same value.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class KeyValueStore(Protocol):
-    """An insert-once store, shared by all workers from their start to their end.
+    """A store of insert-once keys, which all workers share while they run.
 
     Any thread may call any method. `get` without a timeout blocks until the key is
     inserted, so call `get` in a daemon thread.
@@ -41,7 +41,7 @@ class KeyValueStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Deletes a key and every key below `key/`; absent keys are no error.
+        """Deletes a key, and all keys whose names begin with `key/`, if they exist.
 
         Raises:
             CoordinationServiceUnavailableError: the store cannot be reached.

@@ -1,8 +1,8 @@
 """Defines the names of the keys, and the text that is stored under each key.
 
-Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; the incarnation identifies
-one start of all workers. Values are JSON objects: fields for the agreement, and extra
-fields with deadlines and with text for people.
+A name is `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; the incarnation names one
+start of all workers. A value is a JSON object: it has the fields of the agreement, and
+extra fields, such as the seconds until a deadline, or a reason for people.
 """
 
 from __future__ import annotations
@@ -26,13 +26,25 @@ _SECONDS = ("age", "remaining", "save_seconds")  # extra fields that must be fin
 
 
 def name(incarnation: str, round: int, key: Key, worker: int | None = None) -> str:
-    """Returns the name of a key of a round."""
+    """Returns the name of a key.
+
+    Args:
+        incarnation: name of this start of all workers.
+        round: number of the round.
+        key: kind of the key.
+        worker: index of the worker, for a key that exists once per worker.
+    """
     tail = "" if worker is None else f"/{worker}"
     return f"tfpreempt/{incarnation}/{round}/{key.value}{tail}"
 
 
 def encode(value: Any, extra: Extra | None = None) -> str:
-    """Returns a value of the agreement as text, with the extra fields."""
+    """Returns the text to store for a value of the agreement.
+
+    Args:
+        value: a NoticeKind, CommitKind, StepCount, Tombstone, DecidedStep or bool.
+        extra: extra fields.
+    """
     match value:
         case NoticeKind() | CommitKind():
             fields: Extra = {"kind": value.value}
@@ -50,7 +62,11 @@ def encode(value: Any, extra: Extra | None = None) -> str:
 
 
 def decode(key: Key, text: str) -> tuple[Any, Extra]:
-    """Returns a value of the agreement, and the extra fields.
+    """Returns the value of the agreement in a stored text, and all fields of the text.
+
+    Args:
+        key: kind of the key.
+        text: text that is stored under the key.
 
     Raises:
         CoordinationError: the text is not a value that this version can write.

@@ -3,11 +3,12 @@
 All types are frozen values. `state_machine.py` has the transition table;
 `coordinator.py` turns events and actions into reads and writes of the key-value store.
 
-A boundary is the moment before a training step. An interval is the time between two
-boundaries. The count of a worker is the number of intervals started so far. A round is
-one notice, with the agreement on a boundary and the save there.
+A boundary is the moment between two training steps. An interval is the time between two
+boundaries, usually a step. The count of a worker is the number of intervals that the
+worker has started so far. A round is one notice, with the agreement on a boundary and
+the save at this boundary.
 
-A worker has four roles. The roles share the worker's state, and have separate rows in
+A worker has four roles, which share the worker's state. Each role has separate rows in
 the table:
 
   watch   reads the round's keys in order: notice, decision, commit;
@@ -39,7 +40,7 @@ def value(cls: type[T]) -> type[T]:
 
 
 class NoticeKind(enum.Enum):
-    """Why a round (agreement and save) was opened; the value of the key `notice`."""
+    """The reason for a round (agreement and save): the value of the key `notice`."""
 
     FINAL = "final"  # preemption: save, then exit
     TRAIN_ON = "train_on"  # preemption: save, and continue if time is left
@@ -48,7 +49,7 @@ class NoticeKind(enum.Enum):
 
 
 class CommitKind(enum.Enum):
-    """Result of a round; the value of the key `commit`."""
+    """The result of a round: the value of the key `commit`."""
 
     EXIT = "exit"  # committed: exit with the restart code
     TRAIN_ON = "train_on"  # committed: continue training, in the next round
@@ -59,8 +60,8 @@ class CommitKind(enum.Enum):
 class Key(enum.Enum):
     """The insert-once keys of a round.
 
-    COUNT (the worker's count), DONE (its part of the save is written, or failed) and
-    BYE (the worker exits) exist once per worker.
+    Three keys exist once per worker: COUNT (the count of the worker), DONE (the worker
+    has written its part of the save, or has failed to) and BYE (the worker exits).
     """
 
     NOTICE = "notice"
@@ -73,9 +74,9 @@ class Key(enum.Enum):
 
 @value
 class StepCount:
-    """The number of intervals that a worker has started.
+    """The count: the number of intervals that a worker has started.
 
-    The number is final if the worker starts no further interval.
+    `final`: whether the worker will start no further interval.
     """
 
     count: int
@@ -84,15 +85,15 @@ class StepCount:
 
 @value
 class Tombstone:
-    """Value of a key for a worker that has crashed, is late, or has exited."""
+    """Value of a key in place of a worker that has crashed, is late, or has exited."""
 
 
 @value
 class DecidedStep:
-    """The boundary at which every worker saves.
+    """The decision: the boundary at which every worker saves.
 
-    `boundary` is the count there. None: a common save is impossible, because a required
-    worker is missing.
+    `boundary` is the count at this boundary. None: a common save is impossible, because
+    a required worker is missing.
     """
 
     boundary: int | None
@@ -106,7 +107,7 @@ class WatcherState(enum.Enum):
     PUBLISHING = "publishing"  # inserts this worker's count into the store
     DECIDING = "deciding"  # waits for the key `decision`
     FOLLOWING = "following"  # waits for the key `commit`
-    EXCLUDED = "excluded"  # this worker was given up: key `count` is a tombstone
+    EXCLUDED = "excluded"  # this worker was given up: its `count` is a tombstone
     OVER = "over"  # has read every key of this round
     GONE = "gone"  # the store cannot be reached
 
@@ -118,12 +119,12 @@ class MainThreadState(enum.Enum):
     WAITING = "waiting"  # stopped at a boundary by the flag, until the decision
     FINISHING = "finishing"  # training is over; waits for other workers or a notice
     SAVING = "saving"
-    COLLECTING = "collecting"  # chief: own part is saved; reads the `done` keys
+    COLLECTING = "collecting"  # chief: has saved its part; reads the `done` keys
     COMMITTING = "committing"  # chief: writes the marker of the commit
-    AWAITING = "awaiting"  # own part is saved, or cannot be; waits for key `commit`
+    AWAITING = "awaiting"  # has saved its part, or cannot; waits for the key `commit`
     LEAVING = "leaving"  # inserts `bye`; the chief reads the `bye` keys
     ENDED = "ended"
-    DETACHED = "detached"  # an error, or a closed handler: the peers were notified
+    DETACHED = "detached"  # error or closed handler; the other workers were notified
 
 
 PHASES = {
@@ -145,7 +146,7 @@ AWAITED = {
     Key.DONE: "the save (its part)",
     Key.BYE: "the exit",
 }
-"""Description of the phase in which a worker's key is awaited, for messages."""
+"""For each key of a worker: the phase in which the chief waits for it, for messages."""
 
 
 @value
@@ -154,8 +155,8 @@ class ProtocolConfig:
 
     worker: int
     num_workers: int
-    collectives: bool = True  # a step or a save needs every worker
-    saves_alone: bool = True  # the chief can save without the peers
+    collectives: bool = True  # whether a step or a save needs every worker
+    saves_alone: bool = True  # whether the chief can save without the other workers
 
     @property
     def host(self) -> bool:
@@ -166,8 +167,9 @@ class ProtocolConfig:
 class WorkerState:
     """Complete state of a worker in the agreement.
 
-    `own` is the value of this worker's key `count`. `notice`, `decision` and `commit`
-    are the values of the keys of this round. None: the value is not known yet.
+    `notice`, `decision` and `commit` are the values of these keys in the current round,
+    and `own` is the value of this worker's key `count`. None: the worker has not read
+    the key yet.
     """
 
     round: int = 1
@@ -181,7 +183,7 @@ class WorkerState:
     last: bool = False  # training is over at boundary `at`
     saved_at: int | None = None  # count at the newest commit of this process
     outcome: Outcome | None = None
-    held: NoticeKind | None = None  # notice for this machine, not handled yet
+    held: NoticeKind | None = None  # notice for this machine that is not handled yet
     counts: tuple[
         StepCount | Tombstone, ...
     ] = ()  # chief: first only the chief's count, then the count of every worker
@@ -240,7 +242,7 @@ class StoreGone(ProtocolEvent):
 class Boundary(ProtocolEvent):
     """The main thread has stopped at a boundary.
 
-    The reason is the flag, or `last`: training is over.
+    The reason for the stop is the flag, or the end of training if `last` is True.
     """
 
     count: int
@@ -265,7 +267,7 @@ class Saved(ProtocolEvent):
 
 @value
 class Committed(ProtocolEvent):
-    """The chief has written the marker of the commit; kind NONE: the write failed."""
+    """The chief has written the marker of the commit, or has failed to (kind NONE)."""
 
     kind: CommitKind
 
@@ -277,7 +279,7 @@ class StepFailed(ProtocolEvent):
 
 @value
 class Detached(ProtocolEvent):
-    """The main thread raises an error, or closes the handler while the peers train."""
+    """The main thread raises an error, or closes the handler before the others do."""
 
 
 @value
@@ -287,7 +289,7 @@ class DeadlinePassed(ProtocolEvent):
 
 @value
 class GoodbyeSent(ProtocolEvent):
-    """The worker's own `bye` is in the store."""
+    """This worker's key `bye` is in the store."""
 
 
 @value
@@ -310,9 +312,9 @@ class AllCountsReceived(ProtocolEvent):
 
 @value
 class AllStagedReceived(ProtocolEvent):
-    """Every worker has reported on its part, or was given up.
+    """Every worker has reported on its part of the save, or was given up.
 
-    `staged`: the workers that have written their part of the save.
+    `staged`: indices of the workers that have written their part.
     """
 
     round: int
@@ -333,7 +335,7 @@ class LocalNotice(ProtocolEvent):
 
 @value
 class NoticeExists(ProtocolEvent):
-    """The notice of this machine was not inserted: the round has an older notice."""
+    """This machine's notice was not inserted, because the round has an older notice."""
 
     round: int
     kind: NoticeKind
@@ -346,7 +348,7 @@ class NoticeExists(ProtocolEvent):
 class Action:
     """An output of the transition table.
 
-    The actions that one row returns must take effect in order.
+    If a row returns several actions, they must take effect in order.
     """
 
 
@@ -362,7 +364,7 @@ class LowerFlag(Action):
 
 @value
 class ReadCounter(Action):
-    """Reads the counter of intervals, after RaiseFlag took effect.
+    """Reads the counter of intervals, after RaiseFlag has taken effect.
 
     The result arrives as the event CounterRead.
     """
@@ -390,8 +392,8 @@ class Insert(Action):
 class Gather(Action):
     """Reads the key of every worker in `workers`.
 
-    At the deadline, a tombstone is inserted for every missing key. Once every key has a
-    value, the values arrive in one event.
+    At the deadline, a tombstone is inserted for every missing key. When all keys have
+    a value, the values arrive in one event.
     """
 
     key: Key
@@ -415,8 +417,8 @@ class Proceed(Directive):
 class SaveDirective(Directive):
     """Save at this boundary.
 
-    `alone`: the peers do not save. `repeat`: this boundary is committed already, so no
-    files are written.
+    `alone`: whether only this worker saves. `repeat`: whether this boundary was already
+    committed; if so, no files are written.
     """
 
     boundary: int
@@ -426,7 +428,7 @@ class SaveDirective(Directive):
 
 @value
 class WriteMarker(Directive):
-    """Write the marker that commits the parts of these workers; on the chief."""
+    """On the chief: write the marker that commits the parts of `workers`."""
 
     workers: tuple[int, ...]
 
@@ -445,4 +447,4 @@ class ExitDirective(Directive):
 
 @value
 class Raise(Directive):
-    """Raise the error of the failed step as an ordinary error."""
+    """Raise the error of the failed step, because no worker has to exit."""

@@ -1,9 +1,9 @@
 """Lets all workers start from the same plan, or raises an error on every worker.
 
 Before training the chief proposes a plan, such as the commit to restore. Every other
-worker compares the plan with its own files, and may object. The chief then publishes
-the objections. Each start of a handler uses the insert-once keys `plan`, `hello/<i>`
-(the answer of worker i) and `ready` (the objections).
+worker compares the plan with the files that it sees, and may object. The chief then
+publishes the objections. Each start of a handler uses three kinds of insert-once keys:
+`plan`, `hello/<i>` (the answer of worker i) and `ready` (the objections).
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ ASKS_EVERY = 1.0
 """Seconds between two requests of the chief for the list of crashed workers."""
 
 ANSWER_SECONDS = 5.0
-"""Seconds by which workers wait longer than the chief, to read the missing workers."""
+"""Seconds by which the other workers wait longer than the chief. In this time they read
+from the chief which workers are missing."""
 
 MISSING = "missing"
-"""Key suffix of the chief's list of workers that have not started."""
+"""Field of the key `ready` with the chief's message about a missing worker."""
 
 
 def agree(
@@ -53,22 +54,22 @@ def agree(
 
     Args:
         store: key-value store, called in a separate thread with a timeout.
-        prefix: namespace of the keys of this start.
-        cluster: the workers; the chief proposes.
-        propose: function called on the chief; returns the plan, as JSON values, and the
-            chief's view: any object, returned to the caller.
-        check: function called with the plan on the other workers; returns the objection
-            to the plan, or None, and the worker's view. A raised `TfpreemptError`
-            counts as an objection.
+        prefix: beginning of the key names of this start of a handler.
+        cluster: the workers of the run, and the index of this worker.
+        propose: function called on the chief. It returns the plan, as JSON values, and
+            any object, which `agree` returns.
+        check: function called with the plan on the other workers. It returns an
+            objection (None to accept the plan), and any object, which `agree` returns.
+            A raised `TfpreemptError` counts as an objection.
         timeout: seconds to wait for the slowest worker.
         proposing: additional seconds that the other workers wait for the chief's plan.
 
     Returns:
-        The plan; this worker's view, or None if `check` raised an error; the objections
-        by worker, empty if no worker objects.
+        The plan; the object from `propose` or `check`, None if `check` raised an error;
+        the objections by worker index, empty if no worker objects.
 
     Raises:
-        CoordinationError: a key holds a value that this version does not write.
+        CoordinationError: a key has a value that this version does not write.
         PeerTimeoutError: a worker did not answer in time, or has crashed.
         CoordinationServiceUnavailableError: the store cannot be reached.
     """
@@ -106,9 +107,9 @@ def agree(
 
 
 def describe(error: TfpreemptError) -> str:
-    """Returns an error as text.
+    """Returns an error as text that begins with the name of the error's class.
 
-    The class name comes first, so that peers can raise an error of the same class.
+    Another worker can so raise an error of the same class.
     """
     return f"{type(error).__name__}: {error}"
 
@@ -116,12 +117,13 @@ def describe(error: TfpreemptError) -> str:
 def _wait_for_answers(
     store: KeyValueStore, prefix: str, num_workers: int, timeout: float
 ) -> dict[str, str]:
-    """Waits for the answers of the other workers; on the chief.
+    """On the chief: waits for the answers of the other workers.
 
-    Returns the objections, by worker. A crashed worker ends the wait at once.
+    Returns:
+        The objections, by worker index.
 
     Raises:
-        PeerTimeoutError: a worker has crashed, or is too late.
+        PeerTimeoutError: a worker has crashed (raised at once), or is too late.
     """
     others = range(1, num_workers)
     clock, missing = SystemClock(), set(others)
@@ -197,10 +199,15 @@ def _read(key: str, text: str, *fields: str) -> StartPlan:
 
 
 def bounded(call: Callable[[], T], timeout: float, what: str) -> T:
-    """Runs a call that may block forever in a daemon thread, with a timeout.
+    """Calls a function that may block forever, in a daemon thread, with a timeout.
+
+    Args:
+        call: function to call.
+        timeout: maximum seconds to wait.
+        what: description of the call, for the error message.
 
     Raises:
-        PeerTimeoutError: the call took longer than `timeout` seconds.
+        PeerTimeoutError: the function took longer than `timeout` seconds.
     """
     try:
         return call_within(timeout, call)

@@ -2,9 +2,10 @@
 
 Every worker has a `WorkerState`; `step(settings, state, event)` returns the next state
 and the actions to take. The module uses no I/O, clock, thread or TensorFlow. So a
-search in tests/cluster can try every order of events in this table, with crashes, false
-suspicion, and late and duplicate notices. docs/agreement.md has the rules, and the
-reason for each rule. If you change a rule, change the search in the same commit.
+search in tests/cluster can try every order of events in this table, with crashes, with
+running workers that are taken for crashed, and with late and duplicate notices.
+docs/agreement.md has the rules, and the reason for each rule. If you change a rule,
+change the search in the same commit.
 """
 
 # ruff: noqa: D103 - a row has the name of its event, and the event has the docstring
@@ -62,7 +63,7 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
         IllegalEventError: the state has no row for the event.
     """
     late = getattr(event, "round", state.round) < state.round
-    # Do not skip NoticeExists: this machine's notice is still to be handled.
+    # Do not skip a late NoticeExists: this machine's notice is not handled yet.
     if late and not isinstance(event, ev.NoticeExists):
         return state, ()
     kind = type(event)
@@ -77,7 +78,7 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
         return row(settings, state, event)
     answer = (
         state.watch is WatcherState.GONE and kind in WATCH
-    )  # the key was read before the store was lost
+    )  # the watch read the key before the store was lost
     if answer or isinstance(event, MAY_COME_LATE):
         return state, ()
     raise IllegalEventError(
@@ -153,7 +154,7 @@ def commit_read(
         return state, ()
     if event.kind is CommitKind.TRAIN_ON:
         return next_round(state)  # committed without this worker's part
-    if was_dropped(state):  # listen now: the next round may need this worker's count
+    if was_dropped(state):  # read on, as the next round may need this worker's count
         return state, (ev.Get(Key.NOTICE, state.round + 1),)
     return state, ()
 
@@ -163,10 +164,10 @@ def notice_ahead(
 ) -> Moved:
     """Handles a preemption notice of the next round, after a periodic save has failed.
 
-    The main thread still trains up to the boundary of the failed save. The boundary may
-    be far away, and the chief does not wait so long for this worker's count, so the
-    save is skipped. A save that needs every worker is not skipped: another worker may
-    be in the collectives of the save.
+    The main thread is still training up to the boundary of the failed save. This
+    boundary may be far away, and the chief does not wait so long for this worker's
+    count. So this worker skips the save. But it does not skip a save that needs every
+    worker, because another worker may be in a collective operation of the save.
     """
     is_ahead = event.round > state.round and event.kind in PREEMPTION
     if is_ahead and state.main is MainThreadState.TRAINING and settings.saves_alone:
@@ -208,7 +209,10 @@ def boundary(settings: ProtocolConfig, state: WorkerState, event: ev.Boundary) -
 
 
 def act(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Acts on the decision at a boundary: saves, trains on, or ends the round."""
+    """Acts on the decision at a boundary: saves, trains on, or ends the round.
+
+    Called when the main thread is at a boundary and the decision is known.
+    """
     assert state.decision is not None
     target = state.decision.boundary
     if target is None:
@@ -282,7 +286,13 @@ def saved(settings: ProtocolConfig, state: WorkerState, event: ev.Saved) -> Move
 def marker(
     settings: ProtocolConfig, state: WorkerState, others: tuple[int, ...]
 ) -> Moved:
-    """Starts the commit of the chief's part, and of the parts of `others`."""
+    """On the chief: starts the commit.
+
+    Args:
+        settings: constants of the chief.
+        state: state of the chief.
+        others: workers whose parts the commit contains, besides the chief's part.
+    """
     staged = (settings.worker, *others)
     state = set_(state, main=MainThreadState.COMMITTING, staged=staged)
     return state, (ev.WriteMarker(staged),)
@@ -300,8 +310,7 @@ def committed(
 def not_saved(settings: ProtocolConfig, state: WorkerState) -> Moved:
     """Handles a failed save of the chief.
 
-    A periodic save is dropped, and training continues; after a preemption the chief
-    exits.
+    After a failed periodic save training continues; after a preemption the chief exits.
     """
     if state.notice is not NoticeKind.PERIODIC:
         return nothing_saved(settings, state)
@@ -310,9 +319,9 @@ def not_saved(settings: ProtocolConfig, state: WorkerState) -> Moved:
 
 
 def was_dropped(state: WorkerState) -> bool:
-    """Returns whether a periodic save ended without a commit, but no worker was lost.
+    """Returns whether a periodic save was given up, although no worker was lost.
 
-    Every worker then continues training.
+    If so, every worker continues training.
     """
     periodic = state.notice is NoticeKind.PERIODIC
     agreed = state.decision is not None and state.decision.boundary is not None
@@ -327,18 +336,15 @@ def is_given_up(state: WorkerState) -> bool:
 def is_over(state: WorkerState) -> bool:
     """Returns whether the workers have ended the round without this worker.
 
-    True also if the store is lost. The current step or save of the main thread is then
-    of no use.
+    Also True if the store is lost. If True, the current step or save of the main thread
+    is useless.
     """
     has_ended = state.commit is not None and not was_dropped(state)
     return has_ended or state.watch in {WatcherState.EXCLUDED, WatcherState.GONE}
 
 
 def outcome_known(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Ends the round.
-
-    Called once the main thread has saved, and the key `commit` was read.
-    """
+    """Ends the round, after the main thread has saved and the key `commit` was read."""
     match state.commit:
         case CommitKind.TRAIN_ON:
             state, actions = next_round(set_(state, saved_at=state.at))
@@ -358,8 +364,8 @@ def step_failed(
 ) -> Moved:
     """Handles a step that failed because a peer crashed.
 
-    After a preemption notice this worker exits with the outcome LOST. Otherwise the
-    error is raised, because no worker has to exit.
+    After a preemption notice this worker exits with the outcome LOST. Without a notice
+    no worker has to exit, so the error of the step is raised.
     """
     if state.notice not in PREEMPTION:
         state, actions = detached(settings, state, ev.Detached())
@@ -404,7 +410,10 @@ def deadline_passed(
 
 
 def leave(settings: ProtocolConfig, state: WorkerState, outcome: Outcome) -> Moved:
-    """Begins the exit: inserts `bye`; the chief waits for `bye` of every worker."""
+    """Begins the exit: a worker inserts its key `bye`, the chief waits for these keys.
+
+    The chief exits last, because its process hosts the store.
+    """
     state = set_(state, main=MainThreadState.LEAVING, outcome=outcome)
     if state.watch is WatcherState.GONE:
         return ended(state)
@@ -419,7 +428,7 @@ def leave(settings: ProtocolConfig, state: WorkerState, outcome: Outcome) -> Mov
 def byes_over(
     settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent
 ) -> Moved:
-    """Ends the exit: no worker needs the store any more, or the wait has timed out."""
+    """Exits, because no worker needs the store any more, or the wait has timed out."""
     return ended(state)
 
 
@@ -446,7 +455,7 @@ def next_round(state: WorkerState) -> Moved:
 
 
 def gather_counts(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Starts to read the counts of the workers, once per round; on the chief only."""
+    """On the chief: starts to read the counts of the other workers, once per round."""
     if not settings.host or state.counts:
         return state, ()
     assert state.own is not None
@@ -464,9 +473,9 @@ def counts_read(
 
 
 def decide(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Inserts the decision, once every count is known.
+    """On the chief: inserts the decision, if all counts and the notice are known.
 
-    Without a notice, the chief inserts the notice `FINISHED` if every count is final.
+    If there is no notice and every count is final, inserts the notice `FINISHED`.
     """
     counts = state.counts
     if len(counts) < settings.num_workers:
@@ -513,10 +522,14 @@ def notice_exists(
 
 
 def behind(state: WorkerState, round: int, kind: NoticeKind) -> tuple[Action, ...]:
-    """Inserts this machine's notice into a later round, if needed.
+    """Inserts this machine's notice into the next round, behind an older notice.
 
-    Not needed if the notice of this round also ends the process, or is of the same
-    kind.
+    Not needed if the older notice also ends the process, or is of the same kind.
+
+    Args:
+        state: state of this worker.
+        round: round of the older notice.
+        kind: kind of the older notice.
     """
     covered = kind in {NoticeKind.FINAL, NoticeKind.FINISHED, state.held}
     if covered or state.held is None:

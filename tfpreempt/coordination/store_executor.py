@@ -1,8 +1,9 @@
 """Executes the coordinator's reads and writes of the store, and its alarms.
 
-The coordinator itself never blocks: a `StoreExecutor` runs blocking calls in daemon
-threads, and calls the coordinator back with the results. The threads are never joined:
-a read of a missing key cannot be cancelled, and must not delay the exit of the process.
+A `StoreExecutor` makes blocking calls in daemon threads, and passes the results to
+functions of the coordinator, so the coordinator never blocks. Nothing waits for the end
+of these threads, because a read of a missing key cannot be cancelled, and must not
+delay the exit of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tfpreempt.errors import CoordinationServiceUnavailableError, KeyExistsError
 log = logging.getLogger(__name__)
 
 FEWEST_WALKS = 8
-"""Smallest number of threads that read many keys; each thread reads a share."""
+"""Smallest number of threads that read many keys; each thread reads some of them."""
 
 OnValue = Callable[[str], None]
 
@@ -34,14 +35,15 @@ OnValue = Callable[[str], None]
 class StoreExecutor:
     """Asynchronous access to a key-value store, and alarms.
 
-    Any thread may call the methods. Callbacks run on threads of the executor.
+    An alarm is the call of a function at a given time. Any thread may call the methods.
+    The functions passed to the methods are called on threads of the executor.
 
     Args:
         store: key-value store of the workers.
         clock: time source for alarms.
         on_gone: function called when the store cannot be reached; may be called several
             times.
-        deaths_every: seconds between two queries for crashed workers.
+        deaths_every: seconds between two requests for the list of crashed workers.
     """
 
     store: KeyValueStore
@@ -62,9 +64,9 @@ class StoreExecutor:
         ManagedThread("tfpreempt-alarms", self._ring).start()
 
     def stop(self) -> None:
-        """Ends the threads, once their blocking reads return. For tests.
+        """Ends the threads when their blocking reads have returned. For tests.
 
-        A training process has one executor until the process ends. A test run creates
+        A training process keeps one executor until it ends. A test run creates
         thousands of executors in one process (see `new_process`), and the kernel limits
         the number of threads.
         """
@@ -75,16 +77,19 @@ class StoreExecutor:
             self._alarm_set.notify_all()
 
     def get(self, key: str, then: OnValue) -> None:
-        """Calls `then` with the value of a key, once the key is inserted.
+        """Calls `then` with the value of a key, when the key has been inserted.
 
         A single thread executes the reads of all calls, one after the other.
         """
         self._reads.put(lambda: then(self.store.get(key)))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        """Calls `then` with the index and value of each key, once the key is inserted.
+        """Calls `then` for each key, when the key has been inserted.
 
-        Several threads read, so the calls are in no fixed order.
+        Args:
+            keys: names of the keys.
+            then: function called with the index of a key in `keys`, and the key's
+                value; called on several threads, in no fixed order.
         """
 
         def read(i: int) -> None:
@@ -99,8 +104,8 @@ class StoreExecutor:
     def insert(self, key: str, value: str, then: OnValue) -> None:
         """Inserts a key, and calls `then` with the value of the key in the store.
 
-        The store has `value`, unless the key was inserted before. Inserts take effect
-        in the order of the calls.
+        The value in the store is not `value` if the key was inserted before. Inserts
+        take effect in the order of the calls.
         """
 
         def write() -> None:
@@ -114,13 +119,18 @@ class StoreExecutor:
         self._writes.put(write)
 
     def delete(self, key: str) -> None:
-        """Deletes a key and every key below, after the inserts requested before."""
+        """Deletes a key, and all keys whose names begin with `key/`.
+
+        Earlier calls of `insert` take effect before.
+        """
         self._writes.put(functools.partial(self.store.delete, key))
 
     def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Calls a function at a monotonic time, on the alarm thread.
+        """Calls a function at a time, on the alarm thread.
 
-        The function must not block.
+        Args:
+            when: time on the monotonic clock.
+            call: function to call; it must not block.
         """
         with self._alarm_set:
             heapq.heappush(self._alarms, (when, next(self._numbers), call))
@@ -129,9 +139,11 @@ class StoreExecutor:
     def watch_deaths(
         self, until: threading.Event, then: Callable[[frozenset[int]], None]
     ) -> None:
-        """Asks the store for crashed workers repeatedly, until `until` is set.
+        """Asks the store for the crashed workers, every `deaths_every` seconds.
 
-        `then` is called with the crashed workers, if there are any.
+        Args:
+            until: event that ends the requests.
+            then: function called with the crashed workers, if there are any.
         """
 
         def ask() -> None:
@@ -146,16 +158,16 @@ class StoreExecutor:
         )
 
     def watch_store(self, key: str, until: threading.Event, interval: float) -> None:
-        """Treats the store as lost if it stops responding, until `until` is set.
+        """Checks repeatedly that the store responds; if not, reports the store as lost.
 
-        A blocking read detects neither a frozen host nor a broken network. So the same
-        key is inserted repeatedly: an error for the existing key is a response too. The
-        thread does not hold the GIL during its wait for the response.
+        A blocking read detects neither a frozen host nor a broken network. So this
+        method inserts the same key repeatedly: the error that the key exists is a
+        response, too. The thread does not hold the GIL while it waits for the response.
 
         Args:
-            key: key of this worker.
+            key: name of a key that only this worker inserts.
             until: event that ends the checks.
-            interval: seconds between two inserts, and the timeout of a response.
+            interval: seconds between two inserts; also the timeout for a response.
         """
         answered = threading.Event()
 
@@ -174,7 +186,7 @@ class StoreExecutor:
         self.call_at(self.clock.monotonic() + interval, look)
 
     def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Runs jobs; reports a lost store, or a bug in a job, to the coordinator."""
+        """Runs jobs; calls `on_gone` if a job finds the store lost, or has a bug."""
         for job in jobs:
             try:
                 job()
@@ -211,23 +223,24 @@ class StoreExecutor:
 def reader_thread_count(keys: int) -> int:
     """Returns the number of threads to read `keys` keys.
 
-    The number is at least `FEWEST_WALKS`, but no more than `keys`. For many keys the
-    number is the square root of `keys`, so a thread reads about as many keys as there
-    are threads. After the last insert, the last key is then read within a few dozen
-    round trips, even with thousands of keys.
+    The number is the square root of `keys`, but at least `FEWEST_WALKS`, and no more
+    than `keys`. So with many keys, each thread reads about as many keys as there are
+    threads. Even with thousands of keys, all keys are read within a few dozen round
+    trips after the last insert.
     """
     return min(keys, max(FEWEST_WALKS, math.isqrt(keys)))
 
 
 def call_and_wait(ask: Callable[[OnValue], None], wait: float) -> str | None:
-    """Waits for the result of an asynchronous call.
+    """Starts an asynchronous call, and waits for its result.
 
     Args:
-        ask: function that starts the call; its argument is the callback for the result.
+        ask: function that starts the call. Its argument is a function, which the call
+            must call with the result.
         wait: seconds to wait.
 
     Returns:
-        The value given to the callback; None if there is no value after `wait` seconds.
+        The result; None if there is no result after `wait` seconds.
     """
     given: queue.SimpleQueue[str] = queue.SimpleQueue()
     ask(given.put)

@@ -12,25 +12,26 @@ from tfpreempt.platforms.config import ConfigOptions, TerminationConfig
 
 INTERRUPTION_SECONDS = 120.0
 SHUTDOWN_SECONDS = 30.0
-"""Longest time left after SIGTERM, which comes with the shutdown after the notice."""
+"""Longest time that is left after SIGTERM, which the shutdown sends at the end of the
+two minutes."""
 
 
 class AwsSpotTerminationConfig(TerminationConfig):
     """Config of an EC2 Spot instance.
 
-    The instance may be interrupted, or terminated by its Auto Scaling group.
-
-    Exits with code 143. The grace period of a termination by Auto Scaling is unknown,
-    so the step is committed at once.
+    Notices are the interruption of the instance, its termination by its Auto Scaling
+    group, and SIGTERM. The grace period of a termination by the group is unknown, so
+    the step is committed at once. The process exits with code 143.
 
     Args:
         grace_period: seconds from the interruption notice until the instance is
-            terminated. 5 s are subtracted, because the service is polled every 5 s.
+            terminated. tfpreempt subtracts 5 s, because it polls the service every 5 s.
             After SIGTERM the grace period is at most 30 s.
-        rebalance: whether a rebalance recommendation is a notice, too. It comes early,
-            without a time, and sometimes no interruption follows. The step is
-            committed, and the process exits at once, to be started on a machine with
-            less risk. Recommendations from before the handler was created are ignored.
+        rebalance: whether a rebalance recommendation is a notice, too. It comes early
+            and without a time, and sometimes no interruption follows. tfpreempt commits
+            the step and exits at once, so that the job can be restarted on an instance
+            with a lower risk. Recommendations from before the creation of the handler
+            are ignored.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -53,6 +54,6 @@ class AwsSpotTerminationConfig(TerminationConfig):
             self._graces["rebalance"] = None
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources of the base class, and a source per topic."""
+        """Returns the sources of the base class, and a source for each topic."""
         found = AwsWatch(self._graces).watched_sources(self._graces)
         return (*super()._notice_sources(), *found)

@@ -19,24 +19,28 @@ _logger = logging.getLogger(__name__)
 PREEMPT = "Preempt"
 PREEMPT_SECONDS = 30.0
 PLANNED_SECONDS = 300.0
-"""Shortest time of the other events: Terminate 5 to 15 min, Redeploy 10, Reboot 15.
+"""Shortest time from the notice of an event that is no preemption to the event:
+Terminate 5 to 15 min, Redeploy 10 min, Reboot 15 min.
 """
 
 
 class AzureTerminationConfig(TerminationConfig):
-    """Config of an Azure VM: a Spot VM, or a VM with maintenance. Exits with code 143.
+    """Config of an Azure VM, Spot or not, with its Scheduled Events.
+
+    The process exits with code 143.
 
     Args:
         grace_period: seconds from the notice of a preemption, or from SIGTERM, until
             the VM is taken away.
-        planned_grace_period: seconds from the notice of an event of another kind. (For
-            Terminate, a VM can be configured with 300 to 900 s.)
+        planned_grace_period: seconds from the notice of an event of another kind until
+            the event. (For Terminate, a VM can be configured with 300 to 900 s.)
         kinds: kinds of events that are notices: any of Preempt, Terminate, Reboot,
             Redeploy and Freeze.
         acknowledge: whether to acknowledge the event after the commit, so that Azure
-            need not wait longer. The worker on the machine that the event names first
-            does so for all machines, while exiting. The event may then start while
-            other workers are still exiting; the commit is complete by then.
+            starts the event at once, not at the announced time. An exiting worker sends
+            the acknowledgement for all machines, if the event names its machine first.
+            The event may start while other workers are still exiting, but the commit is
+            complete by then.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -61,14 +65,18 @@ class AzureTerminationConfig(TerminationConfig):
         self._acknowledges = acknowledge
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources of the base class, and a source per kind of event."""
+        """Returns the sources of the base class, and a source for each kind."""
         found = AzureWatch(self._graces).watched_sources(self._graces)
         return (*super()._notice_sources(), *found)
 
     def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Exits; before, acknowledges the events if configured, and if committed."""
+        """Exits; before, acknowledges the events if a commit was made.
+
+        Events are acknowledged only if `acknowledge` is True. The arguments are those
+        of the base class.
+        """
         try:
             super()._exit(committed, cluster, mirrored=mirrored)
         except SystemExit:

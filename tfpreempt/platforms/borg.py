@@ -1,4 +1,4 @@
-"""Borg-like platforms with TPUs: the coordinator exits after its workers."""
+"""Borg-like platforms with TPUs: the coordinator exits after the TPU workers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ POLL_SECONDS = 0.5
 class BorgTpuTerminationConfig(BorgTerminationConfig):
     """Config of a TPU coordinator: exits with code 42 when the TPU workers have ended.
 
-    A coordinator is restarted immediately. If it exited before the workers had ended,
-    the restarted coordinator would connect to workers that are about to be taken away.
+    The platform restarts the coordinator immediately. If the coordinator exited before
+    the workers had ended, the restarted coordinator would connect to workers that are
+    about to be taken away.
 
     Args:
-        has_workers: function returning true while TPU workers are running; called every
-            half second on a separate thread. If the function raises an error, the
-            workers are assumed to have ended. The function may also block until the
-            workers have ended. None: the exit does not wait.
-        wait_limit: timeout of the wait in seconds; afterwards the coordinator exits.
+        has_workers: function that returns true while TPU workers are running. Before
+            the exit, a separate thread calls the function every half second. If it
+            raises an error, the workers are assumed to have ended. The function may
+            also block until the workers have ended. None: the exit does not wait.
+        wait_limit: maximum seconds that the exit waits for the workers.
         grace_period: grace period, as in `TerminationConfig`.
         **options: further arguments of `TerminationConfig`.
 
@@ -56,7 +57,10 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
     def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Waits until the TPU workers have ended, with a timeout, and exits."""
+        """Waits until the TPU workers have ended, at most `wait_limit`, and exits.
+
+        The arguments are those of the base class.
+        """
         if self._has_workers is not None:
             self._wait(self._has_workers)
         super()._exit(committed, cluster, mirrored=mirrored)

@@ -1,7 +1,7 @@
 """TerminationConfig: which notices are watched, the grace period, and how to exit.
 
-A platform is a subclass with other defaults; the handler has no code for a single
-platform.
+Each platform has a subclass with other defaults, so the handler needs no code for a
+particular platform.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
 SourceMaker = Callable[[], NoticeSource | NoticeSourceConfig]
 
 FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
-"""Arguments whose names are those of TensorFlow's config."""
+"""Arguments that TensorFlow's TerminationConfig has, too."""
 
 
 class ConfigOptions(TypedDict, total=False):
-    """Types of the keyword arguments of `TerminationConfig`; documented there.
+    """Types of the keyword arguments of `TerminationConfig`; see its documentation.
 
-    `grace_period` is not included, because its default depends on the platform.
+    `grace_period` is not included, because each subclass defines its own default.
     """
 
     termination_watcher_fn: Callable[[], object] | None
@@ -56,28 +56,30 @@ class TerminationConfig:
     Args:
         termination_watcher_fn: function called every second on a separate thread;
             returns True if the machine is about to be terminated. If the function
-            raises an error, the error is logged, and the call is retried.
-        exit_fn: function that exits the process, usually `lambda: sys.exit(CODE)`.
-            Called on the main thread; or on another thread, if the running step did not
+            raises an error, the error is logged, and the function is called again.
+        exit_fn: function that exits the process, usually `lambda: sys.exit(CODE)`. It
+            is called on the main thread; on another thread if the running step did not
             end before the deadline. If the function returns, training continues. None:
             `sys.exit(exit_code)`.
         grace_period: seconds, or a timedelta, from a notice until the machine is
             terminated. None or 0: unknown; the step is committed at once.
-        save_fn: function that saves instead of tfpreempt, on every worker. If the
-            function returns the path of the checkpoint, tfpreempt adds a manifest.
+        save_fn: function that writes the checkpoint on every worker; tfpreempt then
+            writes none. If the function returns the path of its checkpoint, tfpreempt
+            adds a manifest file with checksums.
         signals: signals to watch, by name or number.
         notice_file: path of a file whose appearance is a notice; by default the value
             of the environment variable TFPREEMPT_NOTICE_FILE, if set.
-        sources: further sources of notices: results of `gce_source`, `aws_source` or
-            `azure_source` in `tfpreempt.notice`; or functions that return a
-            `tfpreempt.notice.NoticeSource`, to which the config's grace period applies,
-            or a `NoticeSourceConfig`. The functions are called for every handler with
-            this config.
-        uncommitted_exit_code: exit code if a preemption could not commit, instead of
-            `exit_fn` and `exit_code`; None: no special exit code.
+        sources: further sources of notices. Each item is a result of `gce_source`,
+            `aws_source` or `azure_source` in `tfpreempt.notice`, or a function without
+            arguments. The function returns a `tfpreempt.notice.NoticeSourceConfig`, or
+            a `tfpreempt.notice.NoticeSource`; for a NoticeSource the `grace_period` of
+            this config applies. Each handler with this config calls the functions
+            again.
+        uncommitted_exit_code: exit code if no commit could be made at a preemption; it
+            replaces `exit_fn` and `exit_code`. None: no special exit code.
         mirror_incomplete_exit_code: exit code if the commit could not be uploaded to
-            `mirror_dir` in time, instead of `exit_fn` and `exit_code`; None: no special
-            exit code.
+            `mirror_dir` in time; it replaces `exit_fn` and `exit_code`. None: no
+            special exit code.
 
     Attributes:
         termination_watcher_fn: the argument of the same name.
@@ -91,7 +93,8 @@ class TerminationConfig:
     """
 
     exit_code: ClassVar[int] = 143
-    """Restart code: 128 + SIGTERM, the exit code of a process killed by SIGTERM."""
+    """Exit code that requests a restart. 143 is 128 + SIGTERM: the code of a process
+    that SIGTERM has killed."""
 
     def __init__(
         self,
@@ -141,19 +144,19 @@ class TerminationConfig:
         super().__setattr__(name, value)
 
     def _shield_children(self) -> None:
-        """Keeps future children of multiprocessing alive after the watched signals."""
+        """Makes future children of multiprocessing survive the watched signals."""
         for signum, _ in self._signals:
             guard_children(signum)
 
     def _signal_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns new sources for the signals; other sources are not included."""
+        """Returns a new source for each watched signal; no other sources."""
         return tuple(
             NoticeSourceConfig(SignalSource(signum), grace)
             for signum, grace in self._signals
         )
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns new sources for everything that the config watches."""
+        """Returns new sources for all that the config watches, signals included."""
         found: list[NoticeSource | NoticeSourceConfig] = [*self._signal_sources()]
         if self.termination_watcher_fn is not None:
             found.append(CallableSource(self.termination_watcher_fn))
@@ -168,18 +171,19 @@ class TerminationConfig:
         )
 
     def _source_finder(self) -> FindSources | None:
-        """Returns a function finding more sources; None if there are no more.
+        """Returns a function that searches further sources; None if there are none.
 
         The returned function may take seconds, and may be called on any thread.
         """
         return None
 
     def _exit_code_for(self, committed: bool, mirrored: bool = True) -> int | None:
-        """Returns the exit code of `_exit`; None if `exit_fn` decides.
+        """Returns the exit code that `_exit` uses; None if `exit_fn` chooses the code.
 
         Args:
-            committed: whether this preemption made a commit.
-            mirrored: whether the newest commit, if any, is in `mirror_dir`.
+            committed: whether a commit was made at this preemption.
+            mirrored: whether the newest commit was uploaded to `mirror_dir`; True
+                without a mirror.
         """
         if not committed and self._uncommitted_exit_code is not None:
             return self._uncommitted_exit_code
@@ -193,12 +197,13 @@ class TerminationConfig:
         """Exits the process.
 
         Args:
-            committed: whether this preemption made a commit.
-            cluster: the workers, and the index of this worker.
-            mirrored: whether the newest commit, if any, is in `mirror_dir`.
+            committed: whether a commit was made at this preemption.
+            cluster: the workers of the run, and the index of this worker.
+            mirrored: whether the newest commit was uploaded to `mirror_dir`; True
+                without a mirror.
 
         Raises:
-            SystemExit: unless an `exit_fn` returns.
+            SystemExit: always, except if an `exit_fn` returns.
         """
         code = self._exit_code_for(committed, mirrored)
         if code is None and self.exit_fn is not None:
@@ -214,8 +219,8 @@ class TerminationConfig:
         return f"{type(self).__name__}({details})"
 
     def _watch_text(self) -> str:
-        # Use a copy without `sources`: a call of the user's functions may have side
-        # effects.
+        # Use a copy without `sources`, because a call of the user's functions may have
+        # side effects.
         probe = copy.copy(self)
         probe._sources = ()
         texts = []
@@ -242,7 +247,7 @@ class TerminationConfig:
 
 
 class GenericTerminationConfig(TerminationConfig):
-    """Config of a platform that restarts a process after the exit code 143."""
+    """Config of a platform that restarts a process after exit code 143."""
 
 
 class BorgTerminationConfig(TerminationConfig):
@@ -252,7 +257,12 @@ class BorgTerminationConfig(TerminationConfig):
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Raises ConfigurationError unless the value is a function or None."""
+    """Raises ConfigurationError unless the value is a function or None.
+
+    Args:
+        name: name of the user's argument, for the error message.
+        value: value of the user's argument.
+    """
     if value is not None and not callable(value):
         raise ConfigurationError(
             f"{name} is {value!r}, which is not callable; expected a function or None"
@@ -260,12 +270,12 @@ def check_callable(name: str, value: Any) -> None:
 
 
 def check_code(name: str, code: Any, restart_code: int | None) -> None:
-    """Raises ConfigurationError unless `code` is valid and not `restart_code`.
+    """Raises ConfigurationError unless `code` is valid and differs from `restart_code`.
 
     Args:
-        name: name of the argument, for the message.
+        name: name of the user's argument, for the error message.
         code: exit code to check; valid are 1 to 255.
-        restart_code: exit code after a commit; None: any code is allowed.
+        restart_code: exit code after a commit; None if unknown.
     """
     whole = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
     if not whole or code == restart_code:

@@ -46,9 +46,9 @@ VARIANTS: Mapping[str, type[TerminationConfig]] = {
     "borg-tpu": BorgTpuTerminationConfig,
 }
 
-# A platform is detected if one of its variables is set. A scheduler takes precedence
-# over the machine's cloud, because the scheduler restarts the job, and needs the right
-# exit code.
+# A platform is detected if one of its variables is set; earlier rows take precedence. A
+# scheduler takes precedence over the machine's cloud, because the scheduler restarts
+# the job, and decides by the exit code.
 _BY_VARIABLE: Mapping[str, tuple[str, ...]] = {
     "slurm": ("SLURM_JOB_ID",),
     "vertex-ai": ("CLOUD_ML_PROJECT_ID", "CLOUD_ML_JOB_ID"),
@@ -72,9 +72,9 @@ class Platform:
     Attributes:
         name: name of the platform; a value that TFPREEMPT_PLATFORM accepts.
         config_class: the TerminationConfig class of the platform.
-        evidence: reasons for the result, as text for messages.
-        cloud: cloud of the machine, by files or the metadata server: "gce", "aws" or
-            "azure"; None if unknown.
+        evidence: facts that led to the result, as texts for messages.
+        cloud: cloud of the machine, as shown by files or the metadata server: "gce",
+            "aws" or "azure"; None if unknown.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Platform:
     cloud: str | None = None
 
     def termination_config(self, **options: Any) -> TerminationConfig:
-        """Returns a TerminationConfig for the platform.
+        """Returns a new TerminationConfig for the platform.
 
         Args:
             **options: keyword arguments of `config_class`.
@@ -103,17 +103,17 @@ def detect_platform(
 ) -> Platform:
     """Detects the platform on which this program runs.
 
-    First reads environment variables and files. If these are not sufficient, contacts
-    metadata servers in parallel, for at most `limit_seconds`. If the files show that
-    the machine is not in a known cloud, a server is contacted only if a variable such
-    as GCE_METADATA_HOST has its address. TFPREEMPT_PLATFORM overrides the detection.
-    TensorFlow is not imported.
+    The function first reads environment variables and files. If these do not show the
+    platform, the function contacts the metadata servers in parallel. If the files show
+    that the machine is in no known cloud, the function contacts only servers whose
+    address is in a variable such as GCE_METADATA_HOST. TFPREEMPT_PLATFORM overrides the
+    detection. TensorFlow is not imported.
 
     Args:
-        environment: environment variables; by default the process's.
-        root: directory that contains `sys`.
-        probes: functions that contact the servers, by cloud.
-        limit_seconds: time limit for the servers together.
+        environment: environment variables; by default os.environ.
+        root: directory that contains `sys`; for tests.
+        probes: for each cloud, the function that contacts its metadata server.
+        limit_seconds: timeout for all servers together.
 
     Returns:
         The platform; "generic" if nothing was detected.
@@ -129,12 +129,13 @@ def detect_platform(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFindings:
-    """Facts from the environment variables and the files of this machine.
+    """The result of reading the environment variables and the files of this machine.
 
     Attributes:
         environment: the environment variables.
         machine: facts from the files.
-        platform: platform by a variable; None if no such variable is set.
+        platform: platform shown by an environment variable; None if no variable shows a
+            platform.
         to_ask: clouds whose metadata servers should be contacted.
     """
 
@@ -150,8 +151,8 @@ def read_local(
     """Reads the variables and files that show the platform; takes milliseconds.
 
     Args:
-        environment: environment variables; by default the process's.
-        root: directory that contains `sys`.
+        environment: environment variables; by default os.environ.
+        root: directory that contains `sys`; for tests.
 
     Raises:
         ConfigurationError: TFPREEMPT_PLATFORM is set to an unknown name.
@@ -208,16 +209,16 @@ def find_cloud(
     probes: Mapping[str, metadata_probe.Probe],
     limit_seconds: float,
 ) -> Platform:
-    """Contacts the metadata servers in `found.to_ask`, to find the cloud.
+    """Contacts the metadata servers in `found.to_ask`, to find the machine's cloud.
 
     Args:
-        found: facts from variables and files.
-        probes: functions that contact the servers, by cloud.
-        limit_seconds: time limit for the servers together.
+        found: result of `read_local`.
+        probes: for each cloud, the function that contacts its metadata server.
+        limit_seconds: timeout for all servers together.
 
     Returns:
-        The platform of the cloud, even if a variable shows another platform; "generic"
-        if no cloud was found.
+        The platform of the cloud, even if a variable shows a scheduler; "generic" if
+        no cloud was found.
     """
     machine = found.machine
     asked = {name: probes[name] for name in found.to_ask if name in probes}
@@ -242,10 +243,10 @@ def find_cloud(
 
 
 def read_machine(root: Path = Path("/")) -> DetectedMachine:
-    """Reads files in /sys that show the cloud and GPUs; skips unreadable files.
+    """Reads files in /sys that show the cloud and the GPUs; skips unreadable files.
 
     Args:
-        root: directory that contains `sys`; tests pass another directory.
+        root: directory that contains `sys`; for tests.
     """
     checks = (
         ("gce", "product_name", lambda text: text.startswith("Google")),

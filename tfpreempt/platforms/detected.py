@@ -1,4 +1,4 @@
-"""The config if the user passes none, or TensorFlow's config."""
+"""The config that is used if the user passes none, or passes TensorFlow's config."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tfpreempt.platforms.detect import (
 _logger = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 2.0
-"""Timeout for a metadata server. A busy server answers within 1 s; training does not
-wait."""
+"""Timeout for the metadata servers. Even a busy server answers within 1 s. Training is
+not blocked meanwhile."""
 
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
-"""Platforms whose jobs may also receive the notices of the machine's cloud."""
+"""Platforms for which the notices of the machine's cloud are watched, too."""
 
 
 def resolve_config(
@@ -40,16 +40,18 @@ def resolve_config(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> TerminationConfig:
-    """Returns the TerminationConfig for the argument `termination_config`.
+    """Returns the TerminationConfig for the user's argument `termination_config`.
 
-    Contacts no metadata server; the function returned by `_source_finder` does.
+    The function contacts no metadata server. If servers should be contacted, the
+    config's `_source_finder` returns a function that does so.
 
     Args:
-        value: a TerminationConfig, which is returned unchanged; or None, or a
+        value: the user's argument. A TerminationConfig is returned unchanged. For None
+            the platform is detected. For a
             `tf.distribute.experimental.TerminationConfig` (recognized by its four
-            attributes), for which the platform is detected.
-        environment: environment variables, see `detect_platform`.
-        root: directory that contains `sys`, see `detect_platform`.
+            attributes) the platform is detected, too, and its arguments are used.
+        environment: environment variables; by default os.environ.
+        root: directory that contains `sys`; for tests.
 
     Raises:
         ConfigurationError: the value has another type, or a variable cannot work.
@@ -69,7 +71,7 @@ def resolve_config(
     options = {name: each for name, each in given.items() if each is not None}
     found = read_local(environment, root)
     platform = found.platform
-    # The machine is in a cloud, or a metadata server may show that it is.
+    # True if the machine is in a cloud, or if a metadata server may show that it is.
     may_be_cloud = found.machine.cloud is not None or bool(found.to_ask)
     if may_be_cloud and (platform is None or platform.name in SCHEDULERS):
         detected = DetectedTerminationConfig(found, **options)
@@ -89,17 +91,18 @@ def resolve_config(
 class DetectedTerminationConfig(TerminationConfig):
     """Config of a machine that is in a cloud, or may be in a cloud.
 
-    Which notices the cloud gives is found out later, by the metadata server.
+    SIGTERM is watched from the start. Later a thread asks the metadata server for the
+    kind of machine, and adds the sources of the cloud's notices.
 
-    Exits with code 143, after which all clouds, and the supported schedulers, restart
-    the program. After SIGTERM the grace period of the scheduler is used. Without a
-    scheduler it is unknown, because SIGTERM may come from a shutdown, a container
-    engine or a user.
+    The process exits with code 143, after which all clouds, and the supported
+    schedulers, restart the program. After SIGTERM the grace period of the scheduler is
+    used. Without a scheduler the grace period after SIGTERM is unknown, because the
+    signal may come from a shutdown, a container engine or a user.
 
     Args:
-        found: facts from variables and files of this machine.
-        **options: the four arguments of TensorFlow's config. `grace_period` is also an
-            upper limit for the grace periods of the cloud's notices.
+        found: result of `read_local`.
+        **options: arguments of TensorFlow's config. `grace_period` is also an upper
+            limit for the grace periods of the cloud's notices.
 
     Raises:
         ConfigurationError: an argument or a variable cannot work.
@@ -163,13 +166,13 @@ def _log_platform(
     *,
     asks: bool = False,
 ) -> None:
-    """Logs a line about the platform; a second line may follow.
+    """Logs a line with the platform, the evidence and the watched sources.
 
     Args:
         name: name of the platform.
         evidence: facts that show the platform.
         sources: the watched sources of notices.
-        asks: whether metadata servers are about to be asked.
+        asks: whether metadata servers will be asked; a second line may follow.
     """
     texts = [
         f"{each.source.name} ({each.grace_seconds:g} s)"
@@ -184,5 +187,5 @@ def _log_platform(
 
 @functools.cache
 def _log_once(text: str, level: int = logging.INFO) -> None:
-    """Logs a line only once in this process, which may have several handlers."""
+    """Logs a line once per process, even if the program creates several handlers."""
     _logger.log(level, text)

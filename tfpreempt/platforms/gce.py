@@ -14,14 +14,14 @@ from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.platforms.config import ConfigOptions, TerminationConfig
 
 SHUTDOWN_SECONDS = 30.0
-"""Longest time that the ACPI soft-off leaves after SIGTERM or a preemption notice."""
+"""Longest time from SIGTERM to the end of the VM, which ACPI soft-off shuts down."""
 
 
 class GceTerminationConfig(TerminationConfig):
-    """Base class of the configs for GCE machines; use a subclass. Exits with code 143.
+    """Base class of the configs for GCE machines; use a subclass.
 
-    Watches entries of the metadata server (topics), each with its own grace period.
-    Also watches SIGTERM, which is sent at the shutdown.
+    Notices are entries of the metadata server (topics), each with a separate grace
+    period, and SIGTERM, which the shutdown sends. The process exits with code 143.
 
     Args:
         grace_period: seconds from the notice of a preemption: 30, or 120 if the VM is
@@ -29,11 +29,12 @@ class GceTerminationConfig(TerminationConfig):
             most 30 s.
         maintenance_grace_period: seconds from the notice of a maintenance that ends the
             VM; None: the default of the subclass.
-        graceful_shutdown_period: seconds of the graceful shutdown with which the VM is
-            configured. `stop-state` is then polled every 5 s, so 5 s are subtracted.
-            None: the VM has no graceful shutdown.
-        upcoming_maintenance_period: so many seconds before its window, an announced
-            maintenance is a notice; the grace period is the remaining time until the
+        graceful_shutdown_period: duration in seconds of the graceful shutdown that is
+            configured for the VM. If given, the entry `stop-state` is polled every 5 s,
+            so 5 s are subtracted from the grace period. None: the VM has no graceful
+            shutdown.
+        upcoming_maintenance_period: seconds from the notice of an announced maintenance
+            to the start of its window. The grace period is the remaining time until the
             window. (On TPUs, a maintenance is announced up to 7 days ahead.) None:
             announcements are not watched.
         **options: further arguments of `TerminationConfig`.
@@ -43,7 +44,8 @@ class GceTerminationConfig(TerminationConfig):
     """
 
     maintenance_seconds: ClassVar[float | None] = None
-    """Seconds from `maintenance-event` to the end of the VM; None: not watched."""
+    """Seconds from a notice of `maintenance-event` to the end of the VM; None: the entry
+    is not watched."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class GceTerminationConfig(TerminationConfig):
             )
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources of the base class, and a source per topic."""
+        """Returns the sources of the base class, and a source for each topic."""
         watch = GceWatch(self._graces, maintenance_lead_seconds=self._lead)
         return (*super()._notice_sources(), *watch.watched_sources(self._graces))
 
@@ -97,8 +99,9 @@ class GceCpuTerminationConfig(GceTerminationConfig):
 class GceGpuTerminationConfig(GceTerminationConfig):
     """Config of a VM with GPUs: a maintenance is announced one hour ahead.
 
-    A VM with GPUs cannot migrate. After the notice the step is committed at once, and
-    training continues; a second commit follows at the end of the hour.
+    A VM with GPUs cannot migrate, so a maintenance ends the VM. After the notice the
+    step is committed at once, and training continues. A second commit is made shortly
+    before the hour is over.
     """
 
     maintenance_seconds: ClassVar[float | None] = 3600.0
@@ -111,8 +114,9 @@ class GceTpuTerminationConfig(GceTerminationConfig):
 
 
 class GceSpotTerminationConfig(GceTerminationConfig):
-    """Config of a Spot or preemptible VM: 30 s of notice, or 120 s if so configured.
+    """Config of a Spot or preemptible VM.
 
-    A maintenance preempts these VMs, so `maintenance-event` is watched only if
-    `maintenance_grace_period` is given.
+    A preemption is announced 30 s ahead, or 120 s if the VM is configured so. At a
+    maintenance these VMs are preempted, so the entry `maintenance-event` is watched
+    only if `maintenance_grace_period` is given.
     """

@@ -16,12 +16,13 @@ GRACE_VARIABLE = "TFPREEMPT_GRACE_PERIOD"
 class KubernetesTerminationConfig(TerminationConfig):
     """Config of a pod that is evicted, drained, preempted or deleted.
 
-    Exits with code 143.
+    The process exits with code 143.
 
-    A pod cannot read its `terminationGracePeriodSeconds`, so repeat the value in the
-    variable TFPREEMPT_GRACE_PERIOD of the pod's specification. A preStop hook may
-    create the notice file (`notice_file`, or TFPREEMPT_NOTICE_FILE), which is a notice
-    like SIGTERM. The duration of the hook is part of the grace period.
+    A program cannot read the `terminationGracePeriodSeconds` of its pod, so repeat the
+    value in the environment variable TFPREEMPT_GRACE_PERIOD of the pod's specification.
+    A preStop hook may create the notice file (`notice_file`, or TFPREEMPT_NOTICE_FILE),
+    which is a notice like SIGTERM. The time that the hook takes is part of the grace
+    period.
 
     Args:
         grace_period: seconds from SIGTERM to SIGKILL; by default the value of

@@ -25,10 +25,10 @@ class DetectedMachine:
 
     Attributes:
         cloud: "gce", "aws" or "azure"; None if unknown.
-        evidence: reasons for the result, as text for messages.
-        kinds: kinds of the machine: any of "tpu", "spot" and "gpu".
-        is_identified: whether the files show who made the machine, a cloud or another
-            maker.
+        evidence: facts that show the cloud and the kinds, as texts for messages.
+        kinds: properties of the machine: any of "tpu", "spot" and "gpu".
+        is_identified: whether the files name the maker of the machine, a cloud or
+            a manufacturer. If so, the machine is in no other cloud.
     """
 
     cloud: str | None = None
@@ -38,12 +38,13 @@ class DetectedMachine:
 
 
 Probe = Callable[[Mapping[str, str], float], DetectedMachine | None]
-"""Requests one cloud's metadata server. Takes the environment and a timeout in seconds;
-returns None on any other cloud."""
+"""Function that contacts the metadata server of one cloud. It takes the environment
+variables and a timeout in seconds, and returns None if the server is no metadata server
+of that cloud."""
 
 
 def probe_gce(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
-    """Requests the instance's entries from GCE's metadata server."""
+    """Contacts GCE's metadata server: requests the entries of the instance."""
     base = gce.metadata_url(environment)
     answer = MetadataSession(base).request(
         f"{gce.ROOT}{gce.DIRECTORY}?recursive=true&alt=json",
@@ -70,7 +71,7 @@ def probe_gce(environment: Mapping[str, str], limit: float) -> DetectedMachine |
 
 
 def probe_aws(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
-    """Requests a token from EC2's metadata service."""
+    """Contacts EC2's metadata service: requests a token."""
     base = aws.metadata_url(environment)
     answer = MetadataSession(base).request(
         aws.TOKEN_TARGET, method="PUT", headers={aws.TTL_HEADER: "60"}, seconds=limit
@@ -81,7 +82,7 @@ def probe_aws(environment: Mapping[str, str], limit: float) -> DetectedMachine |
 
 
 def probe_azure(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
-    """Requests the machine's name from Azure's metadata service."""
+    """Contacts Azure's metadata service: requests the name of the machine."""
     base = azure.metadata_url(environment)
     answer = MetadataSession(base).request(
         azure.NAME_TARGET, headers=azure.HEADERS, seconds=limit
@@ -93,7 +94,7 @@ def probe_azure(environment: Mapping[str, str], limit: float) -> DetectedMachine
 
 
 def is_excluded(cloud: str, environment: Mapping[str, str]) -> bool:
-    """Whether the environment forbids requests to a cloud's metadata server."""
+    """Returns whether a variable forbids requests to a cloud's metadata server."""
     checks = {"gce": gce.is_excluded, "aws": aws.is_excluded}
     return cloud in checks and checks[cloud](environment)
 
@@ -103,16 +104,16 @@ ADDRESS_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "aws": (aws.ENDPOINT_VARIABLE,),
     "azure": (azure.HOST_VARIABLE,),
 }
-"""Variables that hold the address of a cloud's metadata server."""
+"""For each cloud: environment variables with the address of its metadata server."""
 
 
 def named_addresses(
     clouds: Iterable[str], environment: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Returns the set variables with addresses of servers, as "NAME='value'".
+    """Returns the variables that contain the address of a server, as "NAME='value'".
 
     Args:
-        clouds: clouds for whose servers the variables are.
+        clouds: clouds whose servers are meant.
         environment: environment variables.
     """
     return tuple(
@@ -135,16 +136,16 @@ def probe_all(
     environment: Mapping[str, str],
     limit_seconds: float = LIMIT_SECONDS,
 ) -> DetectedMachine | None:
-    """Returns the result of the first server that identifies a cloud, or None.
+    """Contacts metadata servers in parallel; returns the first result with a cloud.
 
-    If a probe does not end in time, it continues in a daemon thread, and its result is
-    ignored.
+    Returns None if no server identifies a cloud in time. A function that has not
+    returned by then continues in a daemon thread, and its result is ignored.
 
     Args:
-        probes: functions that contact the servers, by cloud.
-        environment: environment variables, which may have addresses of servers, and
-            exclude clouds.
-        limit_seconds: time limit for the servers together.
+        probes: for each cloud, the function that contacts its metadata server.
+        environment: environment variables, which may contain addresses of servers, or
+            forbid requests to a server.
+        limit_seconds: timeout for all servers together.
     """
     deadline = time.monotonic() + limit_seconds
     answers: queue.SimpleQueue[DetectedMachine | None] = queue.SimpleQueue()

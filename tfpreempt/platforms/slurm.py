@@ -1,4 +1,4 @@
-"""Slurm: SIGTERM, and a requeue by the exit code or by scontrol."""
+"""Slurm: SIGTERM; a requeue is requested by the exit code or by scontrol."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tfpreempt.platforms.config import (
 _logger = logging.getLogger(__name__)
 
 KILL_WAIT = 30.0
-"""Seconds from SIGTERM to SIGKILL by Slurm's default KillWait."""
+"""Seconds from SIGTERM to SIGKILL: the default of KillWait in slurm.conf."""
 SCONTROL_SECONDS = 10.0
 
 RunCommand = Callable[[list[str], float], str]
-"""Runs a command with a timeout in seconds; returns the output. Raises
+"""Function that runs a command with a timeout in seconds; returns the output. It raises
 OSError or subprocess.SubprocessError.
 
 `scontrol requeue` has no output if the requeue succeeds.
@@ -38,29 +38,29 @@ OSError or subprocess.SubprocessError.
 class SlurmTerminationConfig(TerminationConfig):
     """Config of a Slurm job that is preempted, or reaches its time limit.
 
-    Exits with code 143.
+    The process exits with code 143.
 
     Args:
-        grace_period: seconds from SIGTERM to SIGKILL: GraceTime of the partition for a
-            preemption, KillWait for the time limit.
-        early_signal: signal that Slurm sends before the time limit, if requested by
-            sbatch: "SIGUSR1" for `--signal=USR1@120`. None: no early signal.
+        grace_period: seconds from SIGTERM to SIGKILL. For a preemption this is the
+            GraceTime of the partition, for the time limit it is KillWait.
+        early_signal: signal that sbatch has requested before the time limit, such as
+            "SIGUSR1" for `sbatch --signal=USR1@120`. None: no early signal.
         early_grace_period: seconds from the early signal to the time limit: 120 in the
             example. (Slurm may send the signal up to 60 s earlier.)
-        max_restarts: number of restarts (SLURM_RESTART_COUNT) after which the next
-            notice ends the job without another restart; None: no limit.
-        exhausted_exit_code: exit code after `max_restarts` restarts, instead of other
-            exit codes and of `exit_fn`. RequeueExit in slurm.conf must not list the
-            code.
-        requeue: "exit": exit code 143, which requeues the job if slurm.conf has
-            `RequeueExit=143`. "scontrol": the chief, or Slurm's first task without a
-            cluster, calls `scontrol requeue` immediately before the exit. This needs no
-            setting in slurm.conf, and kills processes that still run. The job is not
-            requeued if the process exits with an `uncommitted_exit_code` or a
-            `mirror_incomplete_exit_code`, just as `RequeueExit=143` would not requeue
-            it.
-        environment: environment variables; by default those of the process.
-        run_command: function running scontrol; tests pass another function.
+        max_restarts: maximum number of restarts (SLURM_RESTART_COUNT). After so many
+            restarts, the next notice ends the job without another restart. None: no
+            limit.
+        exhausted_exit_code: exit code at a notice after `max_restarts` restarts; it
+            replaces other exit codes and `exit_fn`. RequeueExit in slurm.conf must not
+            list the code.
+        requeue: way in which a requeue is requested. "exit": by exit code 143, if
+            slurm.conf has `RequeueExit=143`. "scontrol": the chief (without a cluster:
+            Slurm's first task) calls `scontrol requeue` immediately before the exit.
+            This needs no setting in slurm.conf, and kills processes that still run. In
+            both cases the job is not requeued if the process exits with
+            `uncommitted_exit_code` or `mirror_incomplete_exit_code`.
+        environment: environment variables; by default os.environ.
+        run_command: function that runs scontrol; tests pass another function.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -98,7 +98,10 @@ class SlurmTerminationConfig(TerminationConfig):
         self._run_command = run_scontrol if run_command is None else run_command
 
     def _exit_code_for(self, committed: bool, mirrored: bool = True) -> int | None:
-        """Returns the base class' exit code, or `exhausted_exit_code` at the limit."""
+        """Returns `exhausted_exit_code` after `max_restarts` restarts.
+
+        Before, returns the exit code of the base class.
+        """
         if self._is_exhausted:
             return self._exhausted_code
         return super()._exit_code_for(committed, mirrored)
@@ -106,7 +109,11 @@ class SlurmTerminationConfig(TerminationConfig):
     def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Exits; before, requeues the job unless it has reached `max_restarts`."""
+        """Requeues the job if `requeue="scontrol"`, and exits.
+
+        After `max_restarts` restarts the job is not requeued. The arguments are those
+        of the base class.
+        """
         if self._is_exhausted:
             _logger.warning(
                 "SLURM_RESTART_COUNT is %s, and max_restarts allows no more restarts; "
@@ -171,7 +178,7 @@ def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> b
 
 
 def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | None:
-    """Returns the id of the job for `scontrol requeue`; None for `requeue="exit"`."""
+    """Returns the id of the job for `scontrol requeue`; None if `requeue` is "exit"."""
     if requeue not in ("exit", "scontrol"):
         raise ConfigurationError(
             f"requeue is {requeue!r}; expected 'exit' (RequeueExit=143 in slurm.conf) "
