@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.thorough import FITS, TESTS, thorough
+from tests.thorough import FITS, SHORT_CAMPAIGNS, TESTS, thorough
 
 ROOT = Path(__file__).parents[1]
 MATRIX = ["a-1", "a-2", "b-1", "b-2"]
@@ -46,6 +46,12 @@ def test_a_case_that_docs_reliability_names_is_kept_in_place_of_others() -> None
     cases = items("tests/a.py::test", MATRIX, "multiprocess")
     found = thorough(cases, {"tests/a.py::test[b-2]"})
     assert list(found) == [f"tests/a.py::test[{case}]" for case in ("a-2", "b-1")]
+
+
+def test_short_campaigns_are_left_out_although_docs_reliability_names_them() -> None:
+    cases = items(SHORT_CAMPAIGNS, ["kills"], "multiprocess")
+    found = thorough(cases, {f"{SHORT_CAMPAIGNS}[kills]"})
+    assert list(found) == [f"{SHORT_CAMPAIGNS}[kills]"]
 
 
 def test_without_tensorflow_all_cases_are_kept() -> None:
