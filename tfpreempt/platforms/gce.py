@@ -44,8 +44,9 @@ class GceTerminationConfig(TerminationConfig):
     """
 
     maintenance_seconds: ClassVar[float | None] = None
-    """Seconds from a notice of `maintenance-event` to the end of the VM; None: the entry
-    is not watched."""
+    """Seconds from a notice of `maintenance-event` to the end of the VM.
+
+    None: the entry is not watched."""
 
     def __init__(
         self,
