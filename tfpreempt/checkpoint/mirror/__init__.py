@@ -2,13 +2,13 @@
 
 download          downloads the files of a commit, with several threads
 download_target   the directory that a download fills, verified by a manifest
-import_commit     imports a commit of the mirror into the directory
-journal_mirror    uploads and downloads journals
+import_commit     imports a commit of the mirror into the checkpoint directory
+journal_mirror    uploads and downloads the journals of a run
 mirror            uploads commits in a thread, newest first
 mirror_retention  deletes commits of the mirror beyond the number to keep
 mirror_status     MirrorStatus, the progress of a mirror; the state of upload retries
 resolve           finds the checkpoint at a path or a URL
-shard_transfer    transfers the files of workers that do not share the chief's disk
+shard_transfer    transfers the shards of workers without access to the chief's disk
 store_selection   chooses the directory and the store of a run; scratch directories
 upload            uploads one commit, large files in parts, its marker last
 

@@ -1,9 +1,9 @@
 """Downloads a commit from an object store to a local directory, and verifies it.
 
 Several threads download files, and ranges of large files. Each piece is written to its
-position in the local file as it arrives, so memory use does not grow with the
-checkpoint. A file is complete when its size and crc32c equal those in the manifest.
-Ranges kept from an earlier attempt count like ranges downloaded now.
+position in the local file as soon as it arrives, so memory use does not grow with the
+checkpoint. A file is complete when its size and crc32c equal those in the manifest. A
+range that an earlier attempt has written is not downloaded again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tfpreempt.storage import checksum, os_errors
 from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.object_store import ObjectNotFoundError
 
-_STALL_SECONDS = 900.0  # time without a byte; longer than the retries of any store
+_STALL_SECONDS = 900.0  # timeout without a byte; longer than the retries of any store
 _STOP_TIMEOUT_SECONDS = 5.0  # time for the threads to end after an error
-_ATTEMPTS = 2  # downloads of a file, if its checksum is wrong
+_ATTEMPTS = 2  # maximum number of downloads of a file whose checksum is wrong
 
 
 def download(
@@ -45,7 +45,8 @@ def download(
     """Downloads and verifies a checkpoint's files; writes MANIFEST.json, but no marker.
 
     The files are durable when the function returns. Files and ranges that a killed
-    download left in the directory are used. Unrelated files in the directory stay.
+    download left in the directory are not downloaded again. Unrelated files in the
+    directory stay.
 
     Args:
         checkpoint: a commit, or any checkpoint whose files have a known size and
@@ -56,14 +57,14 @@ def download(
         timeout: seconds for the whole download; None: no timeout while bytes keep
             arriving.
         progress: whether to show a progress bar after 2 s, if stderr is a terminal.
-        files: file operations on the directory; None for plain file operations.
+        files: file operations on the directory; None: `LocalFiles`.
 
     Raises:
         CheckpointCorruptedError: an object is missing, or differs from the manifest in
             two attempts; or the manifest is invalid.
         CheckpointError: the disk is full, the store does not respond, or the timeout
-            has passed. Or the directory is not writable, or has a file with the name of
-            a file of the checkpoint that no download has written.
+            has passed. Or the directory is not writable, or contains a file that no
+            download has written, under a name that the checkpoint needs.
     """
     manifest = checkpoint.manifest
     assert manifest is not None
@@ -82,11 +83,12 @@ class _File:
     """State of one file of a download.
 
     Attributes:
-        entry: size and checksum from the manifest.
-        parts: ranges of the file.
+        entry: name, size and checksum of the file, from the manifest.
+        parts: the ranges in which the file is downloaded.
         sums: checksum of every range received so far; None for a range of the wrong
             length.
-        fault: description of the error in the last attempt, or "".
+        fault: description of what was wrong with the file after the last attempt; "" if
+            nothing.
         is_intact: whether the file is present, verified and durable.
     """
 
@@ -152,7 +154,8 @@ class _Download:
         self._bar.show(self._bytes)
 
     def _look(self, file: _File) -> None:
-        """Checks whether a local file is complete; if not, the size of the object."""
+        """Checks whether a local file is complete already. If not, checks that the
+        object in the store has the right size."""
         entry = file.entry
         if self._destination.is_intact(entry):
             self._advance(entry.size)
@@ -173,7 +176,7 @@ class _Download:
                 raise self._corrupt(entry, f"has {found.size} bytes")
 
     def _bring(self, job: tuple[_File, Range]) -> None:
-        """Downloads one range, unless an earlier attempt has left the range.
+        """Downloads one range, unless an earlier download has written the range.
 
         The thread that finishes the last range of a file verifies the file.
         """
@@ -214,9 +217,9 @@ class _Download:
         return writer.crc32c
 
     def _check(self, file: _File) -> None:
-        """Verifies a file once all its ranges are present.
+        """Verifies a file after all its ranges were received.
 
-        On a mismatch the next attempt downloads every range of the file again.
+        If the checksum is wrong, the next attempt downloads every range again.
         """
         crc, entry = 0, file.entry
         for part in file.parts:
@@ -254,4 +257,5 @@ class _Download:
 
 
 class _CancelledError(Exception):
-    """Stops a thread after another thread has failed; never reaches the caller."""
+    """Ends a thread after another thread has failed. The caller of `download` gets only
+    the error of the other thread."""

@@ -1,10 +1,11 @@
 """The directory that a download fills, possibly in several attempts.
 
-Unsafe file names in a manifest, and links planted in the directory, are refused before
-the first byte is written. Files downloaded by a killed process are used again: complete
-files are recognized by their checksum, ranges of large files by the file
-`.tfpreempt-download`. A line with the checksum of a range is appended to that file once
-the range is written. If the line is incomplete or wrong, the range is downloaded again.
+Unsafe file names in a manifest, and links that another user made in the directory, are
+refused before the first byte is written. Files downloaded by a killed process are used
+again. A complete file is recognized by its checksum, and a range of a large file by a
+line in the file `.tfpreempt-download`, with the checksum of the range. The line is
+appended once the range is written. If the line is incomplete or wrong, the range is
+downloaded again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tfpreempt.storage.files import Files, write_durably
 # Bytes of a range. A smaller range means more requests, and each request holds Python's
 # interpreter lock for milliseconds. With a larger range, a killed download loses more.
 _SMALLEST, _LARGEST = 32 << 20, 64 << 20
-_SHARES = 8  # wanted number of ranges: one for each of the 8 threads (default)
+_SHARES = 8  # wanted number of ranges: one for each of the (by default) 8 threads
 
 
 class Range(NamedTuple):
@@ -44,8 +45,9 @@ def split(size: int, total: int) -> list[Range]:
     """Returns the ranges of a file; an empty file has no ranges.
 
     Args:
-        size: bytes of the file.
-        total: bytes of all files of the checkpoint; the more, the longer the ranges.
+        size: size of the file in bytes.
+        total: size of all files of the checkpoint in bytes; a larger checkpoint has
+            longer ranges.
     """
     length = max(_SMALLEST, min(total // _SHARES, _LARGEST))
     return [
@@ -61,7 +63,8 @@ def of_range(file: io.FileIO, part: Range) -> int | None:
 
 
 class RangeWriter:
-    """File object for a store's `get`: writes a range of a file, and sums the bytes.
+    """File object for a store's `get`: writes a range of a local file, and computes the
+    checksum of the range.
 
     Bytes beyond the end of the range are counted, but not written.
 
@@ -95,7 +98,7 @@ class RangeWriter:
 
     @property
     def fault(self) -> str:
-        """Description of a wrong length, or "" if the length is right."""
+        """Description of a wrong number of received bytes; "" if it is right."""
         offset, length = self._part
         if self._count > length:
             return f"has more than {offset + length} bytes"
@@ -116,7 +119,7 @@ class DownloadTarget:
 
     Args:
         target: path of the directory; `filling` creates the directory if missing.
-        checkpoint: checkpoint with the manifest that names the files.
+        checkpoint: the checkpoint to download; its manifest names the files.
         files: file operations on the directory.
     """
 
@@ -131,17 +134,18 @@ class DownloadTarget:
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        """Checks the target and creates the directories; the body downloads the files.
+        """Context in whose body the caller downloads the files.
 
-        When the body has ended, the files are made durable. The MANIFEST.json of a
-        commit is written last.
+        Before the body, the target is checked, and the directories are created. After
+        the body, the names of the files are made durable. The MANIFEST.json of a commit
+        is written last.
 
         Raises:
             CheckpointCorruptedError: the manifest has an impossible or forbidden file
                 name.
             SaveError: the disk is full.
-            CheckpointError: the directory holds another commit, or a file with the name
-                of a file of the checkpoint that no download has written.
+            CheckpointError: the directory contains another commit; or a file that no
+                download has written, under a name that the checkpoint needs.
             OSError: a file operation failed.
         """
         self._check_names()
@@ -165,14 +169,14 @@ class DownloadTarget:
             write_durably(self._files, os.path.join(self.path, layout.MANIFEST), data)
 
     def open(self, entry: FileEntry) -> io.FileIO:
-        """Opens a file of the checkpoint to read and write; creates a missing file."""
+        """Opens a local file of the checkpoint to read and write, or creates it."""
         return self._opened(entry.name)
 
     def is_intact(self, entry: FileEntry) -> bool:
-        """Returns whether a file is present and intact; if not, prepares its download.
+        """Returns whether a local file is present and intact.
 
-        To prepare the download, a file with more than one hard link is removed, and a
-        file that is too long is truncated.
+        Otherwise prepares the download: a file with more than one hard link is removed,
+        and a file that is too long is truncated.
 
         Raises:
             OSError: a file operation failed.
@@ -188,7 +192,10 @@ class DownloadTarget:
         return is_same is True
 
     def kept(self, entry: FileEntry, part: Range) -> int | None:
-        """Returns the crc32c of a range if an earlier download wrote it; else None."""
+        """Returns the crc32c of a range that an earlier download has written.
+
+        Returns None without such a range, or if its bytes have changed.
+        """
         expected = self._recorded.get(entry.name, {}).get(part)
         if expected is None:
             return None
@@ -196,12 +203,12 @@ class DownloadTarget:
             return expected if of_range(file, part) == expected else None
 
     def record(self, entry: FileEntry, part: Range, crc: int) -> None:
-        """Records a complete range for a later attempt; called on any thread."""
+        """Records the checksum of a written range, for a later attempt; any thread."""
         line = json.dumps([entry.name, *part, crc]) + "\n"
         self._progress.write(line.encode())
 
     def sync(self, entry: FileEntry) -> None:
-        """Makes a file durable."""
+        """Makes the content of a local file durable."""
         self._files.sync_file(self._path(entry))
 
     def _path(self, entry: FileEntry) -> str:
@@ -215,7 +222,7 @@ class DownloadTarget:
         return io.FileIO(os.path.join(self.path, name), "r+", opener=opener)
 
     def _is_same(self, entry: FileEntry) -> bool | None:
-        """Returns whether a file matches the manifest; None if missing."""
+        """Returns whether a local file matches the manifest; None if it is missing."""
         path = self._path(entry)
         try:
             size = os.lstat(path).st_size
@@ -267,17 +274,16 @@ class DownloadTarget:
         self._check_room(self._manifest.bytes - present)
 
     def _is_begun(self) -> bool:
-        """Returns whether an earlier download of this checkpoint began here.
+        """Returns whether the files in the directory are from an earlier download.
 
-        If so, the files in the directory are from that download. `.tfpreempt-download`
-        exists from the first byte to the last, and MANIFEST.json afterwards.
+        During a download `.tfpreempt-download` exists, and afterwards MANIFEST.json.
         """
         if os.path.lexists(os.path.join(self.path, PROGRESS)):
             return True
         return self._has(layout.MANIFEST, self._checkpoint.data or None) is True
 
     def _has(self, name: str, data: bytes | None) -> bool | None:
-        """Returns whether a file has the content `data`; None if there is no file."""
+        """Returns whether the file `name` has the content `data`; None if missing."""
         try:
             with file_reading.open_file(os.path.join(self.path, name)) as file:
                 return data is not None and file.read(len(data) + 1) == data
@@ -285,10 +291,10 @@ class DownloadTarget:
             return None
 
     def _check_nothing_is_taken(self) -> None:
-        """Raises an error if a file would be overwritten with different content."""
+        """Raises CheckpointError if the download would overwrite a different file."""
         files = self._manifest.files
         taken = [entry.name for entry in files if self._is_same(entry) is False]
-        if self._checkpoint.data:  # a present manifest would be taken for this commit's
+        if self._checkpoint.data:  # an older manifest would look like this commit's
             for name in (layout.MANIFEST, layout.METADATA):
                 if os.path.lexists(os.path.join(self.path, name)):
                     taken.append(name)
@@ -332,7 +338,7 @@ class DownloadTarget:
 
     @functools.cached_property
     def _folders(self) -> list[str]:
-        """The directory, and every subdirectory with a file of the checkpoint."""
+        """Paths of the target directory, and of each subdirectory for the files."""
         found = {""}
         for entry in self._manifest.files:
             name = os.path.dirname(entry.name)

@@ -27,8 +27,8 @@ from tfpreempt.storage.request_deadline import RETRY_SECONDS
 
 _log = logging.getLogger(__name__)
 
-SILENT_SECONDS = 2.0  # wait for the store before a warning is logged
-LOOK_SECONDS = 8.0  # further retries, if there is a local commit to restore instead
+SILENT_SECONDS = 2.0  # seconds to wait for the store before a warning is logged
+LOOK_SECONDS = 8.0  # seconds for retries after that, if a local commit can be restored
 
 
 def look_for_newer(
@@ -39,17 +39,20 @@ def look_for_newer(
     instead: str,
     copies: Sequence[Entry] | None = None,
 ) -> bool:
-    """Looks for a newer commit in the mirror, and imports that commit.
+    """Looks for a commit in the mirror that is newer than the local checkpoint, and
+    imports that commit.
 
-    If the mirror cannot be read, a warning is logged and the local checkpoint is used.
-    Without a local checkpoint, and for a scratch directory, that is an error.
+    If the mirror cannot be read, a warning is logged, and the caller restores the local
+    checkpoint. If there is no local checkpoint, or the directory is a scratch
+    directory, an unreadable mirror is an error.
 
     Args:
         mirror: mirror of the checkpoint directory.
         local: newest intact local checkpoint; None without a local checkpoint.
         fetch: function that takes the commits in the store, imports the newest commit
             if newer than `local`, and returns whether a commit was imported.
-        instead: advice for a user who wants to start from scratch; ends error messages.
+        instead: last words of an error message: advice for a user who wants to start
+            from scratch.
         copies: commits in the store, as returned by `settle`; None lists the store now.
 
     Returns:
@@ -85,7 +88,8 @@ def look_for_newer(
 def settle(
     mirror: Mirror, files: Files, *, adopts: bool = True, instead: str
 ) -> list[Entry] | None:
-    """Deletes commits from a scratch directory if its mirror was changed elsewhere.
+    """Deletes the commits of a scratch directory, if another machine or the user has
+    changed the mirror.
 
     A scratch directory is a local cache of a mirror. For any other directory the
     function does nothing. The caller holds the lease of the directory.
@@ -95,7 +99,8 @@ def settle(
         files: file operations on the directory, guarded by the lease.
         adopts: whether to import a checkpoint in another layout if the mirror has no
             commit: a checkpoint of an earlier version, or made without tfpreempt.
-        instead: advice for a user who wants to start from scratch; ends error messages.
+        instead: last words of an error message: advice for a user who wants to start
+            from scratch.
 
     Returns:
         The commits in the mirror; None if the directory is not a scratch directory.
@@ -132,7 +137,7 @@ def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.Checkpoin
 
 
 def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
-    """Imports the newest checkpoint from a store that was not filled by a mirror.
+    """Imports the newest checkpoint from a store whose objects no mirror has uploaded.
 
     A checkpoint of an earlier version of tfpreempt, or a copy of a local directory, is
     imported as a commit. A checkpoint written by TensorFlow stays a flat checkpoint.
@@ -164,7 +169,12 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
 
 
 def _look_aloud(mirror: Mirror, *, timeout: float | None) -> list[Entry]:
-    """Returns the commits in the store; logs a warning if the store is slow."""
+    """Returns the commits in the store. Logs a warning if the store is slow.
+
+    Args:
+        mirror: mirror whose store is listed.
+        timeout: seconds for retries after the warning; None: the store's own timeout.
+    """
     try:
         return mirror.look(SILENT_SECONDS)
     except errors.CheckpointError as error:
@@ -201,8 +211,9 @@ def newest_first(
         copies: commits in the store; highest sequence number first.
         local: newest intact local checkpoint; None without a local checkpoint.
         directory: the checkpoint directory.
-        on_skip: function called with a text about every commit that is skipped.
-        on_lost: function called with a text about every corrupt commit.
+        on_skip: function called with a message for each commit that is skipped because
+            of `needs_prefix`.
+        on_lost: function called with a message for each corrupt commit.
         max_to_keep: number of commits to keep in the directory; None keeps every
             commit.
         needs_prefix: whether to skip commits without a TensorFlow checkpoint, which
@@ -244,11 +255,11 @@ def bring(
     *,
     max_to_keep: int | None = None,
 ) -> None:
-    """Downloads a commit and publishes it in a directory.
+    """Downloads a commit, and makes it a commit of a directory.
 
     Args:
         files: file operations on the directory.
-        commit: commit in the store.
+        commit: commit in the store of the mirror.
         directory: the checkpoint directory.
         max_to_keep: number of commits to keep in the directory; the imported commit is
             kept in any case. None keeps every commit.
@@ -271,11 +282,11 @@ def bring(
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
-                retention.delete(files, entry)  # corrupt, else it would not be fetched
+                retention.delete(files, entry)  # a corrupt copy of the same commit
         target = committing.put_in_place(
             files, directory, staged, step, commit.data, sequence
         )
-        if commit.saved_at is not None:  # foreign checkpoints are compared by this time
+        if commit.saved_at is not None:  # compared with times of foreign checkpoints
             times = commit.saved_at, commit.saved_at
             marker = os.path.join(target, layout.MARKER)
             with contained.parent(marker, directory) as (folder, name):
@@ -310,7 +321,7 @@ def _is_newer(commit: Entry, local: Entry) -> bool:
 
 
 def _drop_others(files: Files, staged: str) -> None:
-    """Removes incomplete downloads of other commits."""
+    """Removes incomplete downloads of commits other than the commit of `staged`."""
     parent = os.path.dirname(staged)
     names = file_reading.names(parent) if file_reading.is_real_dir(parent) else []
     for path in (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH)):

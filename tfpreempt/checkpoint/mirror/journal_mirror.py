@@ -1,4 +1,4 @@
-"""Copies a run's journals to the object store, for readers without the machines' disks.
+"""Uploads a run's journals to the object store, so that every machine can read them.
 
     journals/worker-0-1a2b3c4d.jsonl
 
@@ -29,7 +29,7 @@ FOLDER = "journals"
 _NAME = re.compile(
     FOLDER + r"/(worker-\d{1,9}|supervisor(?:-[\w-]{1,99})?)-\w{8}\.jsonl"
 )
-_MOST_BYTES = 64 << 20  # of one file
+_MOST_BYTES = 64 << 20  # largest size of one file
 _MOST_READ = 256 << 20  # bytes of all files that `fetch` reads
 _MOST_FILES = 10_000
 EVERY = 15.0  # seconds between uploads
@@ -37,7 +37,7 @@ _SECONDS = 5.0  # timeout of a request, with its retries
 
 
 class JournalMirror:
-    """Uploads the files of a journal directory, in a thread of its own.
+    """Uploads the files of a journal directory, in a background thread.
 
     Args:
         store: object store that receives the files.
@@ -53,7 +53,7 @@ class JournalMirror:
         self._thread = ManagedThread("tfpreempt-journal", self._run)
 
     def start(self) -> None:
-        """Starts the thread, to upload files once they have grown."""
+        """Starts the thread, which uploads a file whenever the file has grown."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -61,7 +61,10 @@ class JournalMirror:
         self._thread.stop_event.set()
 
     def put_within(self, seconds: float) -> None:
-        """Uploads the files that have grown, for at most `seconds`; on any thread."""
+        """Uploads the files that have grown. Waits at most `seconds` for the upload.
+
+        Called on any thread.
+        """
         try:
             call_within(seconds, self._put_all)
         except CallTimeoutError:
@@ -114,15 +117,17 @@ class JournalMirror:
 
 
 def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
-    """Downloads the journals of a store to an empty directory, and merges them.
+    """Downloads the journals of a store to an empty directory, and joins the journals
+    of each worker.
 
     Args:
         store: object store with or without journals.
         target: directory that gets one file per worker and supervisor.
-        local: journal directory of this machine, merged with the store's journals.
+        local: journal directory of this machine, whose journals are added; None if
+            there is none.
 
     Raises:
-        CheckpointError: the store failed, or the journals are larger than any run's.
+        CheckpointError: the store failed, or the journals are too large for a run.
         OSError: the directory cannot be written.
     """
     found: dict[str, list[bytes]] = {}

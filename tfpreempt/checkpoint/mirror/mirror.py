@@ -3,8 +3,8 @@
 A thread of the chief uploads the newest commit missing from the store (`upload.py`).
 The thread then deletes commits beyond the number to keep, and incomplete folders of
 crashed uploads. A failed upload is logged once and retried, with growing pauses; its
-error never reaches training. `finish` is for a machine about to be preempted: the
-newest commit is uploaded first, and no wait exceeds the time left.
+error never interrupts training. `finish` is called when the machine is about to be
+preempted: the newest commit is uploaded first, and no wait exceeds the time left.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _in_use: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The directory that a mirror copies; see `Mirror.begin`."""
+    """The directory that a mirror uploads; the fields are arguments of `begin`."""
 
     directory: str = ""
     record: Callable[[], Callable[[Fault], None] | None] = lambda: None
@@ -65,7 +65,7 @@ class Mirror:
     Args:
         store: object store that receives the commits.
         max_to_keep: number of commits to keep in the store; None keeps every commit.
-        taken: highest sequence number in the store, as far as known; updated by `look`.
+        taken: highest sequence number known to be in the store; updated by `look`.
         lease: lease of the object store, acquired by the first `look`; None on workers
             that only read.
         scratch: scratch directory, if the checkpoint directory is a URL. The local
@@ -101,22 +101,22 @@ class Mirror:
         self._upload: upload.Upload | None = None  # in progress
         self._newest: Entry | None = None
         self._is_hurried = False
-        self._is_let_go = False  # between `release` and `resume`
+        self._is_let_go = False  # True between `release` and `resume`
         self._tries = RetryState(SystemClock())
         self._thread = ManagedThread("tfpreempt-mirror", self._run)
 
     # --- what the owner calls --------------------------------------------------------
 
     def look(self, timeout: float | None = None) -> list[Entry]:
-        """Acquires the lease, if any, and lists the commits in the store.
+        """Acquires the lease (unless `lease` is None), and lists the commits.
 
         The store is listed again once the lease is held, because from then on no other
-        program can add a commit. If the lease cannot be acquired yet, a warning is
-        logged, and the first upload tries again. For a scratch directory that is an
-        error.
+        program can add a commit. If an error prevents the acquisition, a warning is
+        logged, and the first upload tries again; for a scratch directory, the error is
+        raised.
 
         Args:
-            timeout: seconds; None uses the store's own timeout.
+            timeout: timeout of each listing in seconds; None uses the store's own.
 
         Returns:
             The commits in the store, highest sequence number first; their manifests are
@@ -155,12 +155,14 @@ class Mirror:
         """Starts the upload thread.
 
         Args:
-            directory: the checkpoint directory. A mirror of the same directory that was
-                never closed is closed now: a notebook catches SystemExit, so its
-                handlers stay open.
-            newest: newest local commit, possibly not uploaded by the last run.
+            directory: the checkpoint directory. If another mirror of the directory is
+                still open in this process, that mirror is closed: a notebook catches
+                SystemExit, so handlers stay open.
+            newest: newest local commit, which the last run may not have uploaded; None
+                without a local commit.
             record: method that records new errors in the journal; referenced weakly.
-            journal: directory of the journal, uploaded too; None without a journal.
+            journal: directory with the journals, which are uploaded too; None without
+                journals.
 
         Raises:
             ConfigurationError: an open handler of a different directory uploads to this
@@ -192,12 +194,12 @@ class Mirror:
 
     @property
     def is_open(self) -> bool:
-        """Whether this mirror is active: not stopped, and not replaced."""
+        """Whether this mirror was begun, and neither stopped nor replaced since."""
         return _in_use.get(self.store.uri) is self
 
     @property
     def highest_sequence(self) -> int:
-        """Highest sequence number seen in the store; new commits must exceed it."""
+        """Highest sequence number seen in the store; new commits get a higher one."""
         return self._retention.highest_sequence
 
     def is_pinned(self, path: str) -> bool:
@@ -248,8 +250,8 @@ class Mirror:
     def enqueue(self, what: Callable[[], None]) -> None:
         """Queues a function that deletes objects from the store.
 
-        The upload thread calls the function once, between two uploads, and logs an
-        error of the function.
+        The upload thread calls the function once, between two uploads. An error of the
+        function is logged.
         """
         with self._changed:
             self._tasks.append(what)
@@ -276,8 +278,8 @@ class Mirror:
         """Waits until every commit is uploaded, and old commits are deleted.
 
         Args:
-            timeout: seconds; None waits as long as uploads make progress, see
-                `RetryState`.
+            timeout: longest wait in seconds; None waits as long as uploads make
+                progress, see `RetryState`.
 
         Returns:
             Whether the newest commit is in the store.
@@ -301,11 +303,10 @@ class Mirror:
             return self.status.is_complete
 
     def shorten_waits(self) -> None:
-        """Makes every `wait` return at once: the machine is about to be preempted.
+        """Makes every `wait` return at once, and uploads the newest commit first.
 
-        From now on the newest commit is uploaded first. This does not wait for
-        `finish`, which may be called late: the mirrors of several handlers are finished
-        one after the other.
+        Called at once when the machine is about to be preempted. `finish` is called
+        later, for the mirrors of several handlers one after the other.
         """
         with self._changed:
             self._is_hurried = True
@@ -319,7 +320,7 @@ class Mirror:
         """Uploads the newest commit first, since the machine is about to be preempted.
 
         Args:
-            seconds: time left.
+            seconds: time left for the upload.
 
         Returns:
             Whether the newest commit is in the store; also logged.
@@ -341,7 +342,7 @@ class Mirror:
         return status.is_complete
 
     def hand_in_journal(self, seconds: float) -> None:
-        """Uploads the last records of the journal, unless the last upload failed.
+        """Uploads the last records of the journals, unless the last upload failed.
 
         Args:
             seconds: longest duration of the upload.
@@ -354,12 +355,12 @@ class Mirror:
         """Deletes a commit from the store.
 
         Args:
-            path: path of the commit, as in the user's `Checkpoint`: in the directory or
-                in the store.
-            entry: the local commit; None if already deleted.
+            path: path of the commit in the checkpoint directory, or in the store (the
+                path of the user's `Checkpoint`).
+            entry: the local commit; None if the local commit is deleted already.
 
         Returns:
-            Whether a commit was deleted, or the path is a path in this store.
+            True if a commit was deleted, or if the path is a path in this store.
 
         Raises:
             CheckpointError: the store failed.
@@ -390,9 +391,9 @@ class Mirror:
         return bool(meant) or holder == self.store.uri
 
     def stop(self) -> None:
-        """Tells the upload thread to end; the next run completes an incomplete upload.
+        """Tells the upload thread to end. The next run completes an interrupted upload.
 
-        From now on a new mirror of this process may upload to the store.
+        From now on a new `Mirror` of this process may upload to the store.
         """
         if self.is_open:
             del _in_use[self.store.uri]
@@ -411,7 +412,10 @@ class Mirror:
         self.release()
 
     def release(self) -> None:
-        """Pauses uploads until `resume`, and releases the lease for other programs."""
+        """Pauses uploads until `resume`, and releases the lease.
+
+        Another program can then take the lease of the store.
+        """
         with self._changed:
             self._is_let_go = True
             if self._upload is not None:
@@ -420,7 +424,7 @@ class Mirror:
             self.lease.release()
 
     def resume(self) -> None:
-        """Continues uploads after `release`; the next one acquires the lease again."""
+        """Continues uploads after `release`. The next upload takes the lease again."""
         with self._changed:
             self._is_let_go = False
             self._changed.notify_all()
@@ -428,11 +432,12 @@ class Mirror:
     def record_pending_marker(self, folder: str) -> None:
         """Records in the lease that the marker of a folder is about to be written.
 
-        The next holder of the lease thereby knows of the folder. Acquires the lease if
-        necessary. Called on the upload thread, or before that thread starts.
+        If this process is interrupted, the next holder of the lease writes the marker.
+        Acquires the lease if necessary. Called on the upload thread, or before that
+        thread starts.
 
         Args:
-            folder: folder of the commit, complete except for the marker.
+            folder: name of the commit's folder, complete except for the marker.
 
         Raises:
             UploadCancelledError: `release` was called.
@@ -481,12 +486,12 @@ class Mirror:
                 self._back_off()
 
     def _next(self) -> Callable[[], None] | None:
-        """Waits for the next job of the upload thread, and returns it; None to end.
+        """Waits for the next job of the upload thread, and returns the job.
 
-        A job is a task of `enqueue`, or the upload of the newest commit. Tasks come
-        first, because they are short; behind uploads they would never run if commits
-        are made faster than they are uploaded. After `shorten_waits` the newest commit
-        comes first.
+        Returns None if the thread must end. A job is the write of TensorFlow's state
+        file, a task of `enqueue`, or the upload of the newest commit. Uploads come
+        last: if commits were made faster than uploaded, tasks behind uploads would
+        never run. After `shorten_waits` the upload of the newest commit comes first.
         """
         with self._changed:
             while not self._thread.stop_event.is_set():
@@ -515,7 +520,7 @@ class Mirror:
             return None
 
     def _name_newest(self) -> None:
-        """Writes TensorFlow's state file; old commits are deleted only afterwards."""
+        """Writes TensorFlow's state file, then queues the deletion of old commits."""
         lease, is_named = self.lease, False
         try:
             is_named = self._retention.try_to_name_newest(
@@ -562,7 +567,7 @@ class Mirror:
 
     def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
-        if self.lease is not None:  # a commit of this or the last run
+        if self.lease is not None:  # the commit may have been made by the last run
             self.lease.head.follow([entry], self.lease)
         _log.info("checkpoint for step %d uploaded to %s", step, self.store.uri)
         if self.scratch is not None:
@@ -617,7 +622,7 @@ class Mirror:
                 if left <= 0:
                     return
                 self._changed.wait(left)
-            self._tries.is_awaited = False  # a `wait` skips one pause only
+            self._tries.is_awaited = False  # each call of `wait` ends one pause only
 
     def _is_newest_pending(self) -> bool:
         return any(each is self._newest for each in self._pending)
@@ -630,12 +635,12 @@ class Mirror:
 
 
 def _is_gone(copy: Entry, directory: str, name: str) -> bool:
-    """Returns whether a commit of the store is the copy of a deleted local commit.
+    """Returns whether a commit in the store is the copy of a deleted local commit.
 
     Args:
         copy: commit in the store.
         directory: the checkpoint directory.
-        name: name of the deleted commit in the directory.
+        name: name that the deleted commit had in the directory.
     """
     if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
         return False

@@ -2,10 +2,10 @@
 
 Only folders with a name made by tfpreempt are deleted, and in the folder of a commit
 only the files named in the manifest. The marker is deleted first and the manifest last,
-so that the next run takes an interrupted deletion for a crashed upload. A folder
-without a marker is taken for a crashed upload only if a newer commit exists: until then
-a program may be uploading the folder. Upload parts are deleted once their upload is
-over.
+so that the next run treats an interrupted deletion as a crashed upload. A folder
+without a marker counts as a crashed upload only if a newer commit exists: until then
+a program may be uploading the folder. The parts of large files (`upload.py`) are
+deleted once the upload is over.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Naming(enum.Enum):
 
 
 class Retention:
-    """Deletes old commits, and what crashed uploads left behind.
+    """Deletes old commits, and the remains of crashed uploads, from a mirror.
 
     Used by one thread at a time.
 
     Args:
         store: object store of the mirror.
         max_to_keep: number of commits to keep; None keeps every commit.
-        taken: highest sequence number in the store, as far as known.
+        taken: highest sequence number known to be in the store.
 
     Attributes:
         highest_sequence: highest sequence number of the folders seen in the store.
@@ -58,18 +58,20 @@ class Retention:
         self._max_to_keep = max_to_keep
         # Highest sequence number and folder names in the store at the first upload.
         self._found: tuple[int, frozenset[str]] | None = None
-        # Folders with a marker; stays true, because only this object deletes markers.
+        # Names of folders with a marker. They need no second check, because only this
+        # object deletes markers.
         self._committed: set[str] = set()
         self._are_parts_logged = False
         self.naming = Naming.DONE
         self._is_naming_logged = False
-        self._naming_lock = threading.Lock()  # held from the listing to the write
+        # Held from the listing of commits to the write of TensorFlow's state file.
+        self._naming_lock = threading.Lock()
 
     def look(self, timeout: float | None = None) -> list[Entry]:
         """Returns the folders of commits in the store, highest sequence number first.
 
         Args:
-            timeout: seconds; None uses the store's own timeout.
+            timeout: timeout of the listing in seconds; None: the store's own timeout.
 
         Raises:
             CheckpointError: the store cannot be listed.
@@ -81,9 +83,9 @@ class Retention:
         return folders
 
     def outranks(self, commit: Entry) -> bool:
-        """Returns whether the store had newer commits when the uploads began.
+        """Returns whether the store had newer commits before the first upload.
 
-        False for a commit that was itself in the store when the uploads began.
+        Returns False for a commit that was in the store before the first upload.
 
         Raises:
             CheckpointError: the store cannot be listed.
@@ -97,10 +99,10 @@ class Retention:
         return (commit.sequence or 0) < highest and name not in names
 
     def keeps(self, entry: Entry, newest: Entry | None) -> bool:
-        """Returns whether retention would keep a commit that is not uploaded yet.
+        """Returns whether a commit would stay in the store after its upload.
 
-        Retention keeps the newest commits. The result assumes that every waiting commit
-        is uploaded already.
+        The newest commits stay. The result assumes that every commit that waits for its
+        upload is uploaded already.
 
         Args:
             entry: a local commit to be uploaded.
@@ -119,8 +121,8 @@ class Retention:
         """Writes the newest commit to TensorFlow's state file; logs a failure once.
 
         Args:
-            hold: function called before the write; raises if another program holds the
-                lease.
+            hold: function called before the write; raises an error if another program
+                holds the lease.
 
         Returns:
             Whether the state file was written.
@@ -151,7 +153,7 @@ class Retention:
         Called on any thread.
 
         Args:
-            but: names of folders about to be deleted.
+            but: names of folders that are about to be deleted, and so are not named.
 
         Raises:
             CheckpointError: the store failed.
@@ -171,10 +173,10 @@ class Retention:
                 self._store.delete(layout.POINTER)
 
     def run(self) -> None:
-        """Deletes old commits, and what crashed uploads left behind.
+        """Deletes old commits, and the remains of crashed uploads.
 
         Does nothing while TensorFlow's state file is out of date, because the file
-        could name a commit to be deleted.
+        could name a commit that would be deleted.
 
         Raises:
             CheckpointError: the store failed.
@@ -197,14 +199,14 @@ class Retention:
             delete(each)
 
     def _delete_parts(self, committed: list[Entry]) -> None:
-        """Deletes the upload parts of committed folders, and of older folders.
+        """Deletes the parts of large files, for committed folders and older folders.
 
-        The parts stay if the account may not delete objects, or if the bucket has a
-        retention policy. Such an error is only logged, once, because the parts only
-        take up space.
+        If the account may not delete objects, or if the bucket has a retention policy,
+        the parts stay. Such an error is only logged, once, because the parts only take
+        up space.
 
         Args:
-            committed: folders with a marker.
+            committed: entries for the folders with a marker.
 
         Raises:
             CheckpointError: the store failed.
@@ -249,7 +251,7 @@ class Retention:
 
 
 def delete(copy: Entry) -> None:
-    """Deletes a mirror folder, committed or incomplete.
+    """Deletes the folder of a commit in a mirror, also if the folder is incomplete.
 
     Raises:
         CheckpointError: the store failed.

@@ -13,21 +13,22 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorStatus:
-    """Progress of a mirror; an object is never changed.
+    """Progress of a mirror at one moment. The mirror replaces the object, and never
+    changes it.
 
     Attributes:
         uri: URI of the object store.
         latest_step: step of the newest local commit; None before the first commit.
         mirrored_step: step of the newest commit known to be complete in the store.
         is_complete: whether the newest local commit is complete in the store.
-        pending: number of commits queued or being uploaded.
+        pending: number of commits that wait for their upload or are being uploaded.
         uploading: step of the commit being uploaded; None between uploads.
         sent_bytes: bytes uploaded so far of the commit being uploaded.
         total_bytes: size in bytes of the commit being uploaded.
-        last_error: error of the last attempt; None after a success.
+        last_error: error of the last attempt to upload; None after a success.
         error_count: number of failed attempts so far.
-        skipped: number of commits that were deleted, or found corrupt, before the
-            upload.
+        skipped: number of commits that were not uploaded, because they were deleted or
+            found corrupt before the upload.
     """
 
     uri: str
@@ -106,23 +107,23 @@ def log_finished(status: MirrorStatus, directory: str) -> None:
     )
 
 
-FIRST_PAUSE = 1.0  # seconds after the first failure; doubles with each failure
+FIRST_PAUSE = 1.0  # seconds before the first retry; doubled at each failure
 LONGEST_PAUSE = 60.0
 STALLED = 300.0  # a wait without a timeout ends after so many seconds without a byte
 REFUSED = 10.0  # in place of STALLED, after an error that a retry cannot repair
 
 
 class RetryState:
-    """Decides when an upload is retried, and when a wait for it ends.
+    """Decides when an upload is retried, and when a caller stops waiting for an upload.
 
-    The caller holds a lock.
+    The mirror calls the methods while holding the mirror's lock.
 
     Args:
         clock: time source that measures durations.
 
     Attributes:
-        is_awaited: whether a caller waits without a timeout. The pause after a failure
-            is then cut short.
+        is_awaited: whether a caller waits without a timeout. In this case the next
+            pause after a failure ends at once.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -135,9 +136,9 @@ class RetryState:
         self._most_sent = 0  # most bytes sent in one attempt for `_commit`
 
     def sent(self, commit: Entry, count: int) -> None:
-        """Records that the current attempt has sent `count` bytes so far.
+        """Records that the current attempt has sent `count` bytes of a commit so far.
 
-        This is progress only if no earlier attempt for the commit has sent more.
+        Counts as progress only if no earlier attempt has sent as many bytes.
         """
         if self._commit is not commit:
             self._commit, self._most_sent = commit, 0
@@ -146,7 +147,7 @@ class RetryState:
             self.reset_stall_timer()
 
     def failed(self, error: Exception) -> None:
-        """Records a failed attempt."""
+        """Records that an attempt failed with this error."""
         self._is_refused = getattr(error, "is_permanent", False)
 
     def succeeded(self) -> None:
@@ -154,9 +155,9 @@ class RetryState:
         self._pause, self._is_refused = FIRST_PAUSE, False
 
     def next_pause(self) -> float:
-        """Returns the seconds until the next attempt.
+        """Returns the seconds to wait before the next attempt.
 
-        The value doubles at every call, up to `LONGEST_PAUSE`.
+        Each call doubles the next value, up to `LONGEST_PAUSE`.
         """
         pause = self._pause
         self._pause = min(2 * pause, LONGEST_PAUSE)
@@ -173,5 +174,6 @@ class RetryState:
 
     @property
     def stall_deadline(self) -> float:
-        """Instant at which a wait without a timeout gives up if nothing is uploaded."""
+        """Instant at which a wait without a timeout gives up, if no byte is uploaded
+        until then; by the monotonic clock."""
         return self._moved_at + self.stall_timeout

@@ -1,7 +1,7 @@
 """Finds the checkpoint that a `tfpreempt.Checkpoint` refers to, local or in a store.
 
 The checkpoint is a commit, or any directory with files. The functions read the storage
-at each call and keep nothing. File names are validated before use.
+at each call; nothing is cached. File names are validated before use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
             reads every byte.
 
     Raises:
-        CheckpointError: no checkpoint is at the path; the message says what is there.
+        CheckpointError: no checkpoint is at the path; the message describes what the
+            path leads to.
     """
     path = path.removesuffix(layout.SIDECAR_SUFFIX)
     directory, name = os.path.split(path)
@@ -58,7 +59,7 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
 
 
 def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
-    """Returns the checkpoint whose files are the objects of a store.
+    """Returns the single checkpoint whose files are all objects of a store.
 
     Args:
         store: store to read.
@@ -66,8 +67,8 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
             takes a request per object.
 
     Raises:
-        CheckpointError: the store does not hold one checkpoint; the message says what
-            is there.
+        CheckpointError: the store does not contain exactly one checkpoint; the message
+            describes the content.
     """
     unread = catalog.unread_entry(store)
     if (found := _commit(unread)) is not None:
@@ -140,7 +141,7 @@ def tensorflow_prefix(found: Entry) -> str | None:
 
 
 def _commit(unread: Entry) -> Entry | None:
-    """Reads the manifest and marker of an entry; returns None if neither exists.
+    """Returns an entry completed by manifest and marker; None if neither exists.
 
     Raises:
         CheckpointError: the commit is corrupt or incomplete.
@@ -154,7 +155,7 @@ def _commit(unread: Entry) -> Entry | None:
 
 
 def _names(store: ObjectStore) -> list[str]:
-    """Returns the names of a checkpoint's files; skips links, with one warning.
+    """Returns the names of all files in a store. Skips links, with one warning.
 
     Raises:
         CheckpointCorruptedError: a name is not a safe path, or there are too many
@@ -187,10 +188,10 @@ def _names(store: ObjectStore) -> list[str]:
 
 
 def _plain(entry: Entry, names: list[str], with_sums: bool) -> Entry:
-    """Returns an entry for a checkpoint that is not a commit, with a made-up manifest.
+    """Returns an entry for a checkpoint that is not a commit, and has no manifest.
 
-    Only the manifest's `files` have a meaning: the names, and sizes and checksums if
-    `with_sums`.
+    The entry gets a substitute for the manifest, in which only `files` has a meaning:
+    the names, and with `with_sums` also the sizes and checksums.
     """
     files = {name: FileEntry(name=name, size=0, crc32c=0) for name in names}
 

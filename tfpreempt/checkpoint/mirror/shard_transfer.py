@@ -1,10 +1,10 @@
 """Transfers the workers' shards of a save through the object store.
 
-A shard is the files that one worker writes in a save: the state that differs between
-workers, so it is small. If a worker has no access to the chief's disk, it uploads its
-shard to `shards/<attempt>/`, a manifest of the files last, and then reports the save as
-done. The chief downloads the shards to its staging directory and commits them, as if
-they had been written to shared storage.
+A shard is the set of files that one worker writes in a save: the state that differs
+between workers, so a shard is small. A worker without access to the chief's disk
+uploads its shard to `shards/<attempt>/`, with a manifest of the files as the last
+object, and then reports the save as done. The chief downloads the shards to its staging
+directory, and commits them like shards that workers write to shared storage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SECONDS = 20.0  # timeout of a request, with its retries
 
 
 class ShardTransfer:
-    """Sends this worker's shard; on the chief, fetches the shards of the workers.
+    """Uploads this worker's shard; on the chief, downloads the shards of the workers.
 
     Args:
         store: object store for the transfer.
@@ -66,10 +66,10 @@ class ShardTransfer:
         return self._worker in self._apart
 
     def send(self, staged: StagedSave) -> None:
-        """Moves this worker's shard to the store.
+        """Uploads this worker's shard, and then deletes the local files.
 
-        Does nothing if the worker writes to the chief's directory. The local files are
-        deleted, also after an error.
+        The files are deleted also after an error. Does nothing if the worker writes
+        to the chief's directory.
 
         Raises:
             CheckpointError: the store or the local disk failed.
@@ -122,7 +122,7 @@ class ShardTransfer:
         because: str,
         left: Callable[[], float],
     ) -> list[int]:
-        """Downloads the shards of a save to the staging directory; chief only.
+        """Downloads the shards of a save to the staging directory. Called on the chief.
 
         Args:
             staged: the save.
@@ -132,13 +132,13 @@ class ShardTransfer:
                 download may take half of that time.
 
         Returns:
-            The workers with a shard in the staging directory. A failed transfer is
+            The workers with a shard in the staging directory. A failed download is
             logged.
 
         Raises:
-            SaveError: a shard is missing, and the save was not made because of a
-                preemption. The last commit is kept instead: a complete older commit is
-                worth more than a newer commit without a shard.
+            SaveError: a shard is missing, and the reason is "periodic" or "save".
+                Training continues, so the last commit, which is complete, is worth more
+                than a newer commit without a shard.
         """
         missing = []
         present = []
@@ -190,18 +190,24 @@ class ShardTransfer:
 
 
 def clear_others(store: ObjectStore, token: str) -> None:
-    """Deletes shards from the store that earlier processes of the run left there.
+    """Deletes the shards that earlier processes of the run left in the store.
 
     Args:
         store: object store for the transfer.
-        token: token of this process. The names of its saves begin with the token; their
-            shards are kept.
+        token: token of this process. The shards of saves whose name begins with the
+            token are kept.
     """
     _delete(store, f"{FOLDER}/", lambda found: not found.startswith(f"{token}-"))
 
 
 def _delete(store: ObjectStore, below: str, is_over: Callable[[str], bool]) -> None:
-    """Deletes the shards below a prefix of those saves that are over."""
+    """Deletes the shards of finished saves from the store.
+
+    Args:
+        store: object store for the transfer.
+        below: prefix of the objects to look at.
+        is_over: function that returns whether the save of this name is finished.
+    """
     for name in list(store.list(below)):
         ours = _OURS.fullmatch(name)
         if ours is not None and is_over(ours["attempt"]):

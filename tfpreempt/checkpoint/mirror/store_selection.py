@@ -1,17 +1,17 @@
 """Chooses the directory and the object store of a run, from arguments and environment.
 
 If `checkpoint_dir` is a URL, the run writes its commits to a local scratch directory,
-and a mirror uploads them to the URL. The commits at the URL are the truth; the scratch
-directory is a cache. At a start, the newest commit at the URL is compared with the file
-`.tfpreempt-mirror` of the scratch directory:
+and a mirror uploads the commits to the URL. The commits at the URL count; the scratch
+directory is only a cache. The file `.tfpreempt-mirror` in the scratch directory names
+the commits that can be the newest commit at the URL. At a start, there are two cases:
 
 - The file names the newest commit at the URL: no other machine has used the URL in the
   meantime. Local commits that were not uploaded yet are used.
-- The file names a different commit: the run was continued on another machine, or the
+- The file names only other commits: the run was continued on another machine, or the
   user deleted commits at the URL. The scratch directory is emptied.
 
-The file is written before each change at the URL. It names the commit that is newest
-before the change, and the commit that will be newest after the change.
+The file is written before each change at the URL. The file then names the commit that
+is newest before the change, and the commit that will be newest after the change.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ from tfpreempt.storage.open_store import check_apart, open_store, split
 _log = logging.getLogger(__name__)
 
 _EXPECTED = ".tfpreempt-mirror"
-_MAX_BYTES = 1 << 20  # an upload that fails before the marker adds a commit
+# Largest size of `.tfpreempt-mirror`, which grows with each upload that fails before
+# the marker.
+_MAX_BYTES = 1 << 20
 _JOURNAL = "journal"
 _SCHEMES = ("gs", "s3")
-_KEPT = 1  # commits in a scratch directory, besides commits still to be uploaded
+_KEPT = 1  # commits to keep in a scratch directory, besides commits not uploaded yet
 _LEAST_FREE = 16 << 20  # bytes that must be free in a scratch directory
 
 
 def check_url(url: str) -> str:
-    """Returns a URL usable as a checkpoint directory, without "/" at the end.
+    """Returns the URL of a checkpoint directory, checked, and without "/" at the end.
 
     Raises:
         ConfigurationError: no object store of tfpreempt serves the URL.
@@ -116,7 +118,8 @@ class Scratch:
         return cls(url, private_directory(directory, VARIABLE))
 
     def settle(self, copies: Iterable[Entry], files: Files) -> bool:
-        """Empties the scratch directory if the mirror was changed from elsewhere.
+        """Empties the scratch directory, if another machine or the user has changed the
+        mirror.
 
         The caller holds the lease of the scratch directory.
 
@@ -147,7 +150,10 @@ class Scratch:
         return now == NONE and not local
 
     def note_upload(self, commit: Entry) -> None:
-        """Notes in `.tfpreempt-mirror` a commit that is about to be the newest."""
+        """Notes in `.tfpreempt-mirror` that a commit will be newest in the mirror.
+
+        Called before the commit's marker is uploaded.
+        """
         self._expect(newest([commit]))
 
     def note_deletion(self, store: ObjectStore, deleted: Iterable[Entry]) -> None:
@@ -197,10 +203,10 @@ class Scratch:
             )
 
     def check_room(self, bytes_of_state: int) -> None:
-        """Refuses a scratch directory without room for two commits.
+        """Checks that the scratch directory has room for two commits.
 
         Args:
-            bytes_of_state: bytes of the state to be saved, as far as known.
+            bytes_of_state: size in bytes of the state to be saved, as far as known.
 
         Raises:
             ConfigurationError: the disk has too little room.
@@ -221,22 +227,23 @@ class Scratch:
     def has_room_for(self, path: str, pending: Iterable[Entry], largest: int) -> bool:
         """Returns whether the disk has room to keep a commit until it is uploaded.
 
-        The room suffices if two more commits fit once the older commits are deleted.
+        The room suffices if two more commits fit after the deletion of the commits that
+        are older than the given commit.
 
         Args:
             path: path of the commit.
-            pending: commits to be uploaded, oldest first.
-            largest: bytes of the largest commit.
+            pending: commits that wait for their upload, oldest first.
+            largest: size of the largest commit in bytes.
         """
         free = shutil.disk_usage(self.directory).free
         older = itertools.takewhile(lambda each: each.path != path, pending)
         return free + sum(each.size or 0 for each in older) >= 2 * largest
 
     def _expected(self) -> list[Parent]:
-        """Returns the commits in `.tfpreempt-mirror`; `[NONE]` if unreadable.
+        """Returns the commits named in `.tfpreempt-mirror`; `[NONE]` if unreadable.
 
-        The list has the mirror's newest commit, unless another machine has changed the
-        mirror.
+        One of them is the mirror's newest commit, unless another machine or the user
+        has changed the mirror.
         """
         try:
             data = file_reading.read(
@@ -254,7 +261,7 @@ class Scratch:
         files.publish(os.path.join(self.directory, _EXPECTED), data)
 
     def _empty(self, files: Files, lost: list[Entry]) -> None:
-        """Deletes every checkpoint; keeps the lease, journal and unfinished downloads.
+        """Deletes all checkpoints. Lease, journal and unfinished downloads stay.
 
         Args:
             files: file operations on the scratch directory.
@@ -275,7 +282,7 @@ class Scratch:
                 _delete(files, os.path.join(self.directory, name))
 
     def _empty_journal(self, files: Files) -> None:
-        """Deletes the workers' journals, because the user has deleted the run."""
+        """Deletes the workers' journals. Called if the user has deleted the run."""
         journal = journal_directory(self.directory)
         for name in file_reading.names(str(journal)):
             if name.startswith("worker-"):
@@ -311,8 +318,8 @@ class RunStorage:
     """The directory of a run's commits, and the mirror of the directory.
 
     Attributes:
-        directory: local directory, as passed by the user; the scratch directory if the
-            user passed a URL.
+        directory: local directory, unchanged as the user passed it; the scratch
+            directory if the user passed a URL.
         max_to_keep: number of commits to keep in the directory; None keeps every
             commit.
         store: object store of the mirror; None without a mirror.
@@ -331,10 +338,10 @@ def choose_storage(
     """Returns the directory of a run's commits, and the mirror of the directory.
 
     Args:
-        given: the user's `mirror_dir`. With None, TFPREEMPT_MIRROR_DIR is used:
-            `tfpreempt run` sets it to the mirror of its checkpoint directory.
-        checkpoint_dir: value passed by the user. For a URL, the directory is a scratch
-            directory and the URL is its mirror.
+        given: the user's argument `mirror_dir`. With None, the mirror is taken from the
+            variable TFPREEMPT_MIRROR_DIR, which `tfpreempt run` sets to its mirror.
+        checkpoint_dir: the user's argument `checkpoint_dir`. For a URL, the directory
+            is a scratch directory and the URL is its mirror.
         max_to_keep: number of commits to keep in the directory, or in the mirror if
             `checkpoint_dir` is a URL; None keeps every commit.
 

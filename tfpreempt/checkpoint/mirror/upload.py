@@ -1,18 +1,18 @@
 """Uploads one commit: the files in parallel, then the manifest, then the marker.
 
-Every uploaded object is compared with the manifest by size and crc32c. Intact objects
-that an earlier attempt has uploaded are used again. If the process is killed, a folder
-without a marker stays, which readers do not take for a commit.
+Every uploaded object is compared with the manifest by size and crc32c. An intact object
+that an earlier attempt has uploaded is not uploaded again. If the process is killed, a
+folder without a marker stays, which is not a commit for readers.
 
 One connection to an object store is slower than the network, and a checkpoint is often
 one large file. So if the store can compose an object from other objects, several
 threads upload a large file in parts. Parts are objects outside the commit's folder:
 
-    parts/<folder>/<file>/<offset>  some bytes of a file of the commit in <folder>
+    parts/<folder>/<file>/<offset>  bytes from <offset> on, of a file of the commit
 
-The folder's name identifies the commit's content, so the parts of a crashed upload can
-be used again. No upload needs the parts once the commit's marker or a newer commit
-exists; retention then deletes them.
+The folder's name identifies the commit's content, so a later upload can use the parts
+of a crashed upload. No upload needs the parts once the commit's marker or a newer
+commit exists; retention then deletes the parts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tfpreempt.storage.object_store import (
 )
 
 PARTS = "parts"
-SMALLEST = 64 << 20  # bytes of a part, which costs three requests with its deletion
+SMALLEST = 64 << 20  # smallest part in bytes; each part costs three requests
 THREADS = 8
 STOP_TIMEOUT_SECONDS = 5.0  # time for the threads to end after an error
 
 
 class UploadCancelledError(Exception):
-    """The upload was cancelled by `Upload.cancel`; no failure of the mirror."""
+    """The upload was cancelled by `Upload.cancel`; not a failure of the mirror."""
 
 
 class CommitGoneError(Exception):
@@ -66,8 +66,8 @@ class Upload:
         store: object store that receives the commit.
         commit: the local commit.
         threads: number of files, or parts of files, uploaded at a time.
-        smallest_part: bytes; files up to this size are not uploaded in parts.
-        on_bytes: function called with the number of bytes just read by a thread.
+        smallest_part: size in bytes; files up to this size are not uploaded in parts.
+        on_bytes: function called after each read, with the number of bytes read.
         before_marker: function called with the commit's folder before the marker is
             written; if the function raises, the upload ends with that error.
 
@@ -95,11 +95,11 @@ class Upload:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Makes `run` stop after the piece that is being read."""
+        """Makes `run` stop before the next read from a file."""
         self._cancelled.set()
 
     def run(self) -> None:
-        """Uploads the objects missing from the store.
+        """Uploads the objects of the commit that are missing from the store.
 
         Raises:
             UploadCancelledError: `cancel` was called.
@@ -125,7 +125,11 @@ class Upload:
         self._put(there, _entry(layout.MARKER, commit.marker), commit.marker)
 
     def _divided(self, there: set[str]) -> dict[FileEntry, list[Range]]:
-        """Returns the parts, by file, of the files to upload in parts."""
+        """Returns the files to upload in parts, each with the ranges of its parts.
+
+        Args:
+            there: names of the objects in the commit's folder; such files are omitted.
+        """
         manifest = self.commit.manifest
         if manifest is None or not isinstance(self._store, ComposingStore):
             return {}
@@ -145,7 +149,14 @@ class Upload:
     def _put_files(
         self, there: set[str], divided: dict[FileEntry, list[Range]]
     ) -> None:
-        """Uploads the files and the parts, largest first."""
+        """Uploads the undivided files, and the parts of the divided files.
+
+        The largest files and parts are uploaded first.
+
+        Args:
+            there: names of the objects in the commit's folder.
+            divided: files to upload in parts, from `_divided`.
+        """
         manifest = self.commit.manifest
         assert manifest is not None
         if divided:
@@ -174,7 +185,7 @@ class Upload:
         return set(self._store.list(self._folder + "/"))
 
     def _check_names(self, names: list[str]) -> None:
-        """Raises SaveError if an object was deleted again, perhaps by another run."""
+        """Raises SaveError if another run has deleted an uploaded object."""
         gone = {os.path.join(self._folder, name) for name in names} - self._names()
         if gone:
             raise errors.SaveError(
@@ -190,11 +201,11 @@ class Upload:
     def _put(
         self, there: set[str], entry: FileEntry, data: bytes | None = None
     ) -> None:
-        """Uploads one object, unless intact in the store.
+        """Uploads one object, unless the store has the object intact.
 
         Args:
-            there: names of the objects in the store.
-            entry: name, size and checksum.
+            there: names of the objects in the commit's folder.
+            entry: name, size and checksum of the object's content.
             data: content of the object; None uploads the commit's file of that name.
         """
         self._check()
@@ -289,18 +300,18 @@ def _entry(name: str, data: bytes) -> FileEntry:
 
 
 def parts_of(size: int, total: int, *, threads: int, smallest: int) -> list[Range]:
-    """Returns the parts in which to upload a file; one part for the whole file.
+    """Returns the ranges of the parts in which to upload a file.
 
-    A file is not split if its size is at most the commit's size divided by the number
-    of threads: then other files keep the other threads busy. A larger file is split
-    into parts of the smallest size. With many parts the threads end at about the same
-    time, and a crashed upload loses little.
+    A file whose size is at most the commit's size divided by the number of threads is a
+    single part, because the commit's other files keep the other threads busy. A larger
+    file is split into parts of the smallest size. With many parts the threads end at
+    about the same time, and a crashed upload loses little.
 
     Args:
-        size: bytes of the file.
-        total: bytes of the commit.
+        size: size of the file in bytes.
+        total: size of the commit in bytes.
         threads: number of upload threads.
-        smallest: bytes of the smallest part, except for the last part.
+        smallest: smallest size of a part in bytes; the last part may be smaller.
     """
     if size * threads <= total or size <= smallest:
         return [Range(0, size)]
@@ -314,7 +325,7 @@ def parts_folder(commit: str) -> str:
     """Returns the common prefix of the names of a commit's parts.
 
     Args:
-        commit: folder of the commit.
+        commit: name of the commit's folder.
     """
     return f"{PARTS}/{commit}/"
 
@@ -323,7 +334,7 @@ def part_name(commit: str, file: str, part: Range) -> str:
     """Returns the name of the object for a part of a file of a commit.
 
     Args:
-        commit: folder of the commit.
+        commit: name of the commit's folder.
         file: name of the file in the folder.
         part: range of the file.
     """
@@ -335,11 +346,11 @@ class _CountedFile(io.FileIO):
 
     Args:
         path: path of the file.
-        part: range of the file, which a reader sees as the whole file; None for the
+        part: range of the file that is read as if it were the whole file; None: the
             whole file.
         check: function called before each read; may raise to end the upload.
-        on_bytes: function called with the number of bytes of each read. Bytes that are
-            read again by a retry are not counted again.
+        on_bytes: function called with the number of bytes of each read. A byte that a
+            retry reads again is not counted again.
         root: directory below which links are not followed.
     """
 
