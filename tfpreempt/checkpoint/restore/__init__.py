@@ -4,7 +4,7 @@ checkpoint_directory  Directory: finds, restores and deletes the commits of a di
 external_checkpoints  finds checkpoints that were written without tfpreempt
 handle                Checkpoint: a reference to one checkpoint, for users
 inspection            the tables of `tfpreempt inspect` and `tfpreempt verify`
-opening               opens a Directory with the contents that a program saves
+opening               opens a Directory for the checkpoint or manager of a program
 reshard               restores a commit that another number of workers wrote
 restore               finds the newest commit that is intact
 save                  Save: writes a commit, on each worker, in four phases; AsyncSave

@@ -58,8 +58,9 @@ from tfpreempt.storage.object_store import ObjectStore
 _log = logging.getLogger(__name__)
 
 LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
-_UNFINISHED = 8  # number of saves; files written late for such a save are deleted
-_heads: dict[tuple[str, str], Head] = {}  # by process name and directory
+_UNFINISHED = 8  # saves for which a slow worker's late files are deleted
+# The head (see `head.py`) at the end of a handler, by process name and directory.
+_heads: dict[tuple[str, str], Head] = {}
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -67,14 +68,15 @@ class Directory:
     """A checkpoint directory, as used by one worker.
 
     Args:
-        path: the chief's checkpoint directory, on every worker.
+        path: path of the chief's checkpoint directory (equal on every worker).
         cluster: the workers, and the index of this worker.
-        files: the file operations, guarded by the lease if there is a lease.
+        files: file system operations that make the changes, guarded by the lease if
+            there is a lease.
         contents: reads and writes the part of a checkpoint that TensorFlow or a save_fn
             writes.
-        random_state: this worker's random generators; None if not saved.
+        random_state: State of this worker's random generators; None: not saved.
         registry: the named States to save.
-        max_to_keep: number of tfpreempt's commits to keep; None keeps all.
+        max_to_keep: number of commits by tfpreempt to keep; None keeps all.
         mirror: on the chief, the mirror of the directory; None without a mirror.
         lease: the lease of the directory; None without a lease.
         clock: time source for measured durations.
@@ -85,13 +87,13 @@ class Directory:
         corrupt: tokens of the commits that `newest` skipped as corrupt. Retention does
             not count them among the commits to keep.
         highest_sequence: highest sequence number of the commits checked by `newest` or
-            made by a save. New commits exceed the number even while a faulty disk does
-            not list the commit.
-        unfinished: staging directories of the newest finished saves. A slow worker may
-            still write files for these saves.
+            made by a save. A new commit gets a higher number, even if a faulty disk
+            does not list the older commits at that time.
+        unfinished: staging directories of the newest finished saves for which a slow
+            worker may still write files.
         identity: compares the storage at the path with the storage at the start.
-        restart: number of restarts before this process. Read at the start, because an
-            error of the read must not fail a save.
+        restart: number of restarts of the run before this process. Read at the start,
+            because an error of the read must not make a save fail.
     """
 
     path: str
@@ -157,22 +159,22 @@ class Directory:
             )
 
     def check_others(self, commits: Iterable[Entry]) -> None:
-        """Raises an error if another run has committed while the lease was released.
+        """Checks that no other run has committed while the lease was released.
 
         Args:
             commits: the commits in the directory now.
 
         Raises:
-            LeaseLostError: another run has committed; the steps of two runs must not be
-                mixed.
+            LeaseLostError: another run has committed, so a commit of this run would mix
+                the steps of two runs.
         """
         if self.lease is not None:
             self.lease.head.follow(commits, self.lease)
 
     def remember_head(self) -> None:
-        """Records this process's last commit, for later handlers of the process.
+        """Keeps the lease's head after a commit, for later handlers of the process.
 
-        `check_nothing_came` compares the directory with the record.
+        `check_nothing_came` compares the commits in the directory with the head.
         """
         if self.lease is not None:
             _heads[this_process(), os.path.realpath(self.path)] = self.lease.head
@@ -180,14 +182,15 @@ class Directory:
     # --- saving ----------------------------------------------------------------------
 
     def try_states(self) -> None:
-        """Logs a warning for named States that cannot be saved; main thread only."""
+        """Tries to save the named States, and logs a warning for each that cannot be
+        saved. Called on the main thread."""
         states, is_chief = self.registry.in_order(), self.cluster.is_chief
         try_states(each for each in states if each.per_worker or is_chief)
 
     def delete_parts(self, staging: str) -> None:
         """Deletes the files that workers wrote beside the staging directory of a save.
 
-        These files hold tensors: with several workers, every worker writes a share.
+        With several workers, every worker writes a share of the tensors to these files.
         """
         try:
             retention.delete_staging(self.files, staging + layout.PARTS_SUFFIX)
@@ -198,7 +201,7 @@ class Directory:
     # --- finding and restoring -------------------------------------------------------
 
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
-        """Returns the newest intact commit, see `newest_verified`; chief only."""
+        """Returns the newest intact commit; on the chief. See `newest_verified`."""
         return restoring.newest_verified(
             self.path,
             *on_skip,
@@ -213,7 +216,10 @@ class Directory:
         on_lost: Callable[[str], None],
         copies: Iterable[Entry],
     ) -> bool:
-        """Imports a newer commit from the mirror; see `import_commit.newest_first`."""
+        """Imports a commit from the mirror if newer than `local`.
+
+        The arguments are described in `import_commit.newest_first`.
+        """
         return import_commit.newest_first(
             self.files,
             copies,
@@ -226,9 +232,10 @@ class Directory:
         )
 
     def fetch(self, store: ObjectStore, token: str) -> Entry | None:
-        """Returns the commit chosen by the chief, on a worker with its own disk.
+        """Returns the commit that the chief chose, on a worker without access to the
+        chief's disk.
 
-        If the commit is missing or corrupt on this disk, the commit is downloaded.
+        If the commit is missing or corrupt on this worker's disk, it is downloaded.
 
         Args:
             store: object store of the mirror.
@@ -258,8 +265,8 @@ class Directory:
             token: token of the checkpoint.
 
         Returns:
-            The entry, not verified, because the chief has verified the checkpoint; None
-            if there is no checkpoint with the token.
+            The entry. Its files are not verified, because the chief has verified them.
+            None if there is no checkpoint with the token.
         """
         found = restoring.find_candidates(self.path, lambda problem: None)
         return next((each for each in found if each.token == token), None)
@@ -277,8 +284,8 @@ class Directory:
                 `load_named_states` was called before.
 
         Returns:
-            The description of the restored checkpoint. The step is 0 if a program other
-            than tfpreempt wrote the checkpoint, without a step.
+            The description of the restored checkpoint. The step is 0 for a checkpoint
+            of another program, which does not tell its step.
 
         Raises:
             CheckpointCorruptedError: TensorFlow cannot read the checkpoint. Without a
@@ -319,14 +326,18 @@ class Directory:
         )
 
     def random_bytes(self) -> bytes:
-        """Returns the state of this worker's random generators, as in a commit."""
+        """Returns the current state of this worker's random generators, in the format
+        of a commit."""
         buffer = io.BytesIO()
         if self.random_state is not None:
             self.random_state.save(buffer)
         return buffer.getvalue()
 
     def load_named_states(self, candidate: Entry) -> None:
-        """Loads the registered States; called on every worker, on the main thread."""
+        """Loads the named States from a commit.
+
+        Called on every worker, on the main thread.
+        """
         shared = os.path.join(candidate.shards, layout.STATES)
         for state in self.registry.in_order():
             if not state.per_worker:
@@ -346,8 +357,9 @@ class Directory:
     def check(self, candidate: Entry) -> None:
         """Verifies the files of a checkpoint, and that every worker can restore them.
 
-        Assigns nothing. A corrupt commit is added to `corrupt`. The tensors read from a
-        small commit are kept for `restore`, to avoid a second read.
+        No variable or State is changed. A corrupt commit is added to `corrupt`. The
+        tensors read from a small commit are kept in memory for `restore`, which then
+        need not read them again.
 
         Raises:
             CheckpointCorruptedError: a file of the checkpoint cannot be read.
@@ -379,7 +391,7 @@ class Directory:
     # --- deleting and mirroring ------------------------------------------------------
 
     def delete(self, checkpoint: Checkpoint) -> None:
-        """Deletes a commit in the directory and in the mirror; chief only.
+        """Deletes a commit in the directory and in the mirror. Called on the chief.
 
         Raises:
             ConfigurationError: the checkpoint belongs to a CheckpointManager or a
@@ -441,7 +453,8 @@ class Directory:
         return None
 
     def read_back(self, path: str) -> Entry | None:
-        """Returns the entry of a commit just made; None, logged, if the disk fails."""
+        """Returns the entry of a commit just made. If the disk fails, logs a warning,
+        and returns None."""
         try:
             return catalog.read_at(path)
         except (OSError, errors.CheckpointError) as error:
@@ -467,10 +480,8 @@ class Directory:
         return self.mirror is None or self.mirror.wait(timeout)
 
     def release(self) -> None:
-        """Releases the leases of the directory and the mirror for other programs.
-
-        A save acquires the leases again.
-        """
+        """Releases the leases of the directory and the mirror, so that another program
+        can take them. The next save takes the leases again."""
         if self.lease is not None:
             self.lease.release()
         if self.mirror is not None:
@@ -478,11 +489,12 @@ class Directory:
 
 
 def check_nothing_came(path: str) -> None:
-    """Raises an error if another run has committed since this process last did.
+    """Raises an error if another run has committed since this process's last commit.
 
     Between two handlers of a program no process holds the lease of the directory, so
-    another run can commit. The Python values of this program would then belong to an
-    older step than the commit. Called on the main thread of the chief.
+    another run can commit. The second handler would restore that commit, but the Python
+    values of this program belong to an older step. Called on the main thread of the
+    chief.
 
     Args:
         path: the checkpoint directory.

@@ -1,10 +1,10 @@
-"""Finds foreign checkpoints in a directory: those written without tfpreempt.
+"""Finds foreign checkpoints in a directory: checkpoints written without tfpreempt.
 
-A foreign checkpoint has no marker, so the time of its index file is compared with the
-times of the commits' markers. Files of a running or incomplete save of tfpreempt are no
-foreign checkpoint. Nor are the files of a corrupt commit: TensorFlow might read
-incomplete files. A flat commit (files of a CheckpointManager) that was overwritten
-without tfpreempt is a foreign checkpoint.
+A foreign checkpoint has no marker, so the time of its `.index` file is compared with
+the times of the commits' markers. Files of a running or incomplete save of tfpreempt
+are not a foreign checkpoint. The files of a corrupt commit do not count either, because
+TensorFlow might restore incomplete files without an error. A flat commit (files of a
+CheckpointManager) that was overwritten without tfpreempt is a foreign checkpoint.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     """Returns tfpreempt's commits and the foreign checkpoints, newest first.
 
     Args:
-        directory: the checkpoint directory; it need not exist.
-        ours: the result of `catalog.scan` for the directory.
+        directory: the checkpoint directory; need not exist.
+        ours: commits and saves of tfpreempt, from `catalog.scan` for the directory.
 
     Raises:
         OSError: the directory cannot be read; or TensorFlow's state file cannot be
@@ -71,8 +71,9 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
 def is_overwritten(entry: Entry) -> bool:
     """Returns whether a flat commit was saved again without tfpreempt.
 
-    The index must be newer than the marker and have another checksum. The time alone is
-    not enough: copying a directory gives every file a new time.
+    True if the `.index` file is newer than the marker and has another checksum than in
+    the manifest. A newer time alone proves nothing: copying a directory gives every
+    file a new time.
     """
     if entry.condition is CommitStatus.NOT_COMMITTED or entry.prefix is None:
         return False
@@ -92,15 +93,16 @@ def is_overwritten(entry: Entry) -> bool:
 def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> set[str]:
     """Returns TensorFlow's prefixes of the checkpoints in a directory.
 
-    The prefixes come from the index files, and from TensorFlow's state file. A prefix
-    in the state file that leads outside of the directory, or into a commit of
-    tfpreempt, is skipped.
+    The prefixes come from the names of `.index` files, and from TensorFlow's state
+    file. A prefix in the state file that leads outside of the directory, or into a
+    commit of tfpreempt, is skipped.
 
     Args:
         directory: the checkpoint directory.
-        names: the names in the directory.
-        needs_pointer: whether an unreadable state file is an error, because only that
-            file may name a checkpoint; otherwise a warning is logged.
+        names: names of all files in the directory.
+        needs_pointer: whether an unreadable state file is an error: without a commit,
+            the file may be the only one that names a checkpoint. If False, a warning is
+            logged.
 
     Raises:
         OSError: the state file cannot be read.
@@ -132,10 +134,11 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
 
 
 def _may_be(prefix: str) -> bool:
-    """Returns whether the index file of a prefix may be that of a checkpoint.
+    """Returns whether a checkpoint may exist at a prefix, judged by the `.index` file.
 
-    False if something else, such as a directory, is at the path. True if the file is
-    missing. True after an error, too: the caller's read reports the error.
+    False if the path of the `.index` file leads to something else, such as a directory.
+    True if the file is missing. True also after an error of the disk, so that the later
+    read of the checkpoint reports the error.
     """
     try:
         there = file_reading.is_there(prefix + INDEX)
@@ -148,6 +151,11 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     """Returns the entry of a foreign checkpoint, or of an incomplete flat save.
 
     Returns None if the files were deleted in the meantime.
+
+    Args:
+        directory: the checkpoint directory.
+        prefix: TensorFlow's prefix of the checkpoint.
+        overwritten: names of the flat commits that were saved again without tfpreempt.
     """
     name = os.path.relpath(prefix, directory)
     entry = Entry(
@@ -176,12 +184,13 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a checkpoint lost the index by damage, not by a deletion.
+    """Returns whether a checkpoint without an `.index` file is corrupt, not deleted.
 
-    The checkpoint must be named in TensorFlow's state file and have data files. A
-    manager deletes the oldest checkpoint first, never the newest, and the index before
-    the data. So a missing index may be an interrupted deletion only if the checkpoint
-    is not the newest, and no older checkpoint has an index.
+    A corrupt checkpoint is named in TensorFlow's state file and has data files. Its
+    `.index` file may also be missing because a deletion was interrupted: a
+    CheckpointManager deletes the oldest checkpoint first, never the newest, and the
+    `.index` file before the data. So an interrupted deletion is only possible if the
+    checkpoint is not the newest, and no older checkpoint has an `.index` file.
     """
     try:
         listed = checkpoint_state.named(directory)

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
     from tfpreempt.storage.object_store import ObjectStore
 
-_COPY_TIMEOUT = 24 * 3600.0  # wait for a copying process; a stalled copy fails earlier
-_NOTE_SECONDS = 30.0  # wait for a process that writes metadata
+# Seconds to wait for another process that copies; a stalled copy fails earlier.
+_COPY_TIMEOUT = 24 * 3600.0
+_NOTE_SECONDS = 30.0  # seconds to wait for another process that writes metadata
 
 
 class Checkpoint:
@@ -52,7 +53,8 @@ class Checkpoint:
             or a directory with a checkpoint's files. A local path (~ is the home
             directory), or a URI with file://, gs:// or s3://. With a `filesystem`, a
             path in the file system.
-        filesystem: an object store of tfpreempt, or a file system of pyarrow or fsspec.
+        filesystem: an object store of tfpreempt, or a file system object of pyarrow or
+            fsspec; None: the file system of this machine, or the storage of the URI.
         prefix: argument for `tf.train.Checkpoint.restore`, if already known.
         step: step of the checkpoint, if already known.
 
@@ -105,7 +107,7 @@ class Checkpoint:
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Returns a reference to the checkpoint in a local directory.
 
-        The directory may be written by any program.
+        Any program may have written the checkpoint.
 
         Raises:
             ConfigurationError: the path is not local.
@@ -122,8 +124,9 @@ class Checkpoint:
     def path(self) -> str:
         """The path of the checkpoint.
 
-        The directory of a commit, or TensorFlow's prefix of a CheckpointManager's
-        checkpoint. For a remote checkpoint a URI, or a path in the `filesystem`.
+        The path is the directory of a commit, or TensorFlow's prefix of a
+        CheckpointManager's checkpoint. For a remote checkpoint, the path is a URI, or a
+        path in the `filesystem`.
         """
         return self._path
 
@@ -138,8 +141,8 @@ class Checkpoint:
     def prefix(self) -> str | None:
         """The argument for `tf.train.Checkpoint.restore`; may read the manifest.
 
-        None if the commit has no TensorFlow checkpoint, only named States; and for a
-        remote checkpoint, which `restore()` restores.
+        None if the commit has no TensorFlow checkpoint, only named States. None also
+        for a remote checkpoint: use `restore()`.
         """
         if self._prefix is None and self._local is not None:
             self._prefix = resolve.tensorflow_prefix(resolve.at_path(self._local))
@@ -162,24 +165,25 @@ class Checkpoint:
         """Copies the checkpoint's files into a directory, and verifies the copies.
 
         If several processes of this machine name the same directory, one process copies
-        and the other processes wait. Files that a killed call has copied are used.
-        Unrelated files in the directory stay.
+        and the other processes wait. Files that a killed process has copied are not
+        copied again. Unrelated files in the directory stay.
 
         Args:
             path: the directory, created if missing; ~ is the home directory. By default
-                a temporary directory, the same in every process of this user. The
-                caller deletes the temporary directory after the last use.
+                a temporary directory, the same in every process of this user; the
+                caller must delete this directory after the last use.
             timeout: seconds for the whole call; None: no timeout while bytes keep
                 arriving.
 
         Returns:
-            The directory.
+            The path of the directory.
 
         Raises:
-            CheckpointCorruptedError: a file is missing or has another checksum.
+            CheckpointCorruptedError: a file of the checkpoint is missing, or has
+                another checksum than in the manifest.
             CheckpointError: there is no checkpoint, the disk is full, or the timeout
-                has passed. Or a file of another program has the name of a file of the
-                checkpoint; such a file is never overwritten.
+                has passed. Or the directory contains another program's file, under a
+                name that the checkpoint needs; such a file is never overwritten.
         """
         check_timeout(timeout)
         began = time.monotonic()
@@ -210,19 +214,20 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self, *, timeout: float | None = None) -> Iterator[str]:
-        """Returns a context whose value is a local directory with the files.
+        """Returns a context whose value is a local directory that contains the files.
 
-        The files are for reading only. A local checkpoint is not copied: the value is
-        the directory of the commit, or the directory that contains the files of a flat
+        Do not change the files. A local checkpoint is not copied: the value is the
+        directory of the commit, or the directory that contains the files of a flat
         checkpoint. A remote checkpoint is downloaded once for all processes of this
-        machine, and deleted when the last process exits the context.
+        machine. The download is deleted when the last process leaves the context.
 
         Args:
             timeout: seconds for a download, or for the wait for another process's
                 download; None: no timeout while bytes keep arriving.
 
         Raises:
-            CheckpointCorruptedError: a file is missing or has another checksum.
+            CheckpointCorruptedError: a file of the checkpoint is missing, or has
+                another checksum than in the manifest.
             CheckpointError: there is no checkpoint, the disk is full, or the timeout
                 has passed.
         """
@@ -244,16 +249,16 @@ class Checkpoint:
         download is deleted once no variable can be restored from it any more.
 
         Args:
-            tf_checkpoint: the object to restore; its `restore` is called.
+            tf_checkpoint: the object to restore, by a call of its method `restore`.
 
         Returns:
             The result of `tf_checkpoint.restore`, for example for `assert_consumed()`.
 
         Raises:
-            ConfigurationError: the object has no `restore`; or the path has one of [,
-                *, ? and \\, and TensorFlow finds no file there.
-            CheckpointError: the checkpoint holds no tf.train.Checkpoint, or cannot be
-                read.
+            ConfigurationError: the object has no method `restore`; or the path contains
+                [, *, ? or \\, so TensorFlow would not find the files.
+            CheckpointError: the checkpoint contains no tf.train.Checkpoint, or cannot
+                be read.
         """
         _check_restorable(tf_checkpoint)
         if self._local is not None:
@@ -271,7 +276,7 @@ class Checkpoint:
         return status
 
     def get_metadata(self) -> dict[str, Any]:
-        """Returns the user's metadata of the checkpoint; empty if there is none.
+        """Returns the metadata that users attached to the checkpoint; may be empty.
 
         Raises:
             CheckpointError: there is no checkpoint, or the metadata cannot be read.
@@ -279,10 +284,10 @@ class Checkpoint:
         return user_metadata.read(self._find())
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
-        """Writes a JSON object beside the manifest; replaces the earlier metadata.
+        """Replaces the metadata of the checkpoint by a JSON object of the values.
 
         Raises:
-            ConfigurationError: JSON cannot hold the values.
+            ConfigurationError: JSON cannot represent the values.
             CheckpointError: there is no checkpoint, or the metadata cannot be written.
         """
         user_metadata.encoded(values)
@@ -290,12 +295,13 @@ class Checkpoint:
             user_metadata.write(found, values)
 
     def update_metadata(self, values: Mapping[str, Any]) -> None:
-        """Adds values to the metadata.
+        """Adds values to the metadata of the checkpoint.
 
-        Simultaneous updates by processes of one machine are all kept.
+        If several processes of one machine call the method at the same time, the values
+        of all calls are added.
 
         Raises:
-            ConfigurationError: JSON cannot hold the values.
+            ConfigurationError: JSON cannot represent the values.
             CheckpointError: there is no checkpoint, or the metadata cannot be written.
         """
         user_metadata.encoded(values)
@@ -315,7 +321,7 @@ class Checkpoint:
     __add__ = __truediv__
 
     def __repr__(self) -> str:
-        """Returns a text without reading a file; an unknown step is not shown."""
+        """Returns a text for users. Reads no file, so an unknown step is not shown."""
         step = "" if self._step is None else f", step={self._step}"
         where = "local" if self._local is not None else "remote"
         if self._filesystem is not None:
@@ -343,7 +349,8 @@ class Checkpoint:
     def _noting(self) -> Iterator[Entry]:
         """Returns a context whose value is the entry of the checkpoint.
 
-        Inside, no other process writes the metadata, if the checkpoint is local.
+        If the checkpoint is local, no other process writes metadata before the context
+        ends.
         """
         found = self._find()
         if found.kind is Kind.EXTERNAL:
@@ -374,7 +381,7 @@ def checkpoints_in(directory: str) -> list[Checkpoint]:
 
 
 def latest_prefix(directory: str) -> str | None:
-    """Returns the prefix of the newest checkpoint in a directory, for TensorFlow.
+    """Returns TensorFlow's prefix of the newest checkpoint in a directory.
 
     Args:
         directory: path of the checkpoint directory; need not exist.
@@ -390,7 +397,7 @@ def latest_prefix(directory: str) -> str | None:
 
 
 def _check_restorable(given: Any) -> None:
-    """Raises ConfigurationError unless the object can be restored; reads no file."""
+    """Raises ConfigurationError if the object has no method `restore`."""
     # A CheckpointManager has no `restore`. Refuse the class tf.train.Checkpoint too.
     if callable(getattr(given, "restore", None)) and not isinstance(given, type):
         return
@@ -409,9 +416,9 @@ def _checked_prefix(found: Entry) -> str:
     """Returns TensorFlow's prefix of a local checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint holds no tf.train.Checkpoint, or more than one.
-        ConfigurationError: the path has a character of glob patterns, and TensorFlow
-            would find no file there.
+        CheckpointError: the checkpoint contains no tf.train.Checkpoint, or several.
+        ConfigurationError: the path has a special character of glob patterns, so
+            TensorFlow would not find the files.
     """
     prefix = resolve.tensorflow_prefix(found)
     if prefix is None:
@@ -425,7 +432,7 @@ def _checked_prefix(found: Entry) -> str:
 
 
 def _fill(found: Entry, target: str, timeout: float | None) -> None:
-    """Copies a checkpoint into a directory; writes the marker of a commit last."""
+    """Copies a checkpoint into the directory `target`; writes the marker last."""
     download(found, target, timeout=timeout, progress=True)
     if found.is_committed:
         path = os.path.join(target, layout.MARKER)

@@ -1,7 +1,7 @@
 """Collects the checkpoints that `tfpreempt inspect` and `tfpreempt verify` show.
 
-Includes what a restart skips: corrupt commits, running and interrupted saves, links to
-other directories. No file is changed, and no content is trusted.
+Includes the entries that a restart skips: corrupt commits, running and interrupted
+saves, links to other directories. No file is changed, and no content is trusted.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def check(
     """Checks the files of an entry; returns the entry with the result.
 
     Args:
-        entry: the entry to check. For a checkpoint of another program the index and the
-            lengths of the files are checked. An uncommitted entry is returned
-            unchanged.
+        entry: the entry to check. For a checkpoint of another program, TensorFlow's
+            `.index` file and the lengths of the data files are checked. An uncommitted
+            entry is returned unchanged.
         every_byte: whether to read all bytes; otherwise only sizes are compared.
         threads: number of reading threads, see `verification.faults`.
         watch: function called with the bytes read so far, see `verification.faults`.
@@ -164,10 +164,8 @@ def _with_remark(entry: Entry) -> Entry:
 
 
 def _unless_deleted(entry: Entry) -> Entry:
-    """Returns the entry, as not committed if the user's manager deleted its files.
-
-    Only an entry of a flat commit changes: its files belong to a CheckpointManager.
-    """
+    """Returns the entry; marked as not committed, if it is a flat commit whose files
+    the user's CheckpointManager has deleted."""
     there = (entry.path, entry.path + external_checkpoints.INDEX)
     is_flat = entry.kind is Kind.FLAT and entry.is_committed
     if not is_flat or any(map(os.path.lexists, there)):
@@ -178,16 +176,17 @@ def _unless_deleted(entry: Entry) -> Entry:
 
 
 def _described(entry: Entry) -> Entry:
-    """Returns the entry of a checkpoint of another program, with size and remarks."""
+    """Returns the entry of another program's checkpoint, completed by its size and a
+    remark."""
     remarks = ("; ".join((*entry.remarks, _EXTERNAL)),)
     size = _size_of(flat_commit.payload_files(entry.path))
     return dataclasses.replace(entry, size=size, remarks=remarks)
 
 
 def _odd(directory: str) -> Iterator[Entry]:
-    """Yields entries for links and directories that are named like a commit.
+    """Yields entries for links and unsafe directories with the name of a commit.
 
-    Of the directories, only those with an unsafe name.
+    A directory is unsafe if its name is unsafe as a path. Neither kind is read.
     """
     store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):
@@ -202,7 +201,7 @@ def _odd(directory: str) -> Iterator[Entry]:
 
 
 def _staged(directory: str) -> Iterator[Entry]:
-    """Yields entries for running and interrupted saves."""
+    """Yields entries for running and interrupted saves in the staging directory."""
     root = os.path.join(directory, layout.STAGING)
     if os.path.islink(root):
         return
@@ -254,7 +253,7 @@ def _has_control(path: str) -> bool:
 
 
 def _extra_files(entry: Entry) -> tuple[str, ...]:
-    """Returns a remark about files missing in the manifest; empty if there are none."""
+    """Returns a remark about files that the manifest does not name; empty if none."""
     assert entry.manifest is not None
     known = {entry.object(file.name) for file in entry.manifest.files}
     control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)

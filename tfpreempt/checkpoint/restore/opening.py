@@ -1,6 +1,7 @@
-"""Opens the checkpoint directory of a user's checkpoint or manager.
+"""Opens the checkpoint directory of a user's checkpoint or checkpoint manager.
 
-The adapter of a framework (such as TensorFlow) knows the framework's checkpoints.
+The code that depends on a framework (such as TensorFlow) is in a module for this
+framework, the adapter.
 """
 
 from __future__ import annotations
@@ -27,33 +28,32 @@ from tfpreempt.storage.files import Files, LocalFiles
 
 
 class Checkpoints(Protocol):
-    """Operations on a user's checkpoint, implemented by a framework's adapter.
-
-    An adapter is a module.
-    """
+    """Operations on a user's checkpoint or manager: the functions of an adapter."""
 
     def is_checkpoint(self, given: Any) -> bool:
-        """Returns whether an object is a checkpoint, or manager, of the framework."""
+        """Returns whether an object is a checkpoint or manager of this framework."""
         ...
 
     def check_directory(
         self, given: Any, checkpoint_dir: str | os.PathLike[str] | None
     ) -> None:
-        """Checks that a checkpoint has a directory.
+        """Checks that the user has named a directory for a checkpoint.
 
         Raises:
-            ConfigurationError: the checkpoint has no directory.
+            ConfigurationError: `given` is a checkpoint (not a manager, which has a
+                directory), and `checkpoint_dir` is missing.
         """
         ...
 
     def attach_counter(self, given: Any) -> Any:
-        """Returns the checkpoint's variable for counting steps."""
+        """Returns the variable that counts the calls of `run`; adds the variable to the
+        checkpoint if the checkpoint has none."""
         ...
 
     def file_location(self, given: Any) -> tuple[str | None, str]:
-        """Returns the directory of a manager, and the beginning of its file names.
+        """Returns the directory of a manager, and the prefix of its file names.
 
-        For a checkpoint the directory is None.
+        For a checkpoint, which has no directory, the first value is None.
         """
         ...
 
@@ -68,14 +68,17 @@ class Checkpoints(Protocol):
         is_shared: bool,
         is_second: bool,
     ) -> Contents:
-        """Returns the object that reads and writes the checkpoint's part of a commit.
+        """Returns the object that reads and writes the part of a commit for which this
+        framework is needed.
 
-        The arguments are described in `open_directory`.
+        The arguments are described in `open_directory`; `is_shared` is whether all
+        workers have access to the chief's directory.
         """
         ...
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
-        """Returns the context in which TensorFlow's own handler calls a save_fn."""
+        """Returns the context that TensorFlow's own handler would enter around a call
+        of the user's save_fn."""
         ...
 
 
@@ -97,12 +100,12 @@ def adapter_of(given: Any) -> Checkpoints:
 
 
 class _FunctionContents(Contents):
-    """Contents of a program without a checkpoint: calls the user's save_fn.
+    """Contents for a user who passes a save_fn, but no checkpoint or manager.
 
-    The save_fn is called on every worker.
+    A save calls the save_fn on every worker.
     """
 
-    can_be_async = False  # training must not run beside an unknown function
+    can_be_async = False  # save_fn may read values that training would change
 
     def __init__(self, save_fn: Callable[..., Any], cluster: Cluster) -> None:
         self._save_fn = save_fn
@@ -114,7 +117,8 @@ class _FunctionContents(Contents):
             for adapter in known:
                 saving.enter_context(adapter.saving())
             path = self._save_fn(*args, **kwargs)
-        # After save_fn, because the call may fail while workers wait in save_fn.
+        # Create the directory after save_fn, not before: if creating it failed on this
+        # worker, the other workers would wait in save_fn.
         save.create_staging()
         save.take_path(path)
 
@@ -143,34 +147,36 @@ def open_directory(
 
     Args:
         checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
-            None for named States alone.
-        checkpoint_dir: directory in which a Checkpoint is saved; a manager has a
-            directory.
+            None to save only named States.
+        checkpoint_dir: directory in which a Checkpoint is saved; not needed for a
+            manager, which has a directory.
         cluster: the workers, and the index of this worker.
-        max_to_keep: number of tfpreempt's commits to keep, None for all. A manager
-            decides by itself how many of its checkpoints to keep.
-        save_fn: function called on every worker in place of the save.
-        chief_directory: the chief's directory, if the manager of this worker has a
-            different directory.
+        max_to_keep: number of commits by tfpreempt to keep; None keeps all. A manager
+            decides how many of its checkpoints to keep.
+        save_fn: function that saves the checkpoint, called on every worker; None:
+            tfpreempt or the manager saves the checkpoint.
+        chief_directory: path of the chief's directory, if the manager of this worker
+            has a different directory.
         io_device: device on which TensorFlow writes and reads files; None: the device
             of the variables, perhaps on a remote machine.
         mirror: on the chief, the mirror of the directory; None without a mirror.
         exchange: transfers the files of workers without access to the chief's
-            directory. None if every worker has access; the replicated tensors of a save
-            are then divided among the workers.
+            directory. None if every worker has access; in this case each worker writes
+            a share of the tensors that are equal on all workers.
         registry: the named States to save.
-        files: the file operations; None for plain file operations.
-        lease: lease of the directory, held by the chief to commit; None without a
-            lease.
+        files: file system operations that make the changes; None: `LocalFiles`.
+        lease: lease of the directory, which the chief must hold for a commit; None
+            without a lease.
         clock: time source for measured durations.
-        is_second: whether the Checkpoint is saved in a first directory too. Then only
-            saves in the first directory are counted by `save_counter`, and the checks
-            are not repeated. The second directory does not free the memory of its
-            asynchronous saves.
+        is_second: whether this is the second directory of a Checkpoint that is also
+            saved in a first directory. If True, `save_counter` does not count the saves
+            in this directory, the checks are not repeated, and asynchronous saves keep
+            their copies of the tensors for the next save.
 
     Raises:
-        ConfigurationError: an argument cannot work; the message has advice.
-        UnsupportedVersionError: this TensorFlow lacks a name that a manager needs.
+        ConfigurationError: an argument is invalid; the message has advice.
+        UnsupportedVersionError: the installed TensorFlow lacks a private name that is
+            needed for a manager.
     """
     given = checkpoint_or_manager
     framework = None if given is None else adapter_of(given)

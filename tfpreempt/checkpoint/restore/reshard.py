@@ -1,11 +1,12 @@
 """Restores a commit after the number of workers has changed.
 
-Values that all workers share (weights, the step, the position in global batches) are
-restored as saved. A value that each worker saved by itself is restored by the method
-`reshard` of its State, the rule for resharding. For example, a worker that existed
-before resumes its random generators. Those of a new worker are derived from the chief's
-generators and the worker's index: no two workers draw the same numbers, and each
-restart draws the same numbers again.
+Values that are equal on all workers (weights, the step, the position in global batches)
+are restored as they were saved. A State with a value for each worker has a rule for
+resharding: its method `reshard`, which computes the new value of a worker from the
+saved values of all workers. For example, a worker that existed before continues its
+random generators. The random generators of a new worker are computed from the chief's
+generators and the worker's index: no two workers get the same random numbers, and each
+restart gives the same numbers again.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
     Args:
         entry: a commit of tfpreempt.
         state: a State with `per_worker=True`.
-        cluster: the current workers.
+        cluster: the current workers, and the index of this worker.
 
     Returns:
-        Whether the commit has a value to load.
+        Whether the commit has a value of the State, which was loaded.
 
     Raises:
         CheckpointMismatchError: another number of workers wrote the commit, and the
@@ -46,10 +47,10 @@ def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
 
 
 def has_part_of(entry: Entry, cluster: Cluster) -> bool:
-    """Returns whether a commit has files with values of this worker.
+    """Returns whether a commit has the values of this worker's States.
 
-    Also True after a change of the number of workers: `reshard` then computes the
-    values from the files of all workers.
+    True also if the number of workers has changed: `reshard` computes the values of
+    this worker from the files of all workers.
     """
     manifest = entry.manifest
     is_in_part = manifest is not None and cluster.worker in manifest.workers
@@ -64,7 +65,8 @@ def is_resized(entry: Entry, cluster: Cluster) -> bool:
 
 
 def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None:
-    """Raises an error for a State that cannot be resharded, before any assignment.
+    """Raises an error for a State that cannot be resharded. Called before any variable
+    or State is changed.
 
     Args:
         entry: a commit of tfpreempt.

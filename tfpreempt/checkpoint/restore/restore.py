@@ -1,6 +1,6 @@
-"""Chooses the checkpoint to restore: the newest commit with intact files.
+"""Chooses the checkpoint to restore: the newest checkpoint with intact files.
 
-A checkpoint written without tfpreempt counts too.
+The checkpoint is a commit of tfpreempt, or a checkpoint written without tfpreempt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfpreempt.storage.os_errors import ADVICE
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
-MUCH = 2 << 30  # bytes; verifying a larger commit is logged, with a progress bar
+MUCH = 2 << 30  # bytes; the verification of a larger commit shows a progress bar
 
 
 def _warn(problem: str) -> None:
@@ -33,14 +33,15 @@ def find_candidates(
     on_skip: Callable[[str], None] = _warn,
     on_lost: Callable[[str], None] | None = None,
 ) -> list[Entry]:
-    """Returns the checkpoints that may be restored, newest first, not yet verified.
+    """Returns the checkpoints that may be restored, newest first. Their files are not
+    verified.
 
     Args:
-        directory: the checkpoint directory; it need not exist.
-        on_skip: function called with a text about each skipped checkpoint; by default
-            the text is logged.
+        directory: path of the checkpoint directory; need not exist.
+        on_skip: function called with a message for each skipped checkpoint; by default
+            the message is logged.
         on_lost: function called in place of `on_skip` for a corrupt commit of
-            tfpreempt; None uses `on_skip`.
+            tfpreempt; None: `on_skip` is called.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -70,10 +71,11 @@ def verify(
 ) -> None:
     """Checks that every file of a commit exists with the right size and checksum.
 
-    For a checkpoint without a manifest, the index and the lengths are checked.
+    A checkpoint without a manifest has no checksums. Of such a checkpoint, TensorFlow's
+    `.index` file and the lengths of the data files are checked.
 
     Args:
-        entry: the commit.
+        entry: the commit, or a checkpoint without a manifest.
         sums: size and crc32c, by path, of files that were just read; these files are
             not read again.
 
@@ -116,15 +118,15 @@ def newest_verified(
     """Returns the newest intact checkpoint; None if there is no intact checkpoint.
 
     Args:
-        directory: path of the checkpoint directory, which need not exist.
-        on_skip: function called with a text about each skipped checkpoint; by default
-            the text is logged.
+        directory: path of the checkpoint directory; need not exist.
+        on_skip: function called with a message for each skipped checkpoint; by default
+            the message is logged.
         on_lost: function called in place of `on_skip` for a corrupt commit of
-            tfpreempt, and a corrupt checkpoint named in TensorFlow's state file; None
-            uses `on_skip`.
-        wants: function that selects the checkpoints to consider.
+            tfpreempt, and for a corrupt checkpoint named in TensorFlow's state file;
+            None: `on_skip` is called.
+        wants: function that returns whether a checkpoint is considered.
         needs_prefix: whether to skip commits without a TensorFlow checkpoint, which
-            hold named States only.
+            contain only named States.
         check: function that verifies a checkpoint; a checkpoint is skipped if the
             function raises CheckpointCorruptedError.
 
@@ -142,8 +144,8 @@ def newest_verified(
         try:
             check(entry)
         except errors.CheckpointCorruptedError as error:
-            # Corrupt files without a manifest may never have been a checkpoint, unless
-            # TensorFlow's state file names them.
+            # Corrupt files without a manifest may never have been a checkpoint. They
+            # were a checkpoint if TensorFlow's state file names them.
             is_one = entry.manifest is not None or checkpoint_state.is_listed(
                 directory, entry.name
             )
@@ -154,7 +156,8 @@ def newest_verified(
 
 
 def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
-    """Logs a warning if some values of a commit cannot be restored on this worker."""
+    """Logs a warning if values of a commit cannot be restored on this worker, because
+    the number of workers has changed, or this worker's shard is missing."""
     manifest = entry.manifest
     assert manifest is not None
     if manifest.world_size != cluster.num_workers:

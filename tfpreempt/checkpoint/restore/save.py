@@ -1,13 +1,14 @@
 """`Save` writes a commit, on each worker, in four phases; `AsyncSave` in a thread.
 
-    capture   every worker, main thread   writes TensorFlow's own files and the States
+    capture   every worker, main thread   writes TensorFlow's small files and the States
     write     every worker, any thread    writes the large tensors; syncs all files
     publish   the chief, any thread       manifest, rename, marker, retention
     discard   the chief, any thread       deletes the staged files; never raises
 
-Files are written to a staging directory. The chief publishes once every worker has
-written its files. A save becomes a commit with its marker: a save that fails before the
-marker is written commits nothing, and its staged files are deleted.
+Files are written to a staging directory. The chief calls `publish` once every worker
+has written its files, or `discard` after a failure. The marker makes the save a commit:
+a save that fails before the marker is written commits nothing, and its staged files are
+deleted.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _log = logging.getLogger(__name__)
 
 
 class Save(StagedSave):
-    """One save, on one worker: captured, written, then published or discarded.
+    """One save, on one worker; the methods are the phases of the save, in this order.
 
     Args:
         directory: the checkpoint directory to save in.
         step: the saved step; equal on all workers.
         attempt: name of the save; equal on all workers, and never used again.
-        cancel_token: token that can cancel the commit of an asynchronous save. With
-            None the save is synchronous: tensors are not copied, and must not change
+        cancel_token: token by which another thread can cancel an asynchronous save.
+            None for a synchronous save: tensors are not copied, and must not change
             before the end of `write`.
     """
 
@@ -67,7 +68,8 @@ class Save(StagedSave):
         self.directory = directory
         worker = layout.worker_name(directory.cluster.worker)
         self._own_folder = os.path.join(self.staging, worker)
-        # Set before a write, because a failed write leaves incomplete files.
+        # The intent of a flat checkpoint. Set before TensorFlow writes files, because a
+        # failed write leaves incomplete files, which `discard` must find.
         self._intent: flat_commit.Intent | None = None
 
     # --- the phases ------------------------------------------------------------------
@@ -90,7 +92,7 @@ class Save(StagedSave):
         with self._discarded_on_failure("save"):
             try:
                 directory.contents.capture(self, *args, **kwargs)
-            finally:  # the other workers wait in `sync_states`, also after a failure
+            finally:  # also after a failure: the other workers wait in `sync_states`
                 sync_states(states)
             directory.identity.check()
             if directory.cluster.is_chief:
@@ -114,7 +116,7 @@ class Save(StagedSave):
         began = directory.clock.monotonic()
         with self._discarded_on_failure("save"):
             directory.contents.write(self)
-            # The chief cannot sync files in the cache of another machine.
+            # Sync here: the chief cannot sync files that are cached on this machine.
             names = (
                 []
                 if directory.cluster.is_chief
@@ -140,11 +142,12 @@ class Save(StagedSave):
 
         Args:
             because: reason of the save, see `Manifest`.
-            workers: indices of the workers that have written their files; files of
-                further workers are excluded from the commit.
-            parent: for a snapshot, the newest commit of the checkpoint directory.
-            left: function that returns the seconds until the deadline of a preemption
-                notice.
+            workers: indices of the workers that have written their files; the files of
+                other workers are excluded from the commit.
+            parent: for a snapshot, the newest commit of the checkpoint directory; None:
+                the newest commit of this directory.
+            left: function that returns the seconds until the commit must be made
+                because of a preemption.
 
         Returns:
             The commit; None if save_fn or the manager wrote no checkpoint.
@@ -172,7 +175,8 @@ class Save(StagedSave):
             if directory.exchange is not None:
                 workers = directory.exchange.collect(self, workers, because, left)
             if directory.lease is not None:
-                directory.lease.check()  # after a loss, the staged files may be deleted
+                # Another run that took the lease may have deleted the staged files.
+                directory.lease.check()
             directory.identity.check()
             if self.cancel_token is not None:
                 self.cancel_token.check()
@@ -228,9 +232,9 @@ class Save(StagedSave):
 
     @contextlib.contextmanager
     def _discarded_on_failure(self, doing: str) -> Iterator[None]:
-        """Returns a context that discards the save if the body fails.
+        """Returns a context that discards the save if the body raises an error.
 
-        Otherwise the files of a failed save would fill the disk. An OSError of the body
+        So the files of failed saves do not fill the disk. An OSError of the body
         becomes a SaveError.
 
         Args:
@@ -244,7 +248,8 @@ class Save(StagedSave):
             if directory.cluster.is_chief:
                 self.discard()
             with contextlib.suppress(OSError):
-                # A replaced directory is the cause of the error, so raise its error.
+                # If the path leads to another directory now, that is the cause of the
+                # failure: `check` raises an error that says so.
                 directory.identity.check()
             raise
 
@@ -252,8 +257,8 @@ class Save(StagedSave):
         """Deletes the files that workers wrote beside the staging directory.
 
         Args:
-            is_over: whether every worker has finished the save. Otherwise a slow worker
-                may still write files, and the next save deletes the files.
+            is_over: whether every worker has finished the save. If not, a slow worker
+                may write further files; the next save deletes these files.
         """
         directory = self.directory
         directory.delete_parts(self.staging)
@@ -267,14 +272,14 @@ class Save(StagedSave):
             directory.mirror.enqueue(clear)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
-        """Deletes the files of workers that are not in the list.
+        """Deletes the shards of workers that have not written all their files.
 
         Args:
             workers: indices of the workers that have written their files.
 
         Returns:
-            The workers of the list without the workers whose files the chief cannot
-            see; a warning names these workers.
+            The indices in `workers` whose shards the chief finds. A warning names the
+            other workers.
         """
         directory = self.directory
         complete = {layout.worker_name(worker): worker for worker in workers}
@@ -302,6 +307,11 @@ class Save(StagedSave):
     ) -> tuple[str, Manifest]:
         """Commits the staged files, then deletes old commits.
 
+        Args:
+            because: reason of the save, see `Manifest`.
+            workers: indices of the workers whose shards are in the staging directory.
+            parent: parent of the commit; None: the newest commit of the directory.
+
         Returns:
             The path and the manifest of the commit.
         """
@@ -309,7 +319,8 @@ class Save(StagedSave):
         found = catalog.scan(directory.path)
         commits = [each for each in found if each.is_committed]
         directory.check_others(commits)
-        # Any unreadable commit may have the highest number: skip as many numbers.
+        # An unreadable commit may have a number above the highest readable number. So
+        # skip one number for each unreadable commit.
         unread = sum(each.sequence is None for each in found)
         taken = catalog.highest_sequence(found) + unread
         taken = max(taken, directory.highest_sequence)
@@ -340,11 +351,12 @@ class Save(StagedSave):
         with committing.tidying(directory.path):
             if is_flat:
                 if directory.lease is not None:
-                    # The manager deletes files without checking the lease.
+                    # Check now: the manager deletes files without checking the lease.
                     directory.lease.check()
                 directory.contents.committed()
                 flat_commit.sweep(files, os.path.dirname(path))
-                # Beside a manager's checkpoints, `found` has commits from a mirror.
+                # Keep only the newest of the commits that were imported from a mirror;
+                # the manager deletes its own checkpoints.
                 for entry in retention.plan(found, 1)[1]:
                     retention.delete(files, entry)
             else:
@@ -369,16 +381,16 @@ class Save(StagedSave):
 class AsyncSave:
     """A thread that writes and commits an asynchronous save; starts at once.
 
-    The object does not refer to captured values, so that their memory is freed when the
-    save is over.
+    The object has no reference to the captured values, so that their memory is freed
+    when the save is over.
 
     Args:
         name: name of the save; equal on all workers, and never used again.
-        cancel_token: token of the save; `give_up` cancels the commit with it.
+        cancel_token: token of the save, by which `give_up` cancels the commit.
         complete: function that writes and commits the captured values; called on the
-            thread.
-        on_error: function called on the thread with the error of a failed save; not
-            called after `give_up`.
+            new thread.
+        on_error: function called with the error of a failed save, on the new thread;
+            not called after `give_up`.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Loads a single State from the newest commit, or from the State's own file.
+"""Loads a single State from the newest commit, or from a separate file of the State.
 
-`save_state` writes such a file (`checkpoint/state/state_file.py`).
+`save_state` writes such a separate file (`checkpoint/state/state_file.py`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SECONDS = 30.0  # timeout of the wait for the chief's commit
 
 @dataclasses.dataclass(eq=False)
 class StateLoader:
-    """Loads single States; verifies a commit only for the first State.
+    """Loads single States. Each commit is verified only once, for the first State.
 
     Args:
-        directory: path of the checkpoint directory, which need not exist.
+        directory: path of the checkpoint directory; need not exist.
         cluster: the workers, and the index of this worker.
         agreed: the commit that all workers restored at the start; None if they restored
             no commit.
-        after: highest sequence number of any commit at that time. A commit with a
-            higher number was made since; further commits are not loaded, because the
-            workers did not choose them.
+        after: highest sequence number of any commit at the start. Commits with a higher
+            number were made by this run, and can be loaded. Of the other commits, only
+            `agreed` is loaded, because the workers did not choose the rest.
         clock: time source for the timeout of a wait for the chief.
     """
 
@@ -48,39 +48,39 @@ class StateLoader:
     after: int = 0
     clock: Clock = dataclasses.field(default_factory=SystemClock)
     _pending: str = dataclasses.field(default="", init=False)
-    # (path, token) of a commit -> its problem, or "". The key has the path, because a
-    # corrupt commit and the same commit imported again have one token.
+    # Result of verifying a commit: path and token -> the problem, or "". The path is
+    # needed: a corrupt commit and the same commit imported again have the same token.
     _checked: dict[tuple[str, str], str] = dataclasses.field(
         default_factory=dict, init=False
     )
-    # Problems in logged warnings; tokens of commits after `_log_lost_restarts`.
+    # Problems that were logged, and tokens of commits given to `_log_lost_restarts`.
     _logged: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
-        """Records that the chief is about to commit a staging directory.
+        """Records that the chief is about to commit the staging directory `staged`.
 
-        The next `load` waits for that commit. Otherwise a worker that is faster than
-        the chief would load the previous commit.
+        The next `load` waits for that commit. Without the wait, a worker that is faster
+        than the chief would load the value of the previous commit.
         """
         self._pending = staged
 
     def load(self, state: State) -> bool:
         """Loads the newest saved value of a State.
 
-        The value comes from the newest commit, or from the State's own file if the file
-        is newer or the commit has no value.
+        The value comes from the newest commit. If the separate file of the State is
+        newer, or the commit has no value of the State, the value comes from the file.
 
         Returns:
-            Whether a saved value was found.
+            Whether a saved value was found, and loaded.
 
         Raises:
             CheckpointCorruptedError: no commit and no file is intact; or the State
-                cannot read its own bytes.
+                cannot load the saved bytes.
         """
         self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
-        own = None  # sequence number and bytes in the State's own file
+        own = None  # sequence number and bytes in the separate file of the State
         try:
             path = state_file.path_of(self.directory, self.cluster.worker, state)
             own = state_file.read(path)
@@ -109,7 +109,7 @@ class StateLoader:
         return False
 
     def _await_pending(self) -> None:
-        """Waits until the expected staging directory is committed or removed."""
+        """Waits until the chief has committed or removed the directory of `expect`."""
         if not self._pending:
             return
         end = self.clock.monotonic() + _SECONDS
@@ -131,7 +131,7 @@ class StateLoader:
     def newest(self) -> Entry | None:
         """Returns the newest intact commit; None if there is no intact commit.
 
-        The problems of corrupt commits are not logged here, but by `load`.
+        Logs no problems of corrupt commits: `load` logs the problems.
 
         Raises:
             CheckpointError: the directory cannot be read.
@@ -143,7 +143,8 @@ class StateLoader:
         return found
 
     def _newest(self, problems: list[str]) -> Entry | None:
-        """Returns the newest intact commit made since the start, or else `agreed`.
+        """Returns the newest intact commit made since the start; without such a commit,
+        the commit `agreed`.
 
         Args:
             problems: list that receives the problems of corrupt commits.
@@ -193,7 +194,8 @@ class StateLoader:
     def _log_lost_restarts(self, commit: Entry) -> None:
         """Logs a warning if the run was restarted more than once since a commit.
 
-        The processes in between committed no step, so their work is lost.
+        In this case, processes that ran after the commit have committed no step, so
+        their work is lost.
         """
         if commit.token in self._logged or commit.manifest is None:
             return

@@ -1,8 +1,9 @@
 """Compares the files of a commit with its manifest: sizes first, then every byte.
 
 Several threads read the files. A large file is read in ranges, and the checksums of the
-ranges are combined; a thread holds one piece of a range in memory at a time. A file of
-the wrong size is not read: a hostile manifest may claim terabytes.
+ranges are combined; a thread has one piece of a range in memory at a time. If a file
+has another size than in the manifest, the file is not read: a hostile manifest may name
+a size of terabytes.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def faults(
     watch: Callable[[int], None] = lambda done: None,
     sums: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Checks the files of a commit. Returns a description of the problem for each
-    faulty file, keyed by file name.
+    """Checks the files of a commit. Returns the names of the files that differ from the
+    manifest, each with a description of the problem.
 
     Args:
         commit: the commit, with its manifest.
-        every_byte: whether to read all bytes. Otherwise sizes are compared, and the
-            checksums that the object store keeps.
+        every_byte: whether to read all bytes. If not, the sizes are compared, and those
+            checksums that the object store knows.
         threads: number of threads that read at the same time.
         watch: function called on the caller's thread about ten times a second, with the
             number of bytes read so far; if the function raises, the check ends.
