@@ -105,6 +105,7 @@ sys.exit(143 if restart == 0 and me == 1 else 0)
     assert names[0] == names[1]
     assert names[0].endswith("-1")
     assert [r["event"] for r in supervised.records()] == [
+        "opened",
         "started",
         "worker_ended",
         "worker_ended",
@@ -174,10 +175,23 @@ def test_a_second_supervisor_in_a_directory_is_refused(
         said
     )
     assert "name another --checkpoint-dir" in said
-    assert [each["event"] for each in supervised.records()][:-1] == ["started"]
+    events = [each["event"] for each in supervised.records()]
+    assert events == ["opened", "started", "supervisor_terminated", "opened"]
     supervised.signal(signal.SIGKILL)  # writes no end
     supervised.finish()
     assert other.run("pass", *where)[0] == 0
+
+
+def test_of_supervisors_that_begin_together_one_continues(
+    supervised: Run, tmp_path: Path
+) -> None:
+    where = ["--checkpoint-dir", str(supervised.directory / "ckpt")]
+    together = [supervised, *(Run(tmp_path / name) for name in "abc")]
+    for each in together:
+        each.directory.mkdir(exist_ok=True)
+        each.start("time.sleep(2)", *where)
+    assert sorted(each.finish()[0] for each in together) == [0, 2, 2, 2]
+    assert [each["event"] for each in supervised.records()].count("started") == 1
 
 
 def test_sigkill_of_a_worker_ends_the_others_and_restarts_all(supervised: Run) -> None:
@@ -272,7 +286,7 @@ def test_a_signal_that_ends_the_supervisor_is_in_the_journal(supervised: Run) ->
     supervised.wait_told("ready-0-0")
     supervised.signal(signal.SIGSEGV)
     supervised.wait_recorded("supervisor_terminated")
-    started, terminated = supervised.records()
+    _, started, terminated = supervised.records()
     assert started["event"] == "started"
     assert terminated["supervisor"] == started["supervisor"]
     assert terminated["wall"] >= started["wall"]

@@ -79,7 +79,6 @@ class Reporter:
         count, event = len(pids), "restarted" if restart else "started"
         fields: dict[str, Any] = {"incarnation": incarnation, "restart": restart}
         fields |= {"workers": count, "pids": list(pids), "first_worker": first_worker}
-        fields["owner"] = dataclasses.asdict(lease_record.this_process(0.0))
         self._add(event, **fields)
         self._print(f"started {count} worker(s), restart {restart} ({incarnation})")
 
@@ -279,33 +278,42 @@ class Reporter:
         self.console.feed(lines.encode())
 
 
-def check_unused(journal: Path) -> None:
-    """Checks that no running supervisor writes a journal.
+def claim(journal: JsonLines, supervisor: str) -> None:
+    """Records this supervisor in a journal, and checks that no other supervisor runs.
 
-    Only a process of this machine can be known to run.
+    Of supervisors that begin at the same time, the first in the journal continues. Only
+    a process of this machine can be known to run.
 
     Args:
-        journal: path of the journal, which need not exist.
+        journal: journal of the supervisors of a directory.
+        supervisor: id of this supervisor.
 
     Raises:
-        ConfigurationError: another supervisor runs.
+        ConfigurationError: an earlier supervisor runs.
     """
-    owners: dict[str, lease_record.LeaseOwner] = {}  # by supervisor
-    with contextlib.suppress(OSError), open(open_file(journal, os.O_RDONLY)) as file:
+    here = lease_record.this_process(0.0)
+    owner = dataclasses.asdict(here)
+    journal.append({"event": "opened", "supervisor": supervisor, "owner": owner})
+    earlier: dict[str, lease_record.LeaseOwner] = {}  # by id of the supervisor
+    with (
+        contextlib.suppress(OSError),
+        open(open_file(journal.path, os.O_RDONLY)) as file,
+    ):
         for line in LineReader().read_on(file.fileno()):
             record = parse_record(line) or {}
             name = str(record.get("supervisor"))
+            if name == supervisor:
+                break
             if "owner" in record:
                 data = json.dumps(record["owner"]).encode()
-                owners[name] = lease_record.from_json(data, "")
+                earlier[name] = lease_record.from_json(data, "")
             elif record.get("event") in ("exited", "supervisor_terminated"):
-                owners.pop(name, None)
-    here = lease_record.this_process(0.0)
-    for owner in filter(lambda each: each.is_running_beside(here), owners.values()):
+                earlier.pop(name, None)
+    for other in filter(lambda each: each.is_running_beside(here), earlier.values()):
         raise ConfigurationError(
-            f"Another supervisor uses {journal.parent}: {owner}. Two supervisors would "
-            "mix their workers, logs and journals. Wait until that process has ended, "
-            "or stop it with SIGTERM; or name another --checkpoint-dir (without "
+            f"Another supervisor uses {journal.path.parent}: {other}. Two supervisors "
+            "would mix their workers, logs and journals. Wait until that process has "
+            "ended, or stop it with SIGTERM; or name another --checkpoint-dir (without "
             "--checkpoint-dir: another --log-dir)."
         )
 

@@ -26,7 +26,7 @@ from tfpreempt.cli.run.console import OutputConsole, status_line, unbuffered
 from tfpreempt.cli.run.hang_detector import HangDetector
 from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.cli.run.options import RunOptions
-from tfpreempt.cli.run.reporter import Reporter, check_unused
+from tfpreempt.cli.run.reporter import Reporter, claim
 from tfpreempt.cli.run.restart_policy import (
     Cause,
     ExitSupervisor,
@@ -62,8 +62,9 @@ def supervise(options: RunOptions) -> int:
             metrics cannot be written, or there are not enough ports, or not enough
             memory for snapshots.
     """
-    check_unused(options.journal_path)
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
+    journal = JsonLines(options.journal_path, clock)
+    claim(journal, name)
     # The parent process may have set SIGCHLD to be ignored.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with held_signals(signal.SIGCHLD, *NOTICES) as wait, contextlib.ExitStack() as ends:
@@ -74,7 +75,6 @@ def supervise(options: RunOptions) -> int:
         stderr, stdout = unbuffered(sys.__stderr__), unbuffered(sys.__stdout__)
         line = status_line(stderr)
         console = OutputConsole("", stderr, line)
-        journal = JsonLines(options.journal_path, clock)
         is_one_place = os.path.sameopenfile(stderr.fileno(), stdout.fileno())
         shows_worker_0 = options.has_echo and is_one_place
         reporter = Reporter(journal, name, console, shows_worker_0)
