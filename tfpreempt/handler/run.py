@@ -556,13 +556,14 @@ class Runs:
         commit. Called on any thread.
         """
         directory, now = run.directory, run.directory.clock.monotonic()
+        if commit.because == "preemption":
+            self._unlogged.pop(directory.path, None)
+            return
         self._unlogged[directory.path] = commit
         if commit.because == "periodic":
             if now < self._logs_from:
                 return
             self._logs_from = now + LOGS_EVERY
-        if commit.because == "preemption":
-            del self._unlogged[directory.path]
         self.log_last(run)
 
     def log_last(self, run: Run) -> None:
