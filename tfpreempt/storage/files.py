@@ -93,9 +93,9 @@ class LocalFiles:
             try:
                 descriptor = contained.open_at(folder, name, flags, path=path)
             except FileExistsError:
-                # Do not write into an existing file. The file may be a link, a pipe, or
-                # a second name of a foreign file; or its owner, another user, could
-                # change the new content.
+                # Do not write into an existing file, but create a new one. The existing
+                # file may be a link, a pipe, or a hard link to another program's file;
+                # or it may belong to another user, who could change the new content.
                 os.remove(name, dir_fd=folder)
                 descriptor = contained.open_at(folder, name, flags, path=path)
         with open(path, "wb", buffering=0, opener=lambda *_: descriptor) as file:

@@ -184,7 +184,7 @@ def as_fsspec(filesystem: Any) -> Any:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Returns whether a pyarrow or fsspec file system is the disk of this machine."""
+    """Returns whether a pyarrow or fsspec object is the local file system."""
     protocols = getattr(filesystem, "protocol", ())  # fsspec: a str, or a tuple of str
     return getattr(filesystem, "type_name", "") == "local" or (
         as_fsspec(filesystem) is filesystem

@@ -223,7 +223,7 @@ class LocalStore:
         if self._is_swept:
             return
         self._is_swept = True
-        with contextlib.suppress(OSError):  # a failed cleanup must not fail the put
+        with contextlib.suppress(OSError):  # the write continues without the cleanup
             for name in os.listdir(self.uri):
                 path = os.path.join(self.uri, name)
                 is_ours = name.startswith(TEMPORARY)
@@ -231,7 +231,7 @@ class LocalStore:
                     self._files.remove(path)
 
     def _names(self, prefix: str) -> Iterator[str]:
-        """Yields the names that begin with the prefix, of files and links.
+        """Yields the names of the files and links whose name begins with the prefix.
 
         Reads only the folders that can contain such names.
         """

@@ -26,7 +26,7 @@ class ObjectNotFoundError(errors.CheckpointError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStat:
-    """Properties of an object, as known to the store.
+    """Size and checksum of an object, as reported by the store.
 
     Attributes:
         size: size in bytes.
@@ -102,13 +102,16 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yields the names that begin with a prefix, sorted; a name may be unsafe."""
+        """Yields the sorted names of the objects whose name begins with a prefix.
+
+        The names may be unsafe as paths (see `check_name`).
+        """
         ...
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        """Yields the top folders: for names with a "/", the distinct first parts.
+        """Yields the top folders: from names with a "/", the distinct first parts.
 
-        The order is undefined, and the names may be unsafe (see `check_name`).
+        The order is undefined. The names may be unsafe as paths (see `check_name`).
         """
         ...
 

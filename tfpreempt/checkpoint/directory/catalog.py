@@ -191,8 +191,8 @@ class Entry:
 
 
 def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
-    """Returns the content of the marker for a manifest file: its size, its checksum,
-    and the sequence of the commit."""
+    """Returns the content of a commit's marker: the size and the checksum of the
+    manifest file, and the sequence of the commit."""
     record = {
         "format": 1,
         "sequence": sequence,
@@ -227,8 +227,8 @@ def reader(directory: str) -> ObjectStore:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Returns the kind of checkpoint that has this form of directory name. None if
-    tfpreempt makes no such names."""
+    """Returns the kind of checkpoint to which a directory with this name would belong.
+    None if tfpreempt gives no directory a name of this form."""
     if layout.COMMIT.fullmatch(name):
         return Kind.OWN
     if _COPY.fullmatch(name):
@@ -264,7 +264,7 @@ def unread_entry(store: ObjectStore, folder: str = "") -> Entry:
 
 
 def read(entry: Entry) -> Entry:
-    """Returns an entry completed by the marker and the manifest, which are read.
+    """Reads the marker and the manifest of an entry. Returns the completed entry.
 
     Raises:
         CheckpointError: the store cannot be read.

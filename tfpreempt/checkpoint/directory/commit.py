@@ -320,7 +320,7 @@ def point(
     """
     path = os.path.join(directory, layout.POINTER)
     names = {f"{entry.name}/{layout.PAYLOAD}" for entry in (*kept, *dropped)}
-    ours: dict[str, str] = {}  # prefix -> path of the index
+    ours: dict[str, str] = {}  # TensorFlow's prefix -> path of the `.index` file
     for entry in kept:
         prefix = f"{entry.name}/{layout.PAYLOAD}"
         index = os.path.join(directory, prefix + ".index")

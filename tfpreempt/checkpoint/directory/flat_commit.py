@@ -40,7 +40,7 @@ from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
 
-_MAX_BYTES = 4096  # largest size of an intent
+_MAX_BYTES = 4096  # largest size of an intent file
 # Names of TensorFlow's files before the final rename.
 _IN_TEMPORARY = re.compile(r"part(-\d{5}-of-\d{5})?\.(index|data-\d{5}-of-\d{5}).*")
 
@@ -91,7 +91,7 @@ def write_intent(files: Files, intent: Intent) -> None:
 
 
 def abandon(files: Files, intent: Intent) -> None:
-    """Cleans up after a save that failed: removes the intent file, or writes into the
+    """Cleans up after a save that failed: removes the intent file, or records in the
     intent file that the checkpoint is incomplete. Called on the chief.
 
     TensorFlow writes its files even if this process has lost the lease. The next holder
@@ -233,8 +233,8 @@ def sweep(files: Files, directory: str) -> None:
     for number, entry in enumerate(found):
         if there[number]:
             continue
-        # A manager deletes the oldest checkpoint first, and the index before the data;
-        # the deletion may have been interrupted.
+        # A manager deletes the oldest checkpoint first, and the `.index` file before
+        # the data files; the deletion may have been interrupted.
         is_oldest = any(there[:number]) and not any(there[number:])
         if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
@@ -261,7 +261,7 @@ def resolve_intents(files: Files, directory: str) -> None:
             _close(files, prefix)
         sweep(files, directory)
     for name in names:
-        # Temporary file of an intent, left by a killed process.
+        # Delete the temporary file of an intent file, left by a killed process.
         if name.endswith(layout.INTENT_SUFFIX + ".tmp"):
             files.remove(os.path.join(directory, name))
 
@@ -326,8 +326,8 @@ def _make_room(files: Files, prefix: str) -> None:
 
 
 def intents(directory: str, names: Iterable[str]) -> list[str]:
-    """Returns the prefixes with an intent file, which exists while a save runs, and
-    after a save was interrupted.
+    """Returns the prefixes of the intent files in a directory. An intent file exists
+    while a save runs, and after a save was interrupted.
 
     Args:
         directory: path of the checkpoint directory.

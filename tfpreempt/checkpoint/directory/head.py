@@ -28,9 +28,9 @@ NONE = Parent(token="", sequence=0)
 
 
 class HeldLease(Protocol):
-    """The part of a lease's interface that is needed by code which makes commits.
+    """The operations of a lease that are needed to make a commit.
 
-    `lease.Lease` implements the interface. A commit is made only with the lease.
+    `checkpoint.lease.lease.Lease` implements the operations.
     """
 
     @property
@@ -50,7 +50,7 @@ class HeldLease(Protocol):
     def moving(self) -> contextlib.AbstractContextManager[str | None]:
         """Returns a context whose value is a path in the lease's directory. A file
         moved through this path reaches its final name only if the lease is not lost.
-        The value is None if the lease is not a directory (but in an object store)."""
+        The value is None for the lease of an object store."""
         ...
 
 

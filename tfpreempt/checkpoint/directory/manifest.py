@@ -38,7 +38,7 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The parent of a commit: the commit that was the newest when the commit was made.
+    """The parent of a commit: the older commit that was the newest at that time.
 
     Attributes:
         token: token of the parent; "" if there was no commit, or no readable commit.
@@ -154,7 +154,7 @@ def from_json(data: bytes, source: str) -> Manifest:
         value = record.get(field)
         _check(source, field, value, is_good(value), expected)
 
-    # The workers.
+    # Check the workers.
     num_workers, workers, files = (
         record["world_size"],
         record["workers"],
@@ -169,7 +169,7 @@ def from_json(data: bytes, source: str) -> Manifest:
         source, "workers", workers, are_indices, f"distinct indices below {num_workers}"
     )
 
-    # The files, sorted by name.
+    # Check the files, and sort them by name.
     _check(source, "len(files)", len(files), len(files) <= MAX_FILES, _FEW)
     found: dict[str, FileEntry] = {}
     for position, file in enumerate(files):
@@ -185,7 +185,7 @@ def from_json(data: bytes, source: str) -> Manifest:
         found[name] = FileEntry(name=name, size=size, crc32c=crc32c)
     in_order = tuple(found[name] for name in sorted(found))
 
-    # The prefix of TensorFlow's files, and the parent.
+    # Check the prefix of TensorFlow's files, and the parent.
     if record["prefix"] is not None and (reason := paths.why_unsafe(record["prefix"])):
         expected = f"a relative path inside the checkpoint; the prefix {reason}"
         _check(source, "prefix", record["prefix"], False, expected)

@@ -79,13 +79,13 @@ def delete(files: Files, entry: Entry) -> None:
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
     sizes = {entry.file(file.name): file.size for file in entry.manifest.files}
-    # Files outside of the directory belong to the user's manager.
+    # Files outside of the directory belong to the user's manager, and stay.
     paths = [path for path in sizes if path.startswith(holder + "/")]
     folders = {holder, *map(os.path.dirname, paths)}
     # Remove large files with several threads: the kernel frees the memory pages of a
     # file in the thread that removes the file.
     large = [path for path in paths if sizes[path] >= _LARGE_BYTES]
-    # No new thread can start: remove the files below.
+    # RuntimeError: no new thread can start. Remove the large files with the others.
     with contextlib.suppress(RuntimeError):
         map_in_threads(
             files.remove, large, threads=os.cpu_count() or 1, name="tfpreempt-delete"
@@ -96,13 +96,13 @@ def delete(files: Files, entry: Entry) -> None:
             files.remove(path)
     files.remove(os.path.join(holder, layout.METADATA))
     for name in file_reading.names(holder):
-        # Temporary file of the metadata, left by a killed process.
+        # Remove the temporary file of the metadata, left by a killed process.
         if name.startswith(TEMPORARY):
             files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA, layout.WITNESS):
         files.remove(os.path.join(holder, name + ".tmp"))
     for folder in sorted(folders, key=len, reverse=True):
-        # Last: the manifest proves that tfpreempt wrote the directory.
+        # Remove the manifest last: it proves that tfpreempt wrote the directory.
         if folder == holder:
             files.remove(os.path.join(holder, layout.MANIFEST))
         if file_reading.is_real_dir(folder) and not file_reading.names(folder):

@@ -196,7 +196,7 @@ class DirectoryLease:
         remove_if_empty(self._disk, root)
 
     def has(self, token: str) -> bool:
-        """Returns whether the lease with a token still exists.
+        """Returns whether the lease with this token still exists.
 
         Raises:
             OSError: it cannot be determined whether the lease exists. NFS may not find
@@ -237,7 +237,7 @@ class DirectoryLease:
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
 
     def sweep(self) -> None:
-        """Removes files that processes left which were killed while taking the lease.
+        """Removes the files of processes that were killed while taking the lease.
 
         Errors are ignored, because the files do no harm.
         """
@@ -267,8 +267,7 @@ class DirectoryLease:
 
 
 def is_leased_by(directory: str, token: str) -> bool:
-    """Returns whether the lease with a token is the lease of a directory, as seen by
-    this worker.
+    """Returns whether the lease of a directory has this token, as seen by this worker.
 
     Used by every worker to find out whether the chief (worker 0) has the same directory
     at its path: the chief sends the token of its lease, and the worker looks for this

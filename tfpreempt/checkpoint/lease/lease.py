@@ -75,16 +75,16 @@ class LeaseBackend(Protocol):
         ...
 
     def has(self, token: str) -> bool:
-        """Returns whether the lease with a token still exists. Raises an error if that
-        is unknown."""
+        """Returns whether the lease with this token still exists. Raises an error if
+        that is unknown."""
         ...
 
     def end(self, token: str) -> None:
-        """Ends the lease with a token. From then on, its holder cannot commit."""
+        """Ends the lease with this token. From then on, its holder cannot commit."""
         ...
 
     def renew(self, token: str, count: int) -> None:
-        """Renews the lease with a token, for the `count`-th time. Raises an error if
+        """Renews the lease with this token, for the `count`-th time. Raises an error if
         the lease was ended."""
         ...
 
@@ -339,7 +339,7 @@ class Lease:
 
         def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
-                mine.release()  # `restore_agreement.py` refuses two open handlers
+                mine.release()  # left by a closed handler; two cannot be open at once
                 return ""
             return wait.expiry_reason(found)
 
@@ -395,7 +395,7 @@ def release_all() -> None:
     So the next run need not wait for the leases to expire. In an ordinary exit, the
     owner of a `Lease` calls `release`, or Python's finalizers end the lease.
     """
-    # A copied list: a thread may take a lease meanwhile.
+    # Iterate over a copy, because a thread may take a lease meanwhile.
     for found in _held.valuerefs():
         if (lease := found()) is not None:
             lease.release()

@@ -103,7 +103,7 @@ class ObjectStoreLease:
         number = self._seen + 1
         record = io.BytesIO(holder.to_json())
         try:
-            # A mounted directory may hang, and has no timeout itself.
+            # A store in a mounted directory may hang, and ignores `timeout`.
             is_mine = call_within(
                 _PUT_SECONDS,
                 lambda: self._store.put_if_absent(
@@ -139,11 +139,11 @@ class ObjectStoreLease:
         return str(number)
 
     def end(self, token: str) -> None:
-        """Ends the lease with a token. From then on, the lease is free."""
+        """Ends the lease with this token. From then on, the lease is free."""
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:
-        """Returns whether the lease with a token is still valid: the lease has the
+        """Returns whether the lease with this token is still valid: the lease has the
         highest number, and no `.over`.
 
         If the store has no object of any lease, the lease is valid: only a lifecycle

@@ -159,7 +159,8 @@ class DownloadTarget:
             if size <= _MAX_PROGRESS_BYTES:  # a larger file was not written by us
                 self._recorded = _ranges(self._progress.readall())
             self._progress.write(b"\n")  # ends an incomplete line
-            # Sync the record first: it shows a later attempt which files are downloads.
+            # Sync the name of `.tfpreempt-download` first: by this file, a later
+            # attempt knows that the files here are from a download.
             self._files.sync_dir(self.path)
             yield
         self._files.remove(os.path.join(self.path, PROGRESS))
@@ -185,7 +186,7 @@ class DownloadTarget:
         if is_same is False:
             status = os.lstat(path)
             if status.st_nlink > 1:
-                self._files.remove(path)  # the other hard link may be foreign
+                self._files.remove(path)  # another program may have made the other link
             elif status.st_size > entry.size:
                 with self.open(entry) as file:
                     file.truncate(entry.size)

@@ -128,7 +128,8 @@ class Mirror:
             SaveError: the lease cannot be acquired, and the directory is a scratch
                 directory.
         """
-        copies = self._retention.look(timeout)  # fails before the lease is acquired
+        # List first, so that an unreachable store fails before the lease is acquired.
+        copies = self._retention.look(timeout)
         if self.lease is not None and self.lease.token is None:
             try:
                 self.lease.acquire(self._lease_backend)
@@ -271,7 +272,7 @@ class Mirror:
                 self._update_status(latest_step=step, is_complete=self._newest is None)
             ended = self._upload
             if ended is not None and ended.commit.path == path:
-                ended.cancel()  # else it would write to a deleted folder
+                ended.cancel()  # else the upload would write to a deleted folder
                 self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -455,7 +456,8 @@ class Mirror:
 
     def _hold(self, lease: Lease) -> str:
         before = lease.token
-        lease.acquire(self._lease_backend)  # if the start could not reach the store
+        # Has an effect only if the start of the run could not reach the store.
+        lease.acquire(self._lease_backend)
         lease.check()
         if self._is_let_go:  # released during `acquire`
             lease.release()

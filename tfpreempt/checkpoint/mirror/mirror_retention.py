@@ -217,7 +217,7 @@ class Retention:
         for name in self._store.list(f"{PARTS}/"):
             folder = name.split("/")[1]
             if catalog.kind_of(folder) is not Kind.MIRROR or paths.why_unsafe(name):
-                continue  # of another program
+                continue  # the object belongs to another program
             sequence = catalog.unread_entry(self._store, folder).sequence or 0
             if folder in names or sequence < newest:
                 unneeded.append(name)
@@ -241,8 +241,8 @@ class Retention:
 
     def _is_committed(self, folder: Entry) -> bool:
         if folder.name not in self._committed:
-            # The manifest is missing beside a marker if a newer run took the upload for
-            # crashed, and deleted its files before the marker was written.
+            # A marker without a manifest: a newer run treated the upload as crashed,
+            # and deleted the files of the upload before the marker was written.
             for name in (layout.MARKER, layout.MANIFEST):
                 if self._store.stat(folder.control(name)) is None:
                     return False
@@ -263,7 +263,7 @@ def delete(copy: Entry) -> None:
         ours = {copy.object(entry.name) for entry in found.manifest.files}
         names &= ours | {copy.control(layout.METADATA)}
     store.delete(marker)
-    # Index files first: without its index, TensorFlow does not find a checkpoint.
+    # Delete `.index` files first: without this file, TensorFlow finds no checkpoint.
     for name in sorted(names - {manifest, marker}, key=_comes_after_index):
         store.delete(name)
     store.delete(manifest)

@@ -59,7 +59,7 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
 
 
 def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
-    """Returns the single checkpoint whose files are all objects of a store.
+    """Returns the checkpoint in a store that contains only this checkpoint's files.
 
     Args:
         store: store to read.

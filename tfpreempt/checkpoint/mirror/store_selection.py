@@ -54,7 +54,7 @@ _LEAST_FREE = 16 << 20  # bytes that must be free in a scratch directory
 
 
 def check_url(url: str) -> str:
-    """Returns the URL of a checkpoint directory, checked, and without "/" at the end.
+    """Checks the URL of a checkpoint directory. Returns the URL without "/" at the end.
 
     Raises:
         ConfigurationError: no object store of tfpreempt serves the URL.
@@ -182,7 +182,7 @@ class Scratch:
             self._try_to_note(kept or [mine])
 
     def _expect(self, commit: Parent) -> None:
-        """Adds a commit to `.tfpreempt-mirror`, as possibly the mirror's newest."""
+        """Adds a commit to `.tfpreempt-mirror`: it may become the mirror's newest."""
         with self._noting:
             expected = self._expected()
             if commit not in expected:

@@ -59,7 +59,8 @@ _log = logging.getLogger(__name__)
 
 LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
 _UNFINISHED = 8  # saves for which a slow worker's late files are deleted
-# The head (see `head.py`) at the end of a handler, by process name and directory.
+# Heads (see `head.py`) of the directories in which this process has committed, by
+# process name and directory.
 _heads: dict[tuple[str, str], Head] = {}
 
 
@@ -201,7 +202,7 @@ class Directory:
     # --- finding and restoring -------------------------------------------------------
 
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
-        """Returns the newest intact commit; on the chief. See `newest_verified`."""
+        """Finds the newest intact commit; see `newest_verified`. Only on the chief."""
         return restoring.newest_verified(
             self.path,
             *on_skip,
@@ -302,7 +303,8 @@ class Directory:
             check_rules(candidate, self.registry.in_order(), cluster)
             self.contents.check_shares()
         if candidate.prefix is not None:
-            # Positions of data iterators in TensorFlow's files are the chief's.
+            # In a commit, TensorFlow's files have the positions of the chief's data
+            # iterators, so only the chief restores the positions from these files.
             is_mine = manifest is None or (cluster.is_chief and not resized)
             try:
                 self.contents.restore(candidate.prefix, with_data=is_mine)
