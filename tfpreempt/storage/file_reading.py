@@ -23,8 +23,9 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 def check_shortage(error: OSError, path: str) -> None:
     """Raises CheckpointError if an error is a lack of memory or of file descriptors.
 
-    Such an error does not mean that the file is corrupt. But a caller treats an OSError
-    as a sign of a corrupt file, and could delete the newest commit.
+    Such an error does not mean that the file is corrupt. But callers treat an OSError
+    as a sign of a corrupt file, and could delete the newest commit. So the error gets
+    another class.
 
     Args:
         error: the error of opening or reading the file.

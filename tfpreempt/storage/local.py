@@ -35,8 +35,8 @@ TEMPORARY = ".tfpreempt-put-"  # prefix of a file's name until the file is compl
 # Bytes per read; few enough to stay in the processor's cache for the checksum. Smaller
 # pieces are slower: after every read the thread waits for the interpreter's lock.
 _PIECE = 2 << 20
-# A temporary file whose last write is older is deleted: a killed process has left the
-# file. If the process was only suspended, its write fails when the process resumes.
+# A temporary file without a write for this time is deleted, as left by a killed
+# process. If the process was only suspended, its write fails when the process resumes.
 _LEFT_OVER_SECONDS = 3600.0
 
 

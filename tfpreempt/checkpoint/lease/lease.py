@@ -57,7 +57,7 @@ class LeaseBackend(Protocol):
 
     Attributes:
         where: path or URL of the directory or mirror, for messages.
-        pace: times of the lease.
+        pace: renewal, expiry and poll times of the lease.
     """
 
     where: str
@@ -475,7 +475,7 @@ class _ActiveLease(ManagedThread):
 
 @dataclasses.dataclass
 class _PollTimer:
-    """Default for `pause` of `Lease`. A call waits for a number of seconds, and returns
+    """The default `pause` of `Lease`. A call waits for a number of seconds, and returns
     the seconds since the last call."""
 
     last: float = dataclasses.field(default_factory=lambda: time.monotonic())

@@ -204,7 +204,7 @@ class DownloadTarget:
             return expected if of_range(file, part) == expected else None
 
     def record(self, entry: FileEntry, part: Range, crc: int) -> None:
-        """Records the checksum of a written range, for a later attempt; any thread."""
+        """Records a written range and its checksum for a later attempt. Thread-safe."""
         line = json.dumps([entry.name, *part, crc]) + "\n"
         self._progress.write(line.encode())
 

@@ -217,7 +217,7 @@ def newest_first(
         max_to_keep: number of commits to keep in the directory; None keeps every
             commit.
         needs_prefix: whether to skip commits without a TensorFlow checkpoint, which
-            hold named States only.
+            contain only named States.
 
     Returns:
         Whether a commit was imported.

@@ -364,7 +364,7 @@ class Directory:
         need not read them again.
 
         Raises:
-            CheckpointCorruptedError: a file of the checkpoint cannot be read.
+            CheckpointCorruptedError: a file of the checkpoint is corrupt.
         """
         self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
         sums: Mapping[str, tuple[int, int]] = {}

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Save(StagedSave):
-    """One save, on one worker; the methods are the phases of the save, in this order.
+    """One save, on one worker. `capture`, `write`, `publish`, `discard` are its phases.
 
     Args:
         directory: the checkpoint directory to save in.
