@@ -1,10 +1,10 @@
 """Input data with a position that can be saved, for `model.fit` and custom loops.
 
-distribution   distribute(): a strategy's iterator over a dataset, with a position
+distribution   distribute(): an iterator over a distributed dataset, with a position
 host_iterator  a distributed iterator whose position can be saved
 iterators      makes iterators, and finds the tf.data iterators inside of an iterator
 pipelines      from_arrays(), from_index(): pipelines whose position is a few numbers
-read_ahead     global batches that are copied to the devices ahead of the step
+read_ahead     copies global batches to the devices before a step needs the batches
 slices         the slices of a global batch for the replicas of this process
 
 Imported by keras, tfpreempt.

@@ -1,4 +1,4 @@
-"""distribute(): a strategy's iterator over a dataset, with a position."""
+"""distribute(): an iterator over a distributed dataset, with a position."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def distribute(
 
     TensorFlow cannot save the position of
     `iter(strategy.experimental_distribute_dataset(dataset))`. The iterator returned
-    here gives every replica the same samples, and is used in the same way: by `next`,
-    `get_next_as_optional`, or a `for` in a tf.function. Put the iterator into the
-    `tf.train.Checkpoint`:
+    here gives every replica the same samples as TensorFlow's iterator, and is used in
+    the same way: by `next`, `get_next_as_optional`, or a `for` in a tf.function. Put
+    the iterator into the `tf.train.Checkpoint`:
 
         batches = tfpreempt.data.distribute(dataset.repeat(), strategy)
         checkpoint = tf.train.Checkpoint(model=model, data=batches)
@@ -37,22 +37,22 @@ def distribute(
     The saved position is the position of training; batches that were only read ahead do
     not count. If every worker takes a part of every batch (`tfpreempt.data` pipelines,
     and datasets with `AutoShardPolicy.DATA`), the position counts global batches, so
-    training can resume with another number of workers. If the workers divide the files,
-    it cannot.
+    training can resume with another number of workers. If every worker reads different
+    files, training must resume with the same number of workers.
 
-    By default a step first copies its batch to the devices. For `tfpreempt.data`
-    pipelines, `options=tf.distribute.InputOptions()` copies batches before the step, as
-    TensorFlow's iterator does; use this option if the copy takes long. TensorFlow then
-    logs "Saving symbolic checkpoint" for every batch, unless TF_CPP_MIN_LOG_LEVEL is 1
-    or more.
+    By default a step first copies the step's batch to the devices. For `tfpreempt.data`
+    pipelines, `options=tf.distribute.InputOptions()` copies batches before the step
+    needs them, as TensorFlow's iterator does; use this option if the copy takes long.
+    TensorFlow then logs "Saving symbolic checkpoint" for every batch, unless
+    TF_CPP_MIN_LOG_LEVEL is 1 or more.
 
     Args:
         dataset: dataset of global batches; or a function that makes a dataset for each
             worker, as for `strategy.distribute_datasets_from_function`.
         strategy: strategy on one machine or on several machines.
-        options: options as for the strategy's own methods. With
+        options: options as for the methods of the strategy. With
             `experimental_fetch_to_device`, the default of InputOptions, batches are
-            copied ahead.
+            copied to the devices before a step needs them.
 
     Returns:
         An iterator for a `tf.train.Checkpoint`. The iterator ends at the end of the

@@ -1,15 +1,15 @@
 """A distributed iterator whose position can be saved.
 
-TensorFlow's own `DistributedIterator` reads ahead in the background, so its state is
-not the position of training. `HostIterator` reads a batch only when a step needs it,
-from an ordinary tf.data iterator on the host. So the state of the host iterator is the
-position of training; batches that the pipeline itself has read ahead (`prefetch`) are
-part of this state. If batches are copied to the devices before the step, the state is
-passed along with them (`read_ahead`).
+TensorFlow's `DistributedIterator` reads ahead in the background, so its state is not
+the position of training. `HostIterator` reads a batch only when a step needs the batch,
+from an ordinary tf.data iterator on the host (the host iterator). So the state of the
+host iterator is the position of training. The state includes batches that `prefetch`
+in the pipeline has read ahead. If batches are copied to the devices before a step needs
+them, the state travels with the batches (see `read_ahead`).
 
-An iterator is a composite tensor (a Python object that consists of tensors). When an
-iterator is passed to a tf.function, its type spec decomposes it into tensors, and
-builds it again from them.
+An iterator is a composite tensor (a Python object that consists of tensors). When a
+program passes an iterator to a tf.function, the iterator's type spec decomposes the
+iterator into tensors, and builds an equal iterator from the tensors.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Trackable: Any = _base.Trackable
 class _PerReplica:
     """A worker's source of batches, for a dataset with one element for each replica."""
 
-    iterator: Any
-    draws: int  # elements needed for a step: one per replica
+    iterator: Any  # the host iterator
+    draws: int  # number of elements needed for a step: one for each replica
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -54,10 +54,10 @@ class _GlobalBatch:
     Every replica gets a slice of a global batch.
     """
 
-    iterator: Any
+    iterator: Any  # the host iterator, of global batches
     device: str  # device of the host
-    cut: BatchSplit
-    spec: Any  # spec of a slice
+    cut: BatchSplit  # rule by which a global batch is cut
+    spec: Any  # element spec of a slice
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -75,7 +75,7 @@ class _GlobalBatch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _OptionalSlice:
-    """A replica's slice of an Optional batch, with the interface of Optional."""
+    """A replica's slice of a batch that may be absent; has the methods of Optional."""
 
     whole: Any
     number: int
@@ -94,13 +94,13 @@ class _OptionalSlice:
 class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     """A `tf.distribute.DistributedIterator` that a `tf.train.Checkpoint` can save.
 
-    The type spec makes the object. A checkpoint contains the states of the host
-    iterators.
+    Only a type spec creates such an object. A checkpoint contains the states of the
+    host iterators.
 
     Args:
-        spec: the type spec.
-        workers: the sources of batches (`_PerReplica`, `_GlobalBatch` or
-            `PrefetchedSlices`), one per worker.
+        spec: the type spec that creates the object.
+        workers: for each worker, its source of batches: a `_PerReplica`, `_GlobalBatch`
+            or `PrefetchedSlices`.
 
     Attributes:
         host_iterators: the tf.data iterators whose states are the position.
@@ -126,13 +126,16 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
         self.is_shared = isinstance(spec, _GlobalBatchSpec)
         replicas = self._strategy.num_replicas_in_sync
         for number, iterator in enumerate(self.host_iterators):
-            # Name positions by their kind, so that a restore cannot mix up the kinds.
+            # The name in the checkpoint contains the kind of the position, so that a
+            # restore cannot mix up the kinds.
             name = f"part_{number}_for_{replicas}_replicas"
             name = "global_batches" if self.is_shared else name
             self._track_trackable(iterator, name)
 
     def read_locally(self) -> None:
-        """Reads the local part of a global batch and drops it; needs no other worker.
+        """Reads this worker's part of a global batch, and drops the part.
+
+        Other workers need not read at the same time.
 
         Raises:
             StopIteration: the data have ended.
@@ -144,7 +147,7 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
             raise StopIteration from None
 
     def check_shares(self) -> None:
-        """Checks that the replicas get equal numbers of samples of a global batch.
+        """Checks that all replicas get the same number of samples of a global batch.
 
         Raises:
             ConfigurationError: the numbers differ. Not raised if the batch size is
@@ -156,9 +159,9 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
 
 
 class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """The type spec of an iterator in which every replica gets its own element.
+    """The type spec of an iterator over a dataset with an element for each replica.
 
-    The components are the host iterators, one per worker.
+    The components (the tensors of the iterator) are the host iterators, one per worker.
     """
 
     @property
@@ -186,12 +189,13 @@ class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is 
 class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
     """The type spec of an iterator in which replicas get slices of a global batch.
 
-    The process is a single worker. Components: the host iterator; if batches are copied
-    ahead, also an iterator per device and the variable with the position.
+    The process has a single worker. The components (the tensors of the iterator) are
+    the host iterator and, if batches are copied to the devices before a step, an
+    iterator for each device and the variable with the position.
 
     Attributes:
-        cut: how global batches are cut. Methods of TensorFlow that derive a spec do not
-            copy this attribute, so they are overridden.
+        cut: rule by which global batches are cut. TensorFlow's methods that derive a
+            spec from this spec would lose the attribute, so the class overrides them.
     """
 
     cut: BatchSplit

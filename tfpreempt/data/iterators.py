@@ -11,7 +11,7 @@ from tfpreempt.core import private_api
 
 
 def make_iterator(dataset: Any) -> Any:
-    """Returns `iter(dataset)`; for a distributed dataset a `HostIterator`.
+    """Returns `iter(dataset)`; for a distributed dataset, returns a `HostIterator`.
 
     Args:
         dataset: a dataset, or the result of `strategy.experimental_distribute_dataset`
@@ -31,7 +31,9 @@ def make_iterator(dataset: Any) -> Any:
 
 
 def read_locally(iterator: Any) -> None:
-    """Reads the local part of a global batch and drops it; needs no other worker.
+    """Reads this worker's part of a global batch, and drops the part.
+
+    Other workers need not read at the same time.
 
     Args:
         iterator: result of `make_iterator`.
@@ -48,7 +50,7 @@ def read_locally(iterator: Any) -> None:
 def owned_iterators(iterator: Any) -> Iterator[Any]:
     """Yields the tf.data iterators whose states are the position, in a fixed order.
 
-    Yields no iterator without a readable position.
+    Yields nothing if the position of `iterator` cannot be read.
     """
     if isinstance(iterator, tf.data.Iterator):
         yield iterator

@@ -1,24 +1,24 @@
 """Input pipelines whose position is a few numbers.
 
 The position in the data is saved as the state of a `tf.data` iterator. If a pipeline
-shuffles with a buffer, the state contains the buffer, or a restore must read the epoch
-up to the position to fill the buffer. The pipelines here have no buffer: a cipher
-computes the index of sample i of an epoch from i and the key of the epoch. So the state
-is an index, a number of epochs and a seed. A restore takes equally long at every batch,
-and data of any size are shuffled as a whole.
+shuffles with a buffer, either the state contains the buffer, or a restore must read the
+epoch up to the position to fill the buffer. The pipelines here have no buffer: a cipher
+computes, from a number i and the key of the epoch, the index of the epoch's sample i.
+So the state is an index, a number of epochs and a seed. A restore takes equally long at
+every batch, and the order is a permutation of all samples, however many there are.
 
     data = tfpreempt.data.from_arrays((x, y), batch_size=32, seed=7)
     model.fit(data, epochs=5, callbacks=[...])
 
 Every `iter()` of the dataset, and every repetition by `repeat()`, is an epoch with a
 new key. The keys depend only on `seed`, not on `tf.random.set_seed`. So a restarted
-program has the same permutations, and so have the workers of a
-MultiWorkerMirroredStrategy. The state of the iterator includes the number of drawn
-keys, so later epochs have the right keys, too.
+program, and all workers of a MultiWorkerMirroredStrategy, use the same permutations.
+The state of the iterator includes the number of keys used so far, so later epochs have
+the right keys, too.
 
-`map`, `prefetch` and `repeat` may follow, and resume exactly, too. Do not add a
-`shuffle`: it has no benefit, and is slow, because with the symbolic checkpoints of
-these pipelines every element takes time in proportion to the buffer.
+A program may apply `map`, `prefetch` and `repeat` to the dataset; the position stays
+exact. Do not apply `shuffle`: it has no benefit, and is slow, because with the symbolic
+checkpoints of these pipelines every element takes time in proportion to the buffer.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ROUNDS = 16
 _LARGEST = 2**48
 _SIZE = "the number of samples, an int from 1 to 2**48"
 
-# Second seed beside the user's seed: with both seeds 0 the op would draw a seed from
-# the entropy pool.
+# The op takes two seeds: the user's seed, and this one. If both were 0, the op would
+# use a random seed.
 _SECOND_SEED = 0x7466707265656D
 
 
@@ -65,11 +65,11 @@ def from_arrays(
             `(x, y)`, with equal first dimensions.
         batch_size: number of samples in a batch; under a distribution strategy, in a
             global batch.
-        seed: seed of the orders; use the same seed in every start of the program and on
-            every worker.
-        shuffle: whether every epoch has a new order; without shuffling no seed is
-            needed.
-        drop_remainder: whether to drop a last batch with fewer samples.
+        seed: seed of the epochs' orders; use the same seed in every start of the
+            program and on every worker.
+        shuffle: whether every epoch has a new order. If False, no seed is needed.
+        drop_remainder: whether to drop the last batch of an epoch if it has fewer than
+            `batch_size` samples.
 
     Returns:
         A dataset of batches in the structure of `arrays`, with known cardinality.
@@ -117,19 +117,18 @@ def from_index(
     """Returns a dataset of batches of samples, loaded by index.
 
     Args:
-        load: function that gets an index (an int64 scalar tensor), and returns a
+        load: function that takes an index (an int64 scalar tensor), and returns a
             sample. It is traced like the function of `Dataset.map`: use TensorFlow ops,
             or Python in a `tf.numpy_function`. The result must depend on the index
-            alone, because samples that were loaded ahead are loaded again after a
-            restart.
+            alone, because a restart loads again the samples that were loaded ahead.
         size: number of samples, up to 2**48.
         batch_size: number of samples in a batch; under a distribution strategy, in a
             global batch.
-        seed: seed of the orders; use the same seed in every start of the program and on
-            every worker.
-        shuffle: whether every epoch has a new order; without shuffling no seed is
-            needed.
-        drop_remainder: whether to drop a last batch with fewer samples.
+        seed: seed of the epochs' orders; use the same seed in every start of the
+            program and on every worker.
+        shuffle: whether every epoch has a new order. If False, no seed is needed.
+        drop_remainder: whether to drop the last batch of an epoch if it has fewer than
+            `batch_size` samples.
         num_parallel_calls: number of samples to load in parallel.
 
     Returns:
@@ -170,16 +169,17 @@ def _finished(
     size: int,
     batch_size: int,
 ) -> tf.data.Dataset:
-    """Returns the finished dataset, with a new key per epoch and the right options.
+    """Returns the dataset of epochs, with a new key per epoch and the right options.
 
-    The flat_map yields complete batches, not samples: a `batch` after the flat_map
-    would read on to fill the last batch of an epoch, and a flat_map iterator at its end
-    loses the state of its inputs, here the number of keys. Prefetched elements are not
-    saved, but made again after a restore.
+    The flat_map yields complete batches, not samples. A `batch` after the flat_map
+    would read on, to fill the last batch of an epoch, and so reach the end of the
+    flat_map; at the end a flat_map iterator loses the state of its inputs, here the
+    number of keys. Prefetched elements are not saved: a restore computes them again.
 
     Args:
-        batches: function returning the batches of an epoch from the epoch's key.
-        seed: seed of the keys; None calls `batches` without a key.
+        batches: function that takes the key of an epoch, and returns the batches of
+            the epoch.
+        seed: seed of the keys; None: `batches` is called with None.
         count: number of batches in an epoch.
         size: number of samples.
         batch_size: number of samples in a batch.
@@ -203,7 +203,7 @@ def _finished(
 
 
 def _first_indices(seed: int | None, size: int) -> Any:
-    """Returns the indices of the first samples in the first epoch."""
+    """Returns the indices of the first samples of the first epoch, as a fingerprint."""
     with tf.device("CPU:0"):
         positions = tf.constant(first_positions(size), tf.int64)
         key = None if seed is None else _keys(seed).get_single_element()
@@ -214,8 +214,9 @@ def _keys(seed: int) -> tf.data.Dataset:
     """Returns a dataset of one key (three 32-bit numbers), new in every iteration.
 
     The random op of tf.data counts the iterations, and its iterators save the count. A
-    variable would not work: TensorFlow refuses to save iterators that depend on one.
-    `Dataset.random` uses the same op, but also depends on the global seed.
+    variable with the count would not work, because TensorFlow refuses to save an
+    iterator that depends on a variable. `Dataset.random` uses the same op, but its
+    numbers also depend on the global seed.
     """
     numbers = tf.data.experimental.from_variant(
         tf.raw_ops.RandomDatasetV2(
@@ -235,11 +236,16 @@ def _keys(seed: int) -> tf.data.Dataset:
 def _permuted(index: tf.Tensor, key: tf.Tensor | None, size: int) -> tf.Tensor:
     """Returns the number at `index` in the permutation of `size` numbers for `key`.
 
-    The op is that of `tf.random.experimental.index_shuffle`, with more rounds. A bug of
-    the op (TensorFlow 2.21) is avoided: for 4**k + 1 numbers with k >= 8 it chooses a
-    block that is one bit too short, and returns one number twice. For these sizes the
-    function permutes size + 1 numbers; the index that is mapped to the extra number
-    gets the number of the extra index instead.
+    The function uses the op of `tf.random.experimental.index_shuffle`, with more
+    rounds. The op (TensorFlow 2.21) has a bug: for 4**k + 1 numbers with k >= 8 it uses
+    a block that is one bit too short, and returns one number twice. For these sizes the
+    function permutes size + 1 numbers. The index for which the op returns the extra
+    number gets the number that the op returns for the extra index.
+
+    Args:
+        index: tensor of indices, from 0 to size - 1.
+        key: key of the permutation; None: the result is `index`.
+        size: number of numbers to permute.
     """
     if key is None:
         return index
@@ -270,7 +276,7 @@ def _tensor(value: Any) -> tf.Tensor:
 def _check_no_list(arrays: Any) -> None:
     """Refuses lists, because tf.data and Keras treat lists differently.
 
-    tf.data converts a list to one array; Keras regards a list as a structure of arrays.
+    tf.data converts a list to one array; Keras uses every item as a separate array.
 
     Raises:
         ConfigurationError: the arrays contain a list.
@@ -299,19 +305,23 @@ def _common_length(tensors: Any) -> int:
 
 
 def _check_draws_nothing(load: Any) -> None:
-    """Refuses a function with random ops that have a hidden counter.
+    """Refuses a `load` function with random ops that have a hidden counter.
 
-    tf.data cannot save such a counter, and does not detect it inside of a flat_map.
+    tf.data cannot save such a counter, and does not detect the counter inside of a
+    flat_map.
+
+    Args:
+        load: the function, as a tf.function of an index.
 
     Raises:
-        ConfigurationError: the function contains a random op with its own counter.
+        ConfigurationError: the function contains such a random op.
     """
     graph = load.get_concrete_function(tf.TensorSpec([], tf.int64)).graph
     parts = graph.as_graph_def()
     bodies = [parts.node, *(each.node_def for each in parts.library.function)]
     nodes = [node for body in bodies for node in body]
-    # Random ops with a hidden counter have the attribute seed2. Others (RngReadAndSkip)
-    # draw from a variable.
+    # Random ops with a hidden counter have the attribute seed2. RngReadAndSkip has its
+    # counter in a variable.
     drawing = {node.op for node in nodes if "seed2" in node.attr}
     drawing |= {node.op for node in nodes if node.op == "RngReadAndSkip"}
     if drawing:

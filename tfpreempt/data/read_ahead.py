@@ -1,14 +1,13 @@
 """Copies global batches to the replicas' devices before a step needs them.
 
 A thread of tf.data reads a global batch from the host iterator, and serializes the
-state of the iterator after the read. It cuts the batch into slices, and copies each
-slice with the state to its device. The step that takes the slices writes the state to a
-variable. So the variable always has the position of training, however many batches are
-read ahead.
+state that the iterator has after the read. The thread cuts the batch into slices, and
+copies each slice to a device, together with the state. The step that takes the slices
+writes the state to a variable. So the variable always has the position of training,
+however many batches are read ahead.
 
-TensorFlow's MultiDeviceIterator makes the copies. If the pipeline fails, it raises the
-error in the step that needs the batch. MultiDeviceIterator also knows the data types
-supported by a device.
+TensorFlow's MultiDeviceIterator makes the copies, because it raises an error of the
+pipeline in the step that needs the batch, and knows which data types a device supports.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ _Owned: Any = _iterators.OwnedIterator
 class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
     """An iterator of global batches whose state is the position of training.
 
-    Construct it under `tf.device` of the host.
+    Create the object under `tf.device` of the host.
 
     Args:
         dataset: dataset of global batches.
-        cut: how the global batches are cut.
+        cut: rule by which the global batches are cut.
         devices: devices of this process's replicas.
 
     Attributes:
-        slices: iterators, one per device, of pairs (slice, position after the slice's
-            batch).
+        slices: for each device, an iterator of pairs (slice, position of training after
+            the batch of the slice).
         position: variable to which a step writes the position.
     """
 
@@ -62,7 +61,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self.slices: list[Any] = self._copier._device_iterators
 
     def _new_copier(self) -> Any:
-        """Returns a MultiDeviceIterator; the first step makes it begin to read."""
+        """Returns a MultiDeviceIterator, which starts to read in the first step."""
         host = self._iterator_resource.device
         with tf.device(host):
             return private_api.multi_device_iterator_ops.OwnedMultiDeviceIterator(
@@ -73,7 +72,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         return {"_STATE": self.state()}
 
     def state(self) -> Any:
-        """Returns the position of training, with the number of drawn shuffle seeds."""
+        """Returns the position of training, including the seeds used for shuffles."""
         state, *probes = tf.unstack(tf.io.parse_tensor(self.position, tf.string))
         return self._seeds.join(
             tf.io.parse_tensor(state, tf.variant),
@@ -81,8 +80,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         )
 
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> list[Any]:
-        # Stop the thread that reads, by giving the copier a new dataset; it is never
-        # read.
+        # Give the copier a dataset that is never read: so TensorFlow stops the thread
+        # that reads the old dataset.
         resource = self._copier._multi_device_iterator_resource
         with tf.device(resource.device):
             _ops.multi_device_iterator_init(
@@ -92,7 +91,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self._seeds.restore(restored_tensors["_STATE"])
         self.position.assign(_serialized(self._resources))
         self._copier = self._new_copier()
-        # Traced functions refer to the old iterators, so make these read the new data.
+        # Traced functions refer to the old iterators of the devices, so make the old
+        # iterators read the new data.
         for old, new in zip(self.slices, self._copier._device_iterators, strict=True):
             with tf.device(old._iterator_resource.device):
                 _ops.make_iterator(new._dataset._variant_tensor, old._iterator_resource)
@@ -102,14 +102,14 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
 def state_of(iterator: Any) -> Any:
     """Returns the state of a tf.data iterator, as `serialize_iterator` returns it.
 
-    For an `AheadIterator` the state is the position of training. State hidden in ops of
-    the pipeline is not included.
+    For an `AheadIterator` the state is the position of training. The state does not
+    include hidden state of the pipeline's ops, such as a counter of random numbers.
 
     Args:
         iterator: the iterator.
 
     Raises:
-        tf.errors.OpError: the iterator has no state.
+        tf.errors.OpError: the state of the iterator cannot be read.
     """
     if isinstance(iterator, AheadIterator):
         return iterator.state()
@@ -122,7 +122,7 @@ def _state_of(resource: Any) -> Any:
 
 
 def _serialized(resources: Sequence[Any]) -> tf.Tensor:
-    """Returns the states of iterators as one string tensor, which is in host memory."""
+    """Returns the states of several iterators as one string tensor in host memory."""
     states = [tf.io.serialize_tensor(_state_of(each)) for each in resources]
     return tf.io.serialize_tensor(tf.stack(states))
 
@@ -130,15 +130,16 @@ def _serialized(resources: Sequence[Any]) -> tf.Tensor:
 def _marked_slices(
     resources: Sequence[Any], spec: Any, cut: BatchSplit
 ) -> tf.data.Dataset:
-    """Returns a dataset of (slice, position), with the slices of the replicas in turn.
+    """Returns a dataset of pairs (slice, position of training).
 
-    The position is that after the global batch from which the slice was cut.
+    For each global batch, the dataset has the slice of the first replica, then that of
+    the second replica, and so on. The position is the position after the global batch.
 
     Args:
         resources: resource of the host iterator, which only this dataset reads; then
-            the resources of the probes that show the seeds of its shuffles.
-        spec: spec of a global batch.
-        cut: how a global batch is cut.
+            the resources of iterators whose states show the seeds of shuffles.
+        spec: element spec of a global batch.
+        cut: rule by which a global batch is cut.
     """
 
     def read(*resources: tf.Tensor) -> tuple[Any, tf.Tensor]:
@@ -162,13 +163,13 @@ def _marked_slices(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchedSlices:
-    """A worker's source of batches, if slices are copied to the devices ahead."""
+    """A worker's source of batches, if slices are copied before a step needs them."""
 
-    iterator: Any
-    slices: Sequence[Any]
+    iterator: Any  # the host iterator, of global batches
+    slices: Sequence[Any]  # for each device, an iterator of (slice, position)
     position: Any  # handle of the variable with the position of training
     devices: Sequence[str]
-    spec: Any  # spec of a slice
+    spec: Any  # element spec of a slice
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -197,7 +198,7 @@ class PrefetchedSlices:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WithoutPosition:
-    """An Optional of (slice, position) that returns only the slice."""
+    """Wraps an Optional of (slice, position); its value is the slice only."""
 
     marked: Any
     element_spec: Any

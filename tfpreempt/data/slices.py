@@ -1,9 +1,9 @@
 """Cuts global batches into slices for the replicas of this process.
 
-`strategy.experimental_distribute_dataset` appends a dataset that cuts global batches,
-so its position counts slices. That position depends on the number of replicas, and
-TensorFlow 2.21 cannot save it with symbolic checkpoints. This module reads global
-batches instead, and cuts every batch into the same slices when a step takes it. So the
+`strategy.experimental_distribute_dataset` cuts global batches inside the dataset, so
+the position counts slices. Such a position depends on the number of replicas, and
+TensorFlow 2.21 cannot save the position with symbolic checkpoints. With this module the
+dataset yields global batches, and a step cuts the batch into the same slices. So the
 position counts global batches: it is equal on every worker, and valid for any number of
 workers.
 """
@@ -21,7 +21,7 @@ from tfpreempt import errors
 from tfpreempt.core import private_api
 
 _READ_AHEAD = 2
-"""Global batches read ahead while a step runs; the same number as in TensorFlow."""
+"""Number of global batches to read ahead while a step runs, as in TensorFlow."""
 
 _CUTTABLE = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 _UNKNOWN = -1  # returned by TensorFlow for an unknown batch size
@@ -29,16 +29,16 @@ _UNKNOWN = -1  # returned by TensorFlow for an unknown batch size
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplit:
-    """How a global batch is cut for this process's replicas.
+    """The rule by which a global batch is cut for this process's replicas.
 
     Attributes:
         spec: element spec of a global batch.
-        local: numbers of this process's replicas.
+        local: indices of this process's replicas, among all replicas.
         replicas: number of replicas of all processes.
         is_filled: whether the first replicas get full slices, and the last replicas
             fewer samples or none. If False, the sizes of slices differ by at most one
             sample.
-        is_ahead: whether the slices are copied to their devices ahead of the step.
+        is_ahead: whether the slices are copied to the devices before a step needs them.
     """
 
     spec: Any
@@ -61,10 +61,14 @@ class BatchSplit:
         )
 
     def general(self, others: Sequence[BatchSplit]) -> BatchSplit | None:
-        """Returns a BatchSplit that covers several; None if they cut differently.
+        """Returns a BatchSplit whose spec covers the specs of several BatchSplits.
 
         Args:
-            others: BatchSplits to combine with this one.
+            others: BatchSplits to combine with this BatchSplit.
+
+        Returns:
+            The combined BatchSplit; None if the BatchSplits cut differently, or if no
+            spec covers all specs.
         """
         for other in others:
             if dataclasses.replace(other, spec=self.spec) != self:
@@ -89,16 +93,17 @@ class BatchSplit:
 
 
 def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | None:
-    """Returns the global batches of a distributed dataset, and how they are cut.
+    """Returns the dataset of global batches of a distributed dataset.
 
     Args:
         distributed: result of `strategy.experimental_distribute_dataset`.
 
     Returns:
-        A dataset that reads ahead, and how its batches are cut. None if TensorFlow
-        would not cut global batches into the same slices. This is so if the workers
-        divide the files, if every worker reads all data, or if TensorFlow fills an
-        incomplete batch from the next batch.
+        A dataset that yields global batches and reads ahead, and the rule by which to
+        cut them into the slices that TensorFlow would make. None if TensorFlow's slices
+        are no slices of global batches: every worker reads different files, every
+        worker reads all data, or TensorFlow fills an incomplete batch from the next
+        batch.
     """
     whole = getattr(distributed, "_original_dataset", None)
     if whole is None:
@@ -138,28 +143,29 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | Non
 
 
 def _is_always(batch: int, spec: Any) -> bool:
-    """Whether every batch is known to be a full batch.
+    """Returns whether the spec shows that every batch is a full batch.
 
     Args:
         batch: number of samples in a full batch.
-        spec: spec of a batch.
+        spec: element spec of a batch.
     """
     parts = tf.nest.flatten(spec)
     return all(part.shape.rank and part.shape[0] == batch for part in parts)
 
 
 def _is_read_ahead(dataset: Any) -> bool:
-    """Whether a pipeline ends with `prefetch`; options are ignored."""
+    """Returns whether a pipeline ends with `prefetch`, possibly followed by options."""
     while type(dataset).__name__ == "_OptionsDataset":
         (dataset,) = dataset._inputs()
     return type(dataset).__name__ == "_PrefetchDataset"
 
 
 def _is_copied_ahead(distributed: Any) -> bool:
-    """Whether slices are copied to the devices before a step needs them.
+    """Returns whether slices are copied to the devices before a step needs them.
 
-    The user must request the copies, and the state of the pipeline must be small
-    (symbolic), because the state is read with every batch.
+    True if the user has requested the copies, the devices are not the host, and the
+    state of the pipeline is small (symbolic). The state is read with every batch, so
+    large states would be too slow.
     """
     options, workers = distributed._options, distributed._input_workers
     if options is None or not options.experimental_fetch_to_device:
@@ -177,7 +183,7 @@ def _local(device: str) -> tuple[Any, Any]:
 
 
 def check_shares(size: int, replicas: int) -> None:
-    """Checks that the replicas get equal numbers of samples of a global batch.
+    """Checks that all replicas get the same number of samples of a global batch.
 
     Args:
         size: number of samples in the batch.
@@ -204,7 +210,7 @@ _BATCH_SIZE = "_tfpreempt_batch_size"
 
 
 def with_batch_size(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Stores the batch size as an attribute of a dataset, to be found by `batch_size`.
+    """Stores the batch size in a dataset, so that `batch_size` finds the size.
 
     Args:
         dataset: the dataset.
@@ -220,7 +226,8 @@ def with_batch_size(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 def batch_size(dataset: Any) -> int | None:
     """Returns the number of samples in a full batch of a dataset; None if unknown.
 
-    Reads no data, because a read would draw seeds of shuffles, and can take minutes.
+    The function reads no data. A read could take minutes, and would use up seeds of
+    shuffles, so later epochs would have another order.
     """
     first, *_ = tf.nest.flatten(dataset.element_spec)
     if (shape := getattr(first, "shape", None)) and shape[0] is not None:
@@ -235,7 +242,7 @@ def batch_size(dataset: Any) -> int | None:
 
 
 def _length(part: Any) -> Any:
-    """Returns the number of rows of a tensor; an int if known, else a tensor."""
+    """Returns the number of rows of a tensor: an int if it is known, else a tensor."""
     if isinstance(part, tf.RaggedTensor):
         return part.nrows(tf.int64)
     if isinstance(part, tf.SparseTensor):

@@ -1,10 +1,10 @@
 """Fakes for tests of programs that use tfpreempt. Public.
 
 clock      a clock that a test advances by hand
-notice     a source whose notices are given by the test
-store      a key-value store with injected faults
+notice     a notice source that a test controls
+store      a key-value store that fails or is slow when a test wants
 metadata/  fake metadata servers of the clouds
-_server    base class of the fake servers, with injected faults
+_server    base class of the fake servers, which a test can make fail
 
 Imported by cli, testing/metadata.
 """

@@ -1,4 +1,4 @@
-"""Base class of the fake servers, with injected faults."""
+"""Base class of the fake servers, which a test can make fail, wait or refuse."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Request:
     Attributes:
         method: GET, PUT, POST or DELETE.
         path: path without the query, still percent-encoded.
-        query: fields of the query; the value is "" if a field has none.
-        headers: values by lower-case name.
+        query: fields of the query; the value of a field without a value is "".
+        headers: values of the headers, by lower-case name.
         body: bytes sent with the request.
     """
 
@@ -50,8 +50,8 @@ class Reply:
 
     Attributes:
         status: the HTTP status.
-        body: bytes of the body. The header Content-Length is added by `send`.
-        headers: additional headers.
+        body: bytes of the body.
+        headers: headers in addition to Content-Length, which `send` adds.
     """
 
     status: int = 200
@@ -62,7 +62,7 @@ class Reply:
         """Sends the reply.
 
         Args:
-            to: handler of the connection.
+            to: handler of the connection on which to send the reply.
         """
         to.send_response(self.status)
         for name, text in self.headers.items():
@@ -74,17 +74,17 @@ class Reply:
 
 
 class FakeServer(http.server.ThreadingHTTPServer):
-    """HTTP server on a free port of 127.0.0.1. It is a context manager.
+    """HTTP server on a free port of 127.0.0.1; a context manager that stops the server.
 
     Attributes:
         requests: received requests, newest last.
-        changed: condition that is held while the state of the server changes, and
-            notified afterwards.
+        changed: condition variable. A method acquires it while it changes the state of
+            the server, and notifies it afterwards.
     """
 
     request_queue_size = 32
     headers: ClassVar[Mapping[str, str]] = {}
-    # Prefix of the names of threads, by which tests recognize them.
+    # Prefix of the server's thread names; tests find the threads by the prefix.
     _name = "fake-metadata"
     _port = 0  # any free port
 
@@ -115,7 +115,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_port}"
 
     def environment(self) -> dict[str, str]:
-        """Returns environment variables by which clients find the server."""
+        """Returns the environment variables with which clients find the server."""
         return {}
 
     def answer(self, request: Request) -> Reply:
@@ -133,7 +133,11 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return Reply(status=status, headers=self.headers, body=text.encode())
 
     def failure(self, status: int) -> Reply:
-        """Returns the reply of a service that fails with a status."""
+        """Returns the reply with which the service reports an error.
+
+        Args:
+            status: HTTP status of the error.
+        """
         return self.reply(status, "try again\n")
 
     def fail(self, count: int, status: int = 503) -> None:
@@ -147,10 +151,10 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self._failing, self._status = count, status
 
     def stall(self, count: int | None = None) -> None:
-        """Makes the next requests wait for `up()`, without an answer.
+        """Makes the next requests wait for an answer until `up()` is called.
 
         Args:
-            count: number of requests; None: every request.
+            count: number of requests; None: all requests.
         """
         with self.changed:
             self._stalling += math.inf if count is None else count
@@ -170,7 +174,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Stops the server. Idempotent."""
+        """Stops the server; a second call does nothing."""
         with self.changed:
             if self._is_closing:
                 return
@@ -188,13 +192,13 @@ class FakeServer(http.server.ThreadingHTTPServer):
         """Waits for a condition, or the end of the server. The caller holds `changed`.
 
         Args:
-            is_met: function returning whether the condition is met.
-            seconds: longest wait.
+            is_met: function that returns whether the condition is met.
+            seconds: maximum seconds to wait.
         """
         self.changed.wait_for(lambda: is_met() or self._is_gone, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Waits for a while; returns False if the server is closed meanwhile."""
+        """Waits for some seconds; returns False if the server was closed meanwhile."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing, seconds)
             return not self._is_closing
@@ -202,11 +206,11 @@ class FakeServer(http.server.ThreadingHTTPServer):
     # --- a request, and the faults ordered for it ------------------------------------
 
     def serve(self, head: Request, read: Callable[[int], bytes]) -> Reply | None:
-        """Returns the reply to a request; None: the connection is closed.
+        """Returns the reply to a request; None if the connection must be closed.
 
         Args:
-            head: the request without its body.
-            read: function reading a number of bytes of the body.
+            head: the request without the body.
+            read: function that reads a number of bytes of the body.
         """
         request = dataclasses.replace(head, body=read(head.length))
         if len(request.body) < head.length:
@@ -221,7 +225,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self.changed.notify_all()
 
     def respond(self, request: Request) -> Reply | None:
-        """Returns the reply, with the faults set by `fail` and `stall`."""
+        """Returns the reply to a request, after the effects of `fail` and `stall`."""
         with self.changed:
             is_stalled, before = self._stalling > 0, self._releases
             self._stalling = max(0.0, self._stalling - 1)

@@ -11,11 +11,11 @@ _LIMIT_SECONDS = 20.0  # real time after which a hanging test fails
 
 
 class FakeClock:
-    """A `Clock` whose time changes only by `advance`; threads can wait on it.
+    """A `Clock` whose time changes only by `advance`; threads can wait for a time.
 
     To let a polling thread poll once, call `advance(interval)`, then
     `wait_for_waiters()`. The first call wakes the thread. The second call returns when
-    the thread has done its work, and waits again.
+    the thread has polled, and waits again.
 
     Args:
         start: initial value of `monotonic()`, in seconds.
@@ -36,7 +36,7 @@ class FakeClock:
         return self._now + self._wall_offset
 
     def advance(self, seconds: float) -> None:
-        """Advances the time, and wakes the threads whose waiting time is over.
+        """Advances the time, and wakes the threads whose timeouts have passed.
 
         Args:
             seconds: seconds to add; not negative.
@@ -59,14 +59,14 @@ class FakeClock:
     def wait(
         self, condition: threading.Event | Callable[[], bool], timeout: float
     ) -> bool:
-        """Waits for an event, or until a function returns True. For any thread.
+        """Waits for an event, or until a function returns True. Any thread may call.
 
         Args:
             condition: event or function, checked every millisecond of real time.
-            timeout: longest wait, in seconds of this clock.
+            timeout: maximum seconds to wait, on this clock.
 
         Returns:
-            Whether the condition was met, as `threading.Event.wait` does.
+            Whether the condition was met before the timeout.
         """
         is_met = (
             condition.is_set if isinstance(condition, threading.Event) else condition
@@ -84,7 +84,7 @@ class FakeClock:
         return is_met()
 
     def wait_for_waiters(self, count: int = 1) -> None:
-        """Waits (in real time) until enough threads wait on this clock.
+        """Waits (in real time) until enough threads are in `wait`.
 
         Args:
             count: number of threads to wait for.

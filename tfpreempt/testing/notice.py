@@ -1,4 +1,4 @@
-"""A source whose notices are given by the test."""
+"""A notice source that a test controls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from tfpreempt.notice.source import NoticeSourceBase
 
 
 class ScriptedSource(NoticeSourceBase):
-    """A `NoticeSource` for tests, without threads: `fire` gives a notice.
+    """A `NoticeSource` for tests, without threads: it reports a notice when `fire` is
+    called.
 
     Args:
         name: name of the source.
@@ -29,7 +30,7 @@ class ScriptedSource(NoticeSourceBase):
         self.is_closed = False
 
     def fire(self, detail: str = "") -> None:
-        """Gives a notice, on the calling thread.
+        """Reports a notice, on the calling thread.
 
         Does nothing if the source is not started, or is closed.
 

@@ -1,6 +1,7 @@
-"""A key-value store with injected faults.
+"""A key-value store that fails or is slow when a test wants.
 
-`FaultyKeyValueStore` wraps any store. Without faults it behaves as the wrapped store.
+`FaultyKeyValueStore` wraps a key-value store, and behaves as the wrapped store except
+for the faults that the test passes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ class StoreFault:
 
     Attributes:
         operation: "insert", "get", "delete", "dead_workers", or "*" for any operation.
-        key: pattern for the key, as for file names; by default any key.
-        after: number of matching operations before the fault begins.
+        key: pattern for the key's name, with the wildcards of file names; by default
+            any key.
+        after: number of matching operations that succeed before the fault begins.
         times: number of operations with the fault; None: all further operations.
         error: error to raise; None: the operation succeeds, after `delay_seconds`.
-        delay_seconds: additional duration of the operation.
-        is_done: whether the operation has its effect before the error is raised, as if
-            only the answer was lost.
+        delay_seconds: seconds by which the operation takes longer.
+        is_done: whether the store executes the operation before the error is raised, as
+            if only the answer was lost.
     """
 
     operation: str = "*"
@@ -52,13 +54,14 @@ class StoreFault:
 
 
 class FaultyKeyValueStore:
-    """Wraps a key-value store, and injects faults. Any thread may call any method.
+    """A key-value store with injected faults. Any thread may call any method.
 
     Args:
-        inner: the wrapped store; by default a new store in memory.
-        faults: faults to inject. If several apply to an operation, the first one is
-            used.
-        sleep: function that waits for a number of seconds, for `delay_seconds`.
+        inner: the wrapped key-value store; by default a new store in memory.
+        faults: faults to inject. If several faults match an operation, the first one
+            applies.
+        sleep: function that waits for a number of seconds; called with the
+            `delay_seconds` of a fault.
 
     Attributes:
         operations: the calls so far, in order, as (operation, key).

@@ -4,8 +4,8 @@
         monkeypatch.setenv(...)  # each of fake.environment()
         fake.preempt()
 
-The fakes are real HTTP servers, and have the pitfalls of the originals. So any client
-can be tested with them, in this process or in another process.
+The fakes are HTTP servers, and refuse the requests that the real servers refuse. So any
+client can be tested with them, in this process or in another process.
 
 _aws    a fake of the instance metadata service of Amazon EC2, version 2
 _azure  a fake of Azure's instance metadata service, with Scheduled Events

@@ -22,8 +22,9 @@ class FakeAws(FakeServer):
 
     - 401 to requests without a token or with an expired token;
     - 400 to token requests without a lifetime;
-    - 403 to forwarded token requests;
-    - 404 for missing entries; usually the entries for notices are missing.
+    - 403 to token requests that a proxy has forwarded;
+    - 404 for missing entries. The entries that announce a termination are missing until
+      the test sets them.
 
     Args:
         longest_ttl: longest lifetime of a token in seconds, even if a client requests
@@ -76,21 +77,29 @@ class FakeAws(FakeServer):
         self.set("events/recommendations/rebalance", notice)
 
     def set_lifecycle(self, state: str) -> None:
-        """Sets the Auto Scaling group's target lifecycle state, e.g. "Terminated"."""
+        """Sets the state into which the Auto Scaling group moves the instance.
+
+        Args:
+            state: target lifecycle state, such as "Terminated".
+        """
         self.set("autoscaling/target-lifecycle-state", state)
 
     def set(self, path: str, value: object) -> None:
         """Sets an entry.
 
         Args:
-            path: path below `/latest/meta-data/`.
+            path: path of the entry, relative to `/latest/meta-data/`.
             value: text, or a value to be sent as JSON.
         """
         with self.changed:
             self._entries[path.strip("/")] = value
 
     def remove(self, path: str) -> None:
-        """Removes an entry, if present; later requests for it are answered with 404."""
+        """Removes an entry, if present; the server then answers 404 for the entry.
+
+        Args:
+            path: path of the entry, relative to `/latest/meta-data/`.
+        """
         with self.changed:
             self._entries.pop(path.strip("/"), None)
 
@@ -129,7 +138,12 @@ class FakeAws(FakeServer):
 
 
 def _text_of(at: datetime.datetime | None, ahead: datetime.timedelta) -> str:
-    """Formats a time as EC2 does; by default the current time plus `ahead`."""
+    """Formats a time as EC2 does.
+
+    Args:
+        at: the time; None: the current time plus `ahead`.
+        ahead: duration to add to the current time.
+    """
     when = datetime.datetime.now(datetime.timezone.utc) + ahead if at is None else at
     return when.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 

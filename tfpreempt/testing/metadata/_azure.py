@@ -25,13 +25,13 @@ class FakeAzure(FakeServer):
     """Fake of Azure's metadata service: serves the VM's name and Scheduled Events.
 
     Like the real service, the fake answers 400 to requests without `Metadata: true` or
-    without an api-version, and to forwarded requests. Events may concern other
-    machines. If a client acknowledges an event, the event starts.
+    without an api-version, and to requests that a proxy has forwarded. It also sends
+    events of other machines. If a client acknowledges an event, the event starts.
 
     Args:
         vm_name: name of this machine.
-        first_call_seconds: duration of the first request for events; the real service
-            takes up to two minutes.
+        first_call_seconds: seconds until the first request for events is answered; the
+            real service takes up to two minutes.
     """
 
     headers = {"Content-Type": "application/json; charset=utf-8"}
@@ -49,7 +49,7 @@ class FakeAzure(FakeServer):
 
     @property
     def vm_name(self) -> str:
-        """Name of this machine, as spelled in events."""
+        """Name of this machine, in the spelling that events use."""
         return self._vm_name
 
     def environment(self) -> dict[str, str]:
@@ -68,8 +68,8 @@ class FakeAzure(FakeServer):
         Args:
             kind: Preempt, Terminate, Reboot, Redeploy or Freeze.
             resources: names of the affected machines; by default this machine.
-            not_before: start time as text (RFC 1123 or ISO 8601), or ""; by default the
-                earliest time allowed for the kind of event.
+            not_before: start time as text (RFC 1123 or ISO 8601); "" for none; None:
+                the earliest time that Azure allows for the kind of event.
             status: Scheduled or Started.
 
         Returns:
@@ -108,7 +108,11 @@ class FakeAzure(FakeServer):
             return str(self._events.get(identity, {}).get("EventStatus", ""))
 
     def set_document(self, text: str | None) -> None:
-        """Sets a text to be sent instead of the events; None: the events again."""
+        """Sets the text that the server sends in place of the events.
+
+        Args:
+            text: the text; None: the server sends the events again.
+        """
         with self.changed:
             self._document = text
 

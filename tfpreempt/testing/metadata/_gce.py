@@ -18,19 +18,21 @@ class FakeGce(FakeServer):
 
     Like the real server, the fake
 
-    - refuses requests without `Metadata-Flavor: Google`, and forwarded requests;
-    - redirects a directory without a trailing "/";
+    - refuses requests without `Metadata-Flavor: Google`, and requests that a proxy has
+      forwarded;
+    - redirects a request for a directory without a trailing "/";
     - uses hashes of the content as ETags;
     - answers 404 for missing entries;
-    - answers 400 to a wait on a directory without `recursive=true`.
+    - answers 400 if a client waits for a change of a directory without
+      `recursive=true`.
 
     Args:
-        longest_hang: longest duration of a hanging GET in seconds, even if
-            `timeout_sec` is larger.
+        longest_hang: maximum seconds of a hanging GET, even if the client requests more
+            by `timeout_sec`.
         is_camel_case: whether names in recursive replies are in camelCase. If False,
             they have dashes, as in paths.
-        hides_directory: whether requests for `instance/` itself are answered with 403,
-            as a proxy for metadata concealment does.
+        hides_directory: whether the server answers requests for the directory
+            `instance/` with 403, as a proxy for metadata concealment does.
     """
 
     headers = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -51,7 +53,7 @@ class FakeGce(FakeServer):
 
     @property
     def hanging(self) -> int:
-        """Number of hanging GETs now, including those of disconnected clients."""
+        """Number of hanging GETs that wait now, also for disconnected clients."""
         return self._hanging
 
     def environment(self) -> dict[str, str]:
@@ -69,7 +71,7 @@ class FakeGce(FakeServer):
         """Sets an entry, and answers the hanging GETs that wait for a change.
 
         Args:
-            path: path below the root, such as "instance/maintenance-event".
+            path: path of the entry, such as "instance/maintenance-event".
             value: text, a number, or a dict, which becomes a directory.
         """
         *folders, name = path.strip("/").split("/")
@@ -81,7 +83,11 @@ class FakeGce(FakeServer):
             self.changed.notify_all()
 
     def remove(self, path: str) -> None:
-        """Removes an entry, if present; later requests for it are answered with 404."""
+        """Removes an entry, if present; the server then answers 404 for the entry.
+
+        Args:
+            path: path of the entry, such as "instance/maintenance-event".
+        """
         folder, _, name = path.strip("/").rpartition("/")
         with self.changed:
             (self._find(folder) or {}).pop(name, None)
