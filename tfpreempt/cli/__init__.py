@@ -1,4 +1,4 @@
-"""The command `tfpreempt`: a group that imports a subcommand only when it is used.
+"""The command `tfpreempt`, whose subcommands are imported only when they are used.
 
 demo/            `tfpreempt demo`: a small model survives real preemptions
 doctor/          `tfpreempt doctor`: checks that this machine is ready for preemptions
@@ -6,12 +6,12 @@ inspect/         `tfpreempt inspect` and `verify`: list and check checkpoints
 journals/        reads the journals of a run, for the commands that show runs
 report/          `tfpreempt report`: summarizes a run from its journals
 run/             `tfpreempt run`: training under supervision, through preemptions
-signal_handling  waits for signals, without signal handlers
+signal_handling  waits for signals in one thread, without signal handlers
 simulate/        `tfpreempt simulate`: simulates a preemption of a running job
 sizes            formats sizes and durations, and parses them in options
 status/          `tfpreempt status`: the live status of a job
-tables           a rich console that escapes terminal control characters
-terminal         printing with terminal control characters escaped
+tables           a console (of the package rich) that escapes control characters
+terminal         prints text with control characters escaped
 
 Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/report, cli/run,
 cli/simulate, cli/status, tfpreempt.
@@ -28,8 +28,8 @@ import tfpreempt
 from tfpreempt.cli.terminal import LogHandler, plain_lines
 from tfpreempt.core.log_output import LineFormatter
 
-# Command -> (folder of the command, line in `tfpreempt --help`). The lines are here,
-# too, so that `tfpreempt --help` need not import the commands.
+# Command -> (folder of the command, its line in `tfpreempt --help`). The lines repeat
+# the commands' docstrings, so that `tfpreempt --help` need not import the commands.
 _COMMANDS = {
     "run": ("run", "Run training under supervision, through preemptions."),
     "status": ("status", "Show the live status of a job."),
@@ -43,7 +43,7 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """A group of commands; the module of a command is imported on use."""
+    """A group of commands that imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

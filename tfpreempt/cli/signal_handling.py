@@ -1,8 +1,8 @@
-"""Waits for signals, without signal handlers.
+"""Waits for signals in one thread, without signal handlers.
 
-A handler would run between any two lines of the program, and a wait that depends on a
-handler can miss a signal that arrives just before the wait. A thread that waits for
-blocked signals receives them only at that point.
+A signal handler would run between any two lines of the program, and a wait that depends
+on a handler can miss a signal that arrives just before the wait. So the signals are
+blocked, and a thread receives them only when it waits for them.
 """
 
 from __future__ import annotations
@@ -16,26 +16,31 @@ from tfpreempt.notice.signals import WATCHABLE
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 NOTICES = frozenset(WATCHABLE.values()) - {signal.SIGCONT}
-"""Signals that a platform config may watch and that terminate a process by default.
+"""Signals that a platform config may watch, and that terminate a process by default.
 
-A platform may send its notice to all processes of a job, the supervisor included.
-SIGCONT is left out: SIGCONT ends no process, and a shell sends SIGCONT after Ctrl-Z.
+The supervisor handles all of them, because a platform may send its notice to all
+processes of a job. SIGCONT is left out: it ends no process, and a shell sends it after
+Ctrl-Z.
 """
 
 WaitForSignal = Callable[[float | None], signal.Signals | None]
-"""Waits for a signal, with a timeout in seconds or None; returns the signal or None."""
+"""Function that waits for a signal. Takes a timeout in seconds, or None for no timeout;
+returns the signal, or None after the timeout."""
 
 
 @contextlib.contextmanager
 def held_signals(*numbers: signal.Signals) -> Iterator[WaitForSignal]:
-    """Context that blocks signals, and yields a function waiting for them.
+    """Context manager: blocks signals, and yields a function that waits for them.
 
-    Use on the main thread. Threads and processes started in the context also block the
-    signals. Signals that are pending at the end are dropped.
+    Use on the main thread. Threads and processes that are started in the `with` block
+    also block the signals. Signals that are pending at its end are dropped.
 
-    A signal that the parent process ignores (SIGHUP under nohup, SIGINT in a background
-    job) stays ignored. SIGTERM is an exception, because platforms stop a job by
-    SIGTERM, but a shell with `trap "" TERM` makes all its programs ignore it.
+    A signal that this process ignores from its start (SIGHUP under nohup, SIGINT in a
+    background job) stays ignored. SIGTERM is an exception: platforms stop a job by
+    SIGTERM, and a shell script with `trap "" TERM` makes all its programs ignore it.
+
+    Args:
+        *numbers: the signals.
     """
     ignored = {each for each in numbers if signal.getsignal(each) == signal.SIG_IGN}
     held = {*numbers} - ignored | {*numbers} & {signal.SIGTERM}

@@ -60,10 +60,12 @@ class Size(click.ParamType[int]):
 
 
 class Seconds(click.FloatRange):
-    """Type of an option for a finite number of seconds (click's range accepts NaN).
+    """Type of an option for a finite number of seconds.
+
+    (The number type of click would accept NaN.)
 
     Args:
-        least: smallest accepted number of seconds.
+        least: smallest valid number of seconds.
     """
 
     name = "seconds"

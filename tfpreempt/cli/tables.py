@@ -1,4 +1,4 @@
-"""A rich console that escapes terminal control characters; see `terminal`."""
+"""A console of the package rich that escapes control characters; see `terminal`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpreempt.cli.terminal import plain_lines
 
 
 class Console(rich.console.Console):
-    """A rich console on stdout that escapes unprintable characters, except line breaks.
+    """A console on stdout that escapes unprintable characters, except line breaks.
 
     Args:
         width: number of columns; None: the width of the terminal.

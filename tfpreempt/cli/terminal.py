@@ -1,8 +1,8 @@
-"""Prints text, with terminal control characters escaped.
+"""Prints text, with control characters escaped.
 
 Directory names, journals and error messages come from other programs, and may contain
-any bytes. So every command prints by the functions of this module, which escape the
-text, or by `tables.Console`, which escapes, too.
+characters that control the terminal. So every command prints with the functions of this
+module, or with `tables.Console`; both escape the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
     Args:
         text: text to print; unprintable characters are escaped, except line breaks.
-        err: whether to print to stderr rather than stdout.
+        err: whether to print to stderr; if False, to stdout.
     """
     click.echo(plain_lines(text), err=err)
 

@@ -92,7 +92,7 @@ class Coordinator:
         state: current state of the agreement; any thread may read.
         step_flag: counter and flag of the training loop.
         deadlines: deadlines of this process.
-        extra: for each key, additional fields that the next insert of the key writes.
+        extra: for every key, additional fields that the next insert of the key writes.
         commit_extra: additional fields that the chief wrote with its newest `commit`.
         is_saving: whether the main thread saves outside of a round; the main thread
             writes the attribute.

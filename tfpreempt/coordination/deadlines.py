@@ -66,7 +66,7 @@ class Deadlines:
             save.
         share_seconds: measured duration of writing this worker's share in the current
             save; 0 without shares. (A share is a subset of the tensors that are equal
-            on all workers; each worker writes one share.)
+            on all workers; every worker writes one share.)
         noticed_at: time on the monotonic clock at which the first worker saw the
             current notice.
         terminates_at: time on the monotonic clock at which the machine is terminated;

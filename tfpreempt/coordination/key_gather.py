@@ -24,19 +24,19 @@ OnComplete = Callable[[dict[int, Any]], None]
 
 @dataclasses.dataclass(eq=False)
 class KeyGather:
-    """Reads one key from each of several workers; the constructor starts the reads.
+    """Reads one key from every of several workers; the constructor starts the reads.
 
     Any thread may call the methods.
 
     Args:
         executor: reads and writes the key-value store.
         key: kind of the key; determines how values are decoded.
-        names: for each worker index, the name of the worker's key.
+        names: for every worker index, the name of the worker's key.
         by: index of this worker, written into the tombstones.
-        then: function called for each worker with the worker's index, the value or a
+        then: function called for every worker with the worker's index, the value or a
             tombstone, and the extra fields.
         on_complete: function called when all keys have a value; its argument has the
-            value for each worker index.
+            value for every worker index.
     """
 
     executor: StoreExecutor

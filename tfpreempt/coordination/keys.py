@@ -1,4 +1,4 @@
-"""Defines the names of the keys, and the text that is stored under each key.
+"""Defines the names of the keys, and the text that is stored under every key.
 
 A name is `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; the incarnation names one
 start of all workers. A value is a JSON object: it has the fields of the agreement, and

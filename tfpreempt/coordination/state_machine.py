@@ -4,7 +4,7 @@ Every worker has a `WorkerState`; `step(settings, state, event)` returns the nex
 and the actions to take. The module uses no I/O, clock, thread or TensorFlow. So a
 search in tests/cluster can try every order of events in this table, with crashes, with
 running workers that are taken for crashed, and with late and duplicate notices.
-docs/agreement.md has the rules, and the reason for each rule. If you change a rule,
+docs/agreement.md has the rules, and the reason for every rule. If you change a rule,
 change the search in the same commit.
 """
 

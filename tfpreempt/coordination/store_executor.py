@@ -84,7 +84,7 @@ class StoreExecutor:
         self._reads.put(lambda: then(self.store.get(key)))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        """Calls `then` for each key, when the key has been inserted.
+        """Calls `then` for every key, when the key has been inserted.
 
         Args:
             keys: names of the keys.

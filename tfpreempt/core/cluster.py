@@ -18,9 +18,9 @@ class Cluster:
 
     Attributes:
         worker: index of this worker; the chief is worker 0.
-        jobs: (job name, number of tasks) for each job of TF_CONFIG with training
+        jobs: (job name, number of tasks) for every job of TF_CONFIG with training
             workers. Workers are numbered in this order.
-        saves_all: whether each worker saves the complete state into a separate
+        saves_all: whether every worker saves the complete state into a separate
             directory, as for snapshots. If False, only the chief writes the state that
             is equal on every worker.
     """
@@ -79,7 +79,7 @@ def _from_spec(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster
     """Returns the cluster, with the worker index of this task.
 
     Args:
-        spec: list of task addresses for each job name, as in TF_CONFIG.
+        spec: list of task addresses for every job name, as in TF_CONFIG.
         task_type: job name of this task, such as "worker".
         task_id: index of this task in its job.
 
@@ -117,7 +117,7 @@ class GivenTask:
     Attributes:
         type: job name of this process, such as "worker".
         index: index of this process among the tasks of its job.
-        jobs: list of task addresses for each job name.
+        jobs: list of task addresses for every job name.
     """
 
     type: str

@@ -2,7 +2,7 @@
 
 Packages pass the events to each other, and the journal records them. A field whose name
 ends in `_at` is a time on the monotonic clock of the process that created the event; no
-other process can interpret it. So the journal adds the wall time to each record.
+other process can interpret it. So the journal adds the wall time to every record.
 """
 
 from __future__ import annotations

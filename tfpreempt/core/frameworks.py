@@ -1,7 +1,7 @@
 """The adapters of frameworks such as TensorFlow, chosen in one place.
 
 Most of tfpreempt does not depend on a framework. A few questions have a different
-answer for each framework: the state of the random generators, the meaning of errors,
+answer for every framework: the state of the random generators, the meaning of errors,
 the values of objects, the form of checkpoints, the coordination service. An adapter is
 a module that answers one question for one framework. The module that asks the question
 defines the functions of the adapter. `ADAPTERS` lists the adapters; they are imported
@@ -29,7 +29,7 @@ ADAPTERS: dict[str, dict[str, str]] = {
         "coordination": "tfpreempt.handler.tensorflow_adapter",
     },
 }
-"""For each framework (by its package name): the adapter module for each question."""
+"""For every framework (by its package name): the adapter module for every question."""
 
 
 def is_imported(framework: str) -> bool:

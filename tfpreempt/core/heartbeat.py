@@ -1,6 +1,6 @@
 """Heartbeats: a worker reports its progress to its supervisor.
 
-The supervisor creates the heartbeat file, a file in memory, for each worker. A thread
+The supervisor creates the heartbeat file, a file in memory, for every worker. A thread
 of the worker writes the progress of the main thread into the file twice a second, so
 the heartbeat does not slow down a step.
 

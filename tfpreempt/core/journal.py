@@ -127,7 +127,7 @@ class Journal(JsonLines):
         worker: index of this worker.
         clock: time source for the records.
         incarnation: name that the supervisor has given to this start of all workers;
-            written to each record.
+            written to every record.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def _make_directory(path: Path) -> None:
-    """Creates the directory of a journal, and syncs the parent of each new directory.
+    """Creates the directory of a journal, and syncs the parent of every new directory.
 
     Without the sync, a crash of the machine could lose a new directory, with the synced
     files inside.

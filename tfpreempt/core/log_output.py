@@ -56,7 +56,7 @@ def is_open(stream: object) -> bool:
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes records to `sys.stderr`, unless the program has added a logging handler.
 
-    The check is made for each record, because the program may call
+    The check is made for every record, because the program may call
     `logging.basicConfig()` later. If the program has added a handler to the root logger
     or to the logger `tfpreempt`, that handler shows the record, and this handler shows
     nothing. Any thread may log.

@@ -154,8 +154,8 @@ class _Group:
 
     Attributes:
         values: the objects, or weak references to the objects.
-        kinds: class of each object.
-        sizes: number of parts of each object.
+        kinds: class of every object.
+        sizes: number of parts of every object.
         ids: `id()` of every part: the parts of the first object, then those of the
             second object, and so on.
     """
@@ -192,13 +192,13 @@ def _of_lists(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_dicts(values: Iterable[Any]) -> Iterable[Collection[Any]]:
-    """Yields two collections for each dict: its keys, then its values."""
+    """Yields two collections for every dict: its keys, then its values."""
     pairs = ((each, each.values()) for each in values)
     return itertools.chain.from_iterable(pairs)
 
 
 def _of_objects(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Yields two collections for each object: names and values of its attributes."""
+    """Yields two collections for every object: names and values of its attributes."""
     return _of_dicts(map(vars, values))
 
 
@@ -207,7 +207,7 @@ def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Returns one part for each container: whether the container is data.
+    """Returns one part for every container: whether the container is data.
 
     The items of such a container are too many to be compared.
     """

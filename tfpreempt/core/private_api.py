@@ -6,12 +6,12 @@ access to the loop of `fit`. Private names may disappear with any release. So:
 
 - Private modules are attributes of this module, such as `private_api.eager_context`.
   `MODULES` has the names; a module is imported on first access.
-- `FEATURES` lists the private names that tfpreempt uses, for each feature.
+- `FEATURES` lists the private names that tfpreempt uses, for every feature.
 - Code that needs a feature calls `check_available` before training. So a missing name
   is reported before training, with the name in the message, and not during a save.
 - There is no upper bound on versions: any release with the names is used. If the minor
   version is missing in `SEEN`, a log line says so.
-  tests/contracts/test_private_api.py checks every name, in each cell of `make matrix`.
+  tests/contracts/test_private_api.py checks every name, in every cell of `make matrix`.
 
 Private attributes of the callbacks of Keras are not here, but in
 `keras/callbacks/builtin_callbacks.py`, which skips a name missing in a version.
@@ -96,7 +96,7 @@ MODULES = {
     "tf_keras_data": _OLD + "engine.data_adapter",
     "tf_keras_training": _OLD + "engine.training",
 }
-"""The import path of each private module, by the module's short name."""
+"""The import path of every private module, by the module's short name."""
 
 RENAMED = {
     "TensorFlowTrainer": "Trainer",  # since Keras 3.16
@@ -128,7 +128,7 @@ class PrivateApiGroup:
     names: dict[str, str]
 
     def each(self) -> Iterator[tuple[str, str]]:
-        """Yields (key of the module in `MODULES`, name) for each name."""
+        """Yields (key of the module in `MODULES`, name) for every name."""
         for module, names in self.names.items():
             for owner, last in re.findall(r"(\S+[.:])?([^\s.:]+)", names):
                 for name in last.split(","):

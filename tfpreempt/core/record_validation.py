@@ -81,6 +81,6 @@ def validate_types(values: Mapping[str, Any], kinds: Mapping[str, str]) -> bool:
     Args:
         values: values by field name; a missing field counts as None, a further field is
             ignored.
-        kinds: kind of each field, see `is_kind`.
+        kinds: kind of every field, see `is_kind`.
     """
     return all(is_kind(values.get(name), kind) for name, kind in kinds.items())

@@ -113,7 +113,7 @@ def map_in_threads(
 
     Args:
         do: function that does one job; called on several threads.
-        jobs: arguments for `do`, one for each job.
+        jobs: arguments for `do`, one for every job.
         threads: maximum number of threads; a thread is started only if jobs are left.
         name: prefix of the threads' names.
         watch: function that the calling thread calls about ten times a second; if it

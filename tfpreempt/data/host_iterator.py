@@ -37,7 +37,7 @@ class _PerReplica:
     """A worker's source of batches, for a dataset with one element for each replica."""
 
     iterator: Any  # the host iterator
-    draws: int  # number of elements needed for a step: one for each replica
+    draws: int  # number of elements needed for a step: one for every replica
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -159,7 +159,7 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
 
 
 class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """The type spec of an iterator over a dataset with an element for each replica.
+    """The type spec of an iterator over a dataset with an element for every replica.
 
     The components (the tensors of the iterator) are the host iterators, one per worker.
     """
@@ -191,7 +191,7 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
 
     The process has a single worker. The components (the tensors of the iterator) are
     the host iterator and, if batches are copied to the devices before a step, an
-    iterator for each device and the variable with the position.
+    iterator for every device and the variable with the position.
 
     Attributes:
         cut: rule by which global batches are cut. TensorFlow's methods that derive a

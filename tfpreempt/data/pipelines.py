@@ -191,7 +191,7 @@ def _finished(
         epoch = _keys(seed).flat_map(batches).apply(known)
     options = tf.data.Options()
     options.experimental_symbolic_checkpoint = True
-    # There are no files to divide: each worker takes a part of every global batch.
+    # There are no files to divide: every worker takes a part of every global batch.
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )

@@ -2,7 +2,7 @@
 
 A thread of tf.data reads a global batch from the host iterator, and serializes the
 state that the iterator has after the read. The thread cuts the batch into slices, and
-copies each slice to a device, together with the state. The step that takes the slices
+copies every slice to a device, together with the state. The step that takes the slices
 writes the state to a variable. So the variable always has the position of training,
 however many batches are read ahead.
 
@@ -51,7 +51,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         setattr(self, SEEDS, self._seeds)
         self._resources = [self._iterator_resource, *self._seeds.resources]
         # Do not use tf.Variable: in the scope of a strategy it would make a variable
-        # for each replica.
+        # for every replica.
         self.position = private_api.resource_variable_ops.ResourceVariable(
             _serialized(self._resources), trainable=False
         )
@@ -132,7 +132,7 @@ def _marked_slices(
 ) -> tf.data.Dataset:
     """Returns a dataset of pairs (slice, position of training).
 
-    For each global batch, the dataset has the slice of the first replica, then that of
+    For every global batch, the dataset has the slice of the first replica, then that of
     the second replica, and so on. The position is the position after the global batch.
 
     Args:
@@ -166,7 +166,7 @@ class PrefetchedSlices:
     """A worker's source of batches, if slices are copied before a step needs them."""
 
     iterator: Any  # the host iterator, of global batches
-    slices: Sequence[Any]  # for each device, an iterator of (slice, position)
+    slices: Sequence[Any]  # for every device, an iterator of (slice, position)
     position: Any  # handle of the variable with the position of training
     devices: Sequence[str]
     spec: Any  # element spec of a slice

@@ -101,7 +101,7 @@ TOPICS: Mapping[str, tuple[str, Read]] = {
     "rebalance": ("events/recommendations/rebalance", read_rebalance),
     "lifecycle": ("autoscaling/target-lifecycle-state", read_lifecycle),
 }
-"""For each topic: path of the entry relative to `ROOT`, and function that parses the
+"""For every topic: path of the entry relative to `ROOT`, and function that parses the
 entry. If the server answers 404, there is no notice."""
 
 

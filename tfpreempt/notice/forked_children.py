@@ -158,7 +158,7 @@ def _wait_for_the_end(parent: int) -> int:
 
 
 def _is_for_the_child(info: signal.struct_siginfo, parent: int) -> bool:
-    by_kernel = info.si_code > 0  # e.g. SIGXCPU, sent to each process individually
+    by_kernel = info.si_code > 0  # e.g. SIGXCPU, sent to every process individually
     if by_kernel:
         return info.si_signo not in _BY_TERMINAL
     return info.si_pid in (parent, os.getpid())

@@ -183,7 +183,7 @@ def pick(tree: object, path: str) -> object:
     The names in the answer may be in camelCase, the names in the path have dashes.
 
     Args:
-        tree: the answer: nested dicts, one for each directory.
+        tree: the answer: nested dicts, one for every directory.
         path: path of the entry, relative to the requested directory.
 
     Returns:

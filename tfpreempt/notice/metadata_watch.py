@@ -175,7 +175,7 @@ class MetadataWatch:
         self._lock = threading.Lock()
         self._sources: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
-        # The active notice of each topic. Each polling thread gets a new dict, so that
+        # The active notice of every topic. Each polling thread gets a new dict, so that
         # a late report of an earlier thread can be recognized and ignored.
         self._levels: _Levels = {}
 
@@ -204,10 +204,10 @@ class MetadataWatch:
     def watched_sources(
         self, graces: Mapping[str, float | None]
     ) -> tuple[NoticeSourceConfig, ...]:
-        """Returns a new source for each topic in `graces`, with its grace period.
+        """Returns a new source for every topic in `graces`, with its grace period.
 
         Args:
-            graces: for each topic, the grace period in seconds; None if unknown.
+            graces: for every topic, the grace period in seconds; None if unknown.
         """
         return tuple(
             NoticeSourceConfig(self.source(name), graces[name]) for name in graces

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def retry_seconds(failures: int, first: float = 1.0, longest: float = 30.0) -> float:
-    """Returns the seconds to wait before the next poll; doubles with each failure.
+    """Returns the seconds to wait before the next poll; doubles with every failure.
 
     Args:
         failures: number of consecutive failed polls, from 1 on.

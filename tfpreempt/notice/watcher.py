@@ -60,7 +60,7 @@ take seconds, and may be called on any thread."""
 
 @dataclasses.dataclass(eq=False)
 class Watcher:
-    """Starts notice sources, and calls a function with each `Notice` that they report.
+    """Starts notice sources, and calls a function with every `Notice` that they report.
 
     Args:
         sources: sources to start; the watcher closes them. Sources found by `find_more`
@@ -155,7 +155,7 @@ class Watcher:
         """Stops every source; `on_notice` is not called afterwards.
 
         Call the method on the main thread, so that signal handlers can be restored. A
-        second call does nothing. The method waits for each source's `close`, at most
+        second call does nothing. The method waits for every source's `close`, at most
         2 s for a source that the background thread is starting, and at most 2 s for a
         running `on_notice`. It does not wait for a running `find_more`; sources that
         `find_more` finds after `close` are not started.

@@ -149,7 +149,7 @@ class TerminationConfig:
             guard_children(signum)
 
     def _signal_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns a new source for each watched signal; no other sources."""
+        """Returns a new source for every watched signal; no other sources."""
         return tuple(
             NoticeSourceConfig(SignalSource(signum), grace)
             for signum, grace in self._signals

@@ -112,7 +112,7 @@ def detect_platform(
     Args:
         environment: environment variables; by default os.environ.
         root: directory that contains `sys`; for tests.
-        probes: for each cloud, the function that contacts its metadata server.
+        probes: for every cloud, the function that contacts its metadata server.
         limit_seconds: timeout for all servers together.
 
     Returns:
@@ -213,7 +213,7 @@ def find_cloud(
 
     Args:
         found: result of `read_local`.
-        probes: for each cloud, the function that contacts its metadata server.
+        probes: for every cloud, the function that contacts its metadata server.
         limit_seconds: timeout for all servers together.
 
     Returns:

@@ -104,7 +104,7 @@ ADDRESS_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "aws": (aws.ENDPOINT_VARIABLE,),
     "azure": (azure.HOST_VARIABLE,),
 }
-"""For each cloud: environment variables with the address of its metadata server."""
+"""For every cloud: environment variables with the address of its metadata server."""
 
 
 def named_addresses(
@@ -142,7 +142,7 @@ def probe_all(
     returned by then continues in a daemon thread, and its result is ignored.
 
     Args:
-        probes: for each cloud, the function that contacts its metadata server.
+        probes: for every cloud, the function that contacts its metadata server.
         environment: environment variables, which may contain addresses of servers, or
             forbid requests to a server.
         limit_seconds: timeout for all servers together.

@@ -88,8 +88,8 @@ def demo(
     try:
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
-        # Make these signals end the demo like Ctrl-C: the supervisor and the workers
-        # end, too.
+        # Make these signals end the demo as Ctrl-C does: with the supervisor and the
+        # workers.
         for number in ENDS:
             # An ignored signal stays ignored, as under nohup.
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -119,13 +119,13 @@ def demo(
 
 
 def _fresh_directory(out: Path) -> Path:
-    """Makes a new folder in `out`, so that the demo does not touch an earlier demo.
+    """Creates a new folder in `out`, so that the files of earlier demos stay.
 
     Returns:
         The path of the folder.
 
     Raises:
-        ConfigurationError: no folder can be made, or TensorFlow or scikit-learn is
+        ConfigurationError: no folder can be created, or TensorFlow or scikit-learn is
             missing.
     """
     if not lazy_import.has_tensorflow():

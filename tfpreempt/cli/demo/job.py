@@ -21,8 +21,8 @@ from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
 EPOCH_STEPS = 50  # steps per epoch of `model.fit`
-_GAP = 20  # steps between preemptions: restarted workers must train before the next
-_LAST = 0.8  # preempt in the first 80 % of the steps: a notice takes time to act
+_GAP = 20  # steps between preemptions, so that restarted workers train in between
+_LAST = 0.8  # preempt in the first 80 % of the steps: the agreement takes some steps
 _SHOWN_STEPS = 100
 _STALL_SECONDS = 120.0  # importing TensorFlow on a busy machine takes tens of seconds
 STEP = re.compile(r"step (\d+), restart (\d+), loss (\S+)$", re.MULTILINE)
@@ -33,10 +33,10 @@ class DemoFailedError(TfpreemptError, RuntimeError):
 
 
 def print_step(step: int, restart: int, loss: float) -> None:
-    """Prints a trained step in the format matched by `STEP`.
+    """Prints a trained step in the format that the pattern `STEP` matches.
 
-    Writes the line in one call. With unbuffered output `print` writes text and newline
-    separately, and output of another thread could come between.
+    The line is written by one call. If the output is unbuffered, `print` would write
+    text and newline separately, and another thread's output could come in between.
     """
     sys.stdout.write(f"step {step}, restart {restart}, loss {loss:.4g}\n")
     sys.stdout.flush()
@@ -44,7 +44,7 @@ def print_step(step: int, restart: int, loss: float) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A planned preemption: after a given step, SIGTERM is sent to some workers."""
+    """A planned preemption: after step `step`, SIGTERM is sent to `workers`."""
 
     step: int
     workers: tuple[int, ...]
@@ -53,7 +53,7 @@ class Preemption:
 def draw_preemptions(
     count: int, *, workers: int, steps: int, seed: int
 ) -> tuple[Preemption, ...]:
-    """Draws the steps and the workers of the preemptions.
+    """Chooses the steps and the workers of the preemptions at random.
 
     Args:
         count: number of preemptions.
@@ -65,7 +65,7 @@ def draw_preemptions(
         The preemptions in order of their steps.
 
     Raises:
-        ConfigurationError: the preemptions do not fit into the steps.
+        ConfigurationError: there are too many preemptions for the number of steps.
     """
     last = int(steps * _LAST)
     slots = range(_GAP, last, _GAP)
@@ -91,9 +91,9 @@ def supervised(
     Args:
         directory: directory of the job.
         workers: number of workers.
-        max_preemptions: number of preemptions after which the supervisor restarts the
-            workers; a failure ends the job.
-        arguments: further arguments of the program.
+        max_preemptions: maximum number of preemptions after which the supervisor
+            restarts the workers. (A failure always ends the job.)
+        arguments: further arguments of the training program.
     """
     return [
         *(sys.executable, "-m", "tfpreempt", "run", f"--workers={workers}"),
@@ -111,13 +111,13 @@ def train(
 
     Args:
         directory: directory of the job.
-        command: command that starts the supervisor, see `supervised`; it prints the
-            output of worker 0.
-        planned: preemptions, in order of their steps. After every preemption the
-            supervisor restarts the workers.
+        command: command that starts the supervisor, see `supervised`. Its output
+            contains the output of worker 0.
+        planned: preemptions, in order of their steps.
 
     Raises:
-        DemoFailedError: the supervisor failed, or no step was trained for too long.
+        DemoFailedError: the supervisor failed, or no step was trained for
+            `_STALL_SECONDS`.
         NothingRunsError: a worker ended before SIGTERM could be sent.
     """
     left = list(planned)
@@ -125,8 +125,8 @@ def train(
         for step, restart in _steps(output, directory / "logs"):
             if step % _SHOWN_STEPS == 0:
                 echo(f"[{directory.name}] step {step}", err=True)
-            # Only preempt after a step since the restart. Then every worker has a
-            # handler, because all workers train the same steps.
+            # Only preempt after the first step of a restarted program: by then every
+            # worker has a handler, because all workers train the same steps.
             if left and step >= left[0].step and restart == len(planned) - len(left):
                 preempted = left.pop(0).workers
                 names = ", ".join(map(str, preempted))
@@ -137,10 +137,14 @@ def train(
 
 
 def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
-    """Yields (trained step, number of restarts before it) from a job's output.
+    """Yields (trained step, number of restarts before the step) from a job's output.
 
-    Also detects a stalled job, which the supervisor cannot do: it does not know how
-    long a step may take.
+    The function also detects a stalled job. The supervisor cannot do so, because it
+    does not know how long a step may take.
+
+    Args:
+        output: output of the supervisor.
+        logs: directory of the workers' logs, for the error message.
 
     Raises:
         DemoFailedError: no step was trained for `_STALL_SECONDS`.
@@ -160,7 +164,10 @@ def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
-    """Context: runs the supervisor, and yields the output. An error ends the process.
+    """Context manager: runs the supervisor; an error in the block ends the supervisor.
+
+    Yields:
+        The output of the supervisor.
 
     Raises:
         DemoFailedError: the exit code of the supervisor is not 0.

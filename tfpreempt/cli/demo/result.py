@@ -16,19 +16,21 @@ from tfpreempt.core.journal import journal_directory
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of the demo: of a job with preemptions, and of one without.
+    """The result of the demo: compares a job with preemptions and a job without.
 
-    The attributes are the keys of the JSON output.
+    The names of the attributes are the keys of the JSON output.
 
     Attributes:
         preemptions: number of preemptions that ended in a commit.
         steps_lost: number of steps that some worker trained more than once, or never.
-        bit_identical: whether the interrupted and the uninterrupted job have equal
-            final weights on every worker, byte for byte.
-        notice_to_commit_seconds: seconds from the notice to the commit, per preemption.
-        final_accuracy: accuracy of the interrupted job on images never trained on.
+        bit_identical: whether the final weights are equal, byte for byte, on all
+            workers of both jobs.
+        notice_to_commit_seconds: for every preemption with a commit, seconds from the
+            notice to the commit.
+        final_accuracy: accuracy of the interrupted job on images that were not used for
+            training.
         restarts: number of restarts of the workers.
-        steps: number of steps the model was to be trained for.
+        steps: number of training steps that the user has requested.
     """
 
     preemptions: int
@@ -43,7 +45,7 @@ class Result:
         """Returns a sentence for every failed check; empty if the demo succeeded.
 
         Args:
-            asked: number of preemptions the user asked for.
+            asked: number of preemptions that the user has requested.
         """
         found = []
         if self.preemptions != asked:
@@ -61,7 +63,7 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
     """Compares the files that the two jobs have written.
 
     Args:
-        folders: directories of the job with preemptions and of the uninterrupted job.
+        folders: directory of the job with preemptions, then of the uninterrupted job.
         workers: number of workers of every job.
         steps: number of steps to train.
     """

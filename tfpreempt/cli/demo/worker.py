@@ -1,9 +1,9 @@
-"""The training program of the demo, made preemptible: a custom loop, or `model.fit`.
+"""The training program of the demo: a custom loop, or `model.fit`, made preemptible.
 
 Every worker process runs this file under `tfpreempt run`, which sets TF_CONFIG and
-restarts the file after every preemption. Numbered comments mark the lines that
-tfpreempt needs; other lines are as in any program with MultiWorkerMirroredStrategy.
-Other modules of the demo do not import TensorFlow.
+starts the file again after every preemption. Numbered comments mark the lines that
+tfpreempt needs; the other lines are the same as in any program with
+MultiWorkerMirroredStrategy. The other modules of the demo do not import TensorFlow.
 
 Usage: worker.py OUT loop|fit STEPS SEED
 """

@@ -2,9 +2,9 @@
 
 command         the command: runs the checks, and prints the findings
 slurm_settings  asks scontrol whether Slurm would requeue the job
-sources         probes every notice source of a config once
+sources         checks every notice source of a config once
 storage_check   measures the time of a trial save in a directory
-verdict         derives the findings from the measured facts, without I/O
+verdict         derives the findings from the results of the checks, without I/O
 
 Imported by cli/run.
 """

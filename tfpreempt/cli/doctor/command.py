@@ -112,7 +112,10 @@ def _gather(
 
 
 def _step_seconds(directory: str) -> float | None:
-    """Returns the newest mean step time in a directory's journal; None if unknown."""
+    """Returns the newest mean step time in the journal of a checkpoint directory.
+
+    Returns None if no step time was recorded.
+    """
     journals = JournalTailer(journal_directory(directory), keeps_all=True)
     with contextlib.suppress(OSError):  # no journal, or no directory
         journals.read_on(SystemClock.wall())
@@ -151,7 +154,7 @@ def _show(
 def _to_json(
     facts: DoctorFindings, findings: Sequence[DoctorFinding]
 ) -> dict[str, Any]:
-    """Returns the facts and findings as values for JSON."""
+    """Returns the results of the checks, and the findings, as values for JSON."""
     platform, storage, slurm = facts.platform, facts.storage, facts.slurm
     directory = storage and {
         **dataclasses.asdict(storage),

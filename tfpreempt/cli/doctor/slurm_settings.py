@@ -21,16 +21,16 @@ class SlurmState:
     """The facts that decide whether Slurm requeues the job.
 
     Attributes:
-        requeue: way of requeueing set in the config.
-        requeued_codes: exit codes in RequeueExit: a job that ends with them is
-            requeued.
-        held_codes: exit codes in RequeueExitHold: a job that ends with them is
-            requeued, but held.
-        may_requeue: whether the job may be requeued by `scontrol requeue` or after a
-            node failure (sbatch --requeue). Outside of a job, the default of the
-            cluster; None if unknown.
-        is_batch: whether the job was submitted by sbatch; None outside a job.
-        fault: error message if scontrol failed; "" after a success.
+        requeue: argument `requeue` of the config.
+        requeued_codes: exit codes in RequeueExit. A job that exits with one of these
+            codes is requeued.
+        held_codes: exit codes in RequeueExitHold. A job that exits with one of these
+            codes is requeued, but waits until a user releases the job.
+        may_requeue: whether `scontrol requeue`, or the end of a failed node, may
+            requeue the job (sbatch --requeue). Without a job, this is the default of
+            the cluster. None if unknown.
+        is_batch: whether the job was submitted by sbatch; None without a job.
+        fault: error message if scontrol failed; "" if it succeeded.
     """
 
     requeue: Requeue
@@ -47,10 +47,10 @@ def ask_slurm(
     """Asks the Slurm controller about its requeue settings and the current job.
 
     Args:
-        environment: environment variables. Without SLURM_JOB_ID only the settings of
-            the cluster are read.
-        requeue: way of requeueing set in the config.
-        run: function running scontrol, at most twice.
+        environment: environment variables. Without SLURM_JOB_ID the function reads only
+            the settings of the cluster.
+        requeue: argument `requeue` of the config.
+        run: function that runs scontrol; called at most twice.
     """
     job = environment.get("SLURM_JOB_ID", "").strip()
     try:
@@ -87,5 +87,5 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 
 
 def _flag(text: str) -> bool | None:
-    """Converts a flag of scontrol: "0" to False, a number to True, else None."""
+    """Converts a flag of scontrol: "0" to False, another number to True, else None."""
     return text.strip("0") != "" if text.isascii() and text.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Probes every notice source of a config once."""
+"""Checks every notice source of a config once."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ ANSWER_SECONDS = 8.0
 
 
 class SourceHealth(StrEnum):
-    """Result of probing a source."""
+    """The result of the check of a source."""
 
     WORKING = "working"
     NOTICE = "notice"  # works, and announces a preemption of this machine now
     FAILED = "failed"
-    NO_ANSWER = "no answer"  # not always an error
+    NO_ANSWER = "no answer"  # possibly no error: the source may work later
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceState:
-    """The result of probing one notice source.
+    """The result of the check of a notice source, with the name of the source.
 
     Attributes:
         name: name of the source.
-        grace_seconds: grace period of its notices; None if unknown.
-        state: whether the source works here.
-        detail: explanation, as text for the user.
+        grace_seconds: grace period of the source's notices; None if unknown.
+        state: whether the source works on this machine.
+        detail: explanation for the user.
     """
 
     name: str
@@ -61,13 +61,13 @@ def probe_sources(
     watches: Mapping[str, WatchMaker] = WATCHES,
     limit_seconds: float = ANSWER_SECONDS,
 ) -> tuple[SourceState, ...]:
-    """Probes every source, without starting to watch it.
+    """Checks every source once, without starting the source.
 
     Args:
         sources: sources of a config.
-        watches: for every cloud, the class that polls its metadata server. A topic is a
-            kind of notice, such as "preempted".
-        limit_seconds: timeout for every cloud.
+        watches: for each cloud, a function that takes topics (kinds of notices, such as
+            "preempted"), and returns the object that polls the metadata server.
+        limit_seconds: timeout for the metadata server of every cloud.
     """
     watched = [(each.source.name, each.grace_seconds) for each in sources]
     verdicts: dict[str, Verdict] = {}
@@ -91,7 +91,7 @@ def probe_sources(
 
 
 def _signal(name: str) -> Verdict:
-    """Checks whether a signal is blocked; a job started here would inherit that."""
+    """Checks whether this process blocks a signal; a job started here would, too."""
     if signal.Signals[name] in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         why = f"{name} is blocked in this shell; a thread of the job receives it"
         return SourceHealth.WORKING, why
@@ -112,7 +112,14 @@ def _file(path: Path) -> Verdict:
 def _cloud(
     kind: str, topics: list[str], make: WatchMaker, limit: float
 ) -> dict[str, Verdict]:
-    """Queries a metadata server once; returns the verdicts by name of the source."""
+    """Polls a metadata server once; returns the results by name of the source.
+
+    Args:
+        kind: name of the cloud.
+        topics: topics to check.
+        make: function that takes the topics, and returns the object that polls.
+        limit: timeout in seconds.
+    """
     levels: dict[str, ActiveNotice | None] = {}
     state, why = SourceHealth.FAILED, ""  # for topics that the server did not answer
     try:

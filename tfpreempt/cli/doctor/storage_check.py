@@ -28,12 +28,12 @@ class Storage:
         path: absolute path of the directory.
         filesystem: type of the file system, such as "ext4"; "" if unknown.
         mount: mount point of the file system; None if unknown.
-        missing: uppermost directory of the path that did not exist; None if `path`
-            existed.
-        free_bytes: bytes available to this user.
+        missing: first directory of the path that did not exist; None if `path` existed.
+        free_bytes: free bytes that this user can use.
         save_bytes: size of the trial save.
-        save_seconds: duration of the trial save with its sync; None after a failure.
-        fault: reason why the trial save failed; "" after a success.
+        save_seconds: duration of the trial save, including the sync to the disk; None
+            if the save failed.
+        fault: reason why the trial save failed; "" if it succeeded.
     """
 
     path: Path
@@ -48,16 +48,17 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A mounted file system: the mount point and the type, such as "ext4"."""
+    """A mounted file system: its mount point, and its type, such as "ext4"."""
 
     point: Path
     kind: str
 
 
 def try_save(directory: Path, size: int) -> Storage:
-    """Writes a file of the given size, syncs the file, and removes it.
+    """Measures a trial save: writes a file, syncs the file, and removes the file.
 
-    If the directory does not exist, it is made, and removed at the end.
+    If the directory does not exist, the function creates the directory, and removes it
+    at the end.
 
     Args:
         directory: directory where a checkpoint would be saved.
@@ -93,11 +94,11 @@ def try_save(directory: Path, size: int) -> Storage:
 
 
 def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
-    """Returns the file system of a path, or None if unknown.
+    """Returns the file system of a path; None if unknown.
 
     Args:
         path: existing path.
-        mounts: mount table of the system, in the format of proc(5).
+        mounts: file with the mount table, in the format of proc(5).
     """
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -132,10 +133,10 @@ def _time_save(directory: Path, size: int) -> float:
 
 @contextmanager
 def _made(directory: Path) -> Iterator[Path | None]:
-    """Context where the directory exists; missing directories are made, and removed.
+    """Context manager: creates missing directories, and removes them at the end.
 
     Yields:
-        The uppermost missing directory of the path; None if the path existed.
+        The first directory of the path that did not exist; None if the path existed.
     """
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
@@ -146,4 +147,4 @@ def _made(directory: Path) -> Iterator[Path | None]:
             try:
                 each.rmdir()
             except OSError:
-                break  # it was not made, or another process uses it by now
+                break  # the directory was not created, or has files by now

@@ -1,4 +1,4 @@
-"""Derives the findings of `tfpreempt doctor` from the measured facts; no I/O."""
+"""Derives the findings of `tfpreempt doctor` from the results of the checks; no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.platforms.detect import Platform
 
-WAIT_SECONDS = 30.0  # the handler's peer_timeout, for an unknown grace period
+WAIT_SECONDS = 30.0  # a handler's default peer_timeout; used without a grace period
 # Files on these file systems are lost with the machine, or with the container.
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 # Platforms on which a job does not receive the notices of the cloud's machines.
@@ -25,7 +25,8 @@ _CLOUD_NOTICES = {
     "aws": ("spot-interruption", 120),
     "azure": ("Preempt", 30),
 }
-"""Notice of a machine's preemption in each cloud, and its grace period in seconds."""
+"""For every cloud: the topic or kind of a preemption notice, and its grace period in
+seconds."""
 
 
 class Level(StrEnum):
@@ -36,7 +37,7 @@ class Level(StrEnum):
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
-_TEXTS = {  # level and text; "": the detail says everything
+_TEXTS = {  # level and text of a finding; "": the detail of the source is the text
     SourceHealth.WORKING: (Level.OK, ""),
     SourceHealth.NOTICE: (Level.PROBLEM, "announces a preemption of this machine now"),
     SourceHealth.FAILED: (
@@ -49,12 +50,12 @@ _TEXTS = {  # level and text; "": the detail says everything
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFindings:
-    """The measured facts, from which the findings are derived.
+    """The results of the checks, from which the findings are derived.
 
     Attributes:
         platform: platform of this machine.
-        sources: states of the sources of the platform's config.
-        storage: result of the trial save; None without a directory.
+        sources: result of the check of every source of the platform's config.
+        storage: result of the trial save; None if the user has named no directory.
         slurm: settings of Slurm; None on another platform.
         step_seconds: mean step time of the run in the directory; None if unknown.
     """
@@ -77,8 +78,8 @@ class DoctorFinding:
     """A line of the table that `tfpreempt doctor` prints.
 
     Attributes:
-        level: severity.
-        about: subject of the finding.
+        level: severity of the finding.
+        about: subject of the finding, such as "save" or the name of a source.
         text: result of the check, and advice.
         grace_seconds: grace period of a source's notices; None for other subjects.
         code: Python code that solves the problem; "" if there is none.
@@ -92,7 +93,7 @@ class DoctorFinding:
 
 
 def assess(facts: DoctorFindings) -> tuple[DoctorFinding, ...]:
-    """Returns the findings: passed checks, advice, and causes of lost work."""
+    """Returns the findings: passed checks, advice, and problems."""
     found = [*_assess_sources(facts), *_assess_cloud(facts), _assess_grace(facts)]
     if facts.slurm is not None:
         level, text = _assess_requeue(
@@ -123,7 +124,7 @@ def _assess_sources(facts: DoctorFindings) -> Iterator[DoctorFinding]:
 
 
 def _assess_cloud(facts: DoctorFindings) -> Iterator[DoctorFinding]:
-    """Yields advice if the machine is in a cloud, but its notices are not watched."""
+    """Yields advice if the config does not watch the notices of the machine's cloud."""
     platform, cloud = facts.platform, facts.platform.cloud
     is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
     if cloud is None or is_watched or platform.name in MANAGED:
@@ -181,7 +182,15 @@ def _assess_steps(
 
 
 def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
-    """Returns whether Slurm requeues a job after an exit with the given code."""
+    """Checks whether Slurm requeues a job that exits with `code`.
+
+    Args:
+        slurm: settings of Slurm.
+        code: restart code of the config.
+
+    Returns:
+        The level and the text of the finding.
+    """
     by_scontrol = slurm.requeue == "scontrol"
     if slurm.fault:
         text = f"not checked, because scontrol does not answer here: {slurm.fault}"

@@ -24,10 +24,10 @@ class Row:
 
     Attributes:
         entry: the checkpoint, with the problems and remarks of both copies.
-        where: "local", "mirror" or "both". An incomplete upload (without a marker) is
-            not regarded as a copy.
-        path: path of the local copy, or None.
-        uri: URI of the copy in the mirror, or None.
+        where: storage with a copy: "local", "mirror" or "both". An incomplete upload
+            (without a marker) does not count as a copy.
+        path: path of the local copy; None if there is none.
+        uri: URI of the copy in the mirror; None if there is none.
     """
 
     entry: Entry
@@ -37,7 +37,7 @@ class Row:
 
 
 class _Unreadable(click.ClickException):
-    """The directory or URI cannot be read; the checkpoints may be intact."""
+    """Error: the directory or URI cannot be read, so nothing is known about it."""
 
     exit_code = 2
 
@@ -49,13 +49,14 @@ def look(
     every_byte: bool,
     threads: int = THREADS,
 ) -> list[Row]:
-    """Returns the checked checkpoints of a run and its mirror, newest first.
+    """Checks the checkpoints of a run and its mirror; returns them newest first.
 
     Args:
-        location: path or URI, see `inspection.at`.
-        mirror: path or URI of the mirror, or None.
-        every_byte: whether to read every byte, see `inspection.check`.
-        threads: number of reading threads, see `inspection.check`.
+        location: path or URI of the run, or of a checkpoint.
+        mirror: path or URI of the mirror; None: no mirror.
+        every_byte: whether to verify checksums by reading every byte; if False, only
+            sizes are checked.
+        threads: number of threads that read.
 
     Raises:
         ClickException: the path or URI is missing or cannot be read; exit status 2.
@@ -80,7 +81,11 @@ def look(
 
 
 def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
-    """Combines local and mirror entries with the same token; newest first."""
+    """Returns a row for every checkpoint, newest first.
+
+    A local checkpoint and a checkpoint in the mirror are two copies of one checkpoint
+    if their tokens are equal.
+    """
     twins = {each.token: each for each in mirror if each.token}
     rows = [
         _row(None, each)
@@ -95,7 +100,10 @@ def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
 
 
 def _row(local: Entry | None, mirror: Entry | None) -> Row:
-    """Merges the copies of a checkpoint: corrupt if any copy is corrupt."""
+    """Returns the row of a checkpoint with one or two copies.
+
+    The checkpoint counts as corrupt if a copy is corrupt.
+    """
     both = [each for each in (local, mirror) if each is not None]
     shown, *other = both
     is_there = mirror is not None and mirror.condition is not CommitStatus.NOT_COMMITTED
@@ -119,8 +127,8 @@ def _translated(where: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        # Exit status 128 + SIGINT, as in a shell. Do not wait for threads with a
-        # pending request.
+        # Exit at once with status 128 + SIGINT, as in a shell: threads with a pending
+        # request are not waited for.
         raise SystemExit(130) from None
     except ConfigurationError as error:
         raise click.UsageError(f"{where}{error}") from error

@@ -35,7 +35,7 @@ _STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
 
 
 def show_table(console: Console, found: Sequence[Row], location: str) -> None:
-    """Prints a table with a line per checkpoint; below it, problems and remarks."""
+    """Prints a table with a line for each checkpoint, then the problems and remarks."""
     if not found:
         below = hint(location)
         text = f"no checkpoints in {location!r}{'.' if below else ''}{below}"
@@ -95,7 +95,7 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """Returns a row as values for JSON; unknown values are None, no key is omitted."""
+    """Returns a row as values for JSON; has every key, with None for unknown values."""
     shown = row.entry
     manifest, time = shown.manifest, _saved(shown)
     utc = time and time.astimezone(datetime.timezone.utc)
@@ -122,7 +122,10 @@ def to_json(row: Row) -> dict[str, Any]:
 
 
 def _saved(entry: Entry) -> datetime.datetime | None:
-    """Returns the recorded time of the save, or that of the files, in local time."""
+    """Returns the time of the save in local time; None if unknown.
+
+    If the time of the save was not recorded, the time of the files is used.
+    """
     seconds = entry.time if entry.saved_at is None else entry.saved_at
     if seconds is None:
         return None
@@ -130,7 +133,10 @@ def _saved(entry: Entry) -> datetime.datetime | None:
 
 
 def _states(entry: Entry) -> list[dict[str, Any]]:
-    """Returns the named States of a checkpoint: first common ones, then per worker."""
+    """Returns the named States of a checkpoint.
+
+    States that all workers share come first, then the States of worker 0, and so on.
+    """
     inside = f"{entry.holder}/" if entry.kind is Kind.FLAT else ""
     found = []
     for file in entry.manifest.files if entry.manifest else ():

@@ -41,8 +41,8 @@ def has_journal(directory: Path) -> bool:
 def commits_in(directory: str | Path) -> list[Entry]:
     """Returns the commits in a checkpoint directory, newest first.
 
-    Needed for programs that save States without a handler: they make commits, but write
-    no journal.
+    Useful if a run has no journal: a program that saves States without a handler makes
+    commits, but writes no journal.
     """
     with contextlib.suppress(OSError):
         return [each for each in catalog.scan(str(directory)) if each.is_committed]
@@ -50,7 +50,9 @@ def commits_in(directory: str | Path) -> list[Entry]:
 
 
 def count_commits(directory: str | Path, found: Sequence[Entry]) -> str:
-    """Returns a text with the number of commits and the newest step; "" if none.
+    """Returns a text with the number of commits and the newest step.
+
+    Returns "" if there are no commits.
 
     Args:
         directory: the checkpoint directory.
@@ -62,7 +64,10 @@ def count_commits(directory: str | Path, found: Sequence[Entry]) -> str:
 
 
 def hint(location: str) -> str:
-    """Returns advice for the message that a directory has no journal.
+    """Returns advice for a message that says that `location` has no journal.
+
+    Args:
+        location: path or URI given by the user.
 
     Returns:
         A sentence with a leading space; "" if there is no advice.
@@ -87,15 +92,16 @@ def hint(location: str) -> str:
 
 @contextlib.contextmanager
 def fetched_journal(location: str, local: Path | None = None) -> Iterator[Path]:
-    """Context with a temporary copy of the journals in a mirror.
+    """Context manager: downloads the journals in a mirror to a temporary directory.
 
     Args:
-        location: path or URI of the mirror. If its scheme is unknown, the copy is
-            empty.
-        local: directory of this machine's journal, which is merged into the copy.
+        location: path or URI of the mirror. If the scheme of the URI is unknown, the
+            directory is empty.
+        local: directory of this machine's journal, whose records are added to the copy;
+            None: no records are added.
 
     Yields:
-        The directory of the copy.
+        The temporary directory, which is removed at the end of the `with` block.
 
     Raises:
         TfpreemptError: the path or URI is invalid, or the storage does not answer.

@@ -1,10 +1,11 @@
-"""Groups the records of a run into worker runs and supervisor runs.
+"""Groups the records of a run into trainings of the workers and starts of supervisors.
 
-The journal of a worker contains its trainings in sequence: a handler or a `fit`,
-several of which may be in one process. The journal of a supervisor contains the starts
-of its workers in sequence. A command that shows only the current state keeps only the
-newest trainings and starts, so its memory does not grow with the run. This module reads
-no file and no clock: it receives the lines one by one.
+A training is a handler or a `fit`; one process may have several trainings in sequence.
+A start is one start of all workers by a supervisor. The journal of a worker contains
+the worker's trainings in sequence, the journal of a supervisor contains its starts in
+sequence. A command that shows only the current state keeps only the newest trainings
+and starts, so the memory that it uses does not grow with the run. This module reads no
+file and no clock: it receives the lines one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tfpreempt.cli.journals.records import (
 from tfpreempt.cli.run.restart_policy import Cause
 from tfpreempt.core.events import Outcome
 
-# Counted by name; other causes count as "other".
+# Causes of restarts that are counted separately; another cause counts as "other".
 _CAUSES = {"lost", *(cause.value for cause in Cause)}
 _NEWEST = 4  # trainings or starts to keep: a late record may belong to an earlier one
 
@@ -42,21 +43,21 @@ class Records:
     records: list[Record]
 
     def of(self, *events: str) -> list[Record]:
-        """Returns the records of some events."""
+        """Returns the records of the given events, oldest first."""
         return [each for each in self.records if each.event in events]
 
     def newest(self, *events: str) -> Record | None:
-        """Returns the newest record of some events, or None."""
+        """Returns the newest record of the given events; None if there is none."""
         return next(reversed(self.of(*events)), None)
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class WorkerRun(Records):
-    """A single training of a worker: the records of one handler or `fit`.
+    """A training of a worker: the records of one handler or `fit`.
 
     Attributes:
         worker: index of the worker.
-        incarnation: name of the incarnation (one start of all workers), as recorded.
+        incarnation: recorded name of the incarnation (one start of all workers).
     """
 
     worker: int
@@ -64,30 +65,30 @@ class WorkerRun(Records):
 
     @property
     def start(self) -> str:
-        """Name of the supervisor's start to which the training belongs."""
+        """Name of the supervisor's start in which the training ran."""
         restored = self.restored
         named = None if restored is None else restored["start"]
         return self.incarnation if named is None else str(named)
 
     @property
     def restored(self) -> Record | None:
-        """Record of the beginning of the training; None if missing."""
+        """Record `restored`, the first record of a training; None if it is missing."""
         return self.newest("restored")
 
     @property
     def exit(self) -> Record | None:
-        """The newest exit record of the process; None after a kill."""
+        """The newest `exit` record; None if the process runs, or was killed."""
         return self.newest("exit")
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class SupervisorRun(Records):
-    """A start of the workers by a supervisor. The first record describes the start.
+    """A start of all workers by a supervisor. The first record describes the start.
 
     Attributes:
         name: name of the start.
         supervisor: id of the supervisor.
-        ends: record of the end of every worker that has ended, by index of the worker.
+        ends: for every worker that has ended, the record of its end, by worker index.
     """
 
     name: str
@@ -126,11 +127,12 @@ class _Journal(abc.ABC):
 
     Args:
         file: name of the file.
-        keeps_all: whether to keep every record; if False, only the newest are kept.
+        keeps_all: whether to keep all records. If False, only the newest records are
+            kept.
 
     Attributes:
         corrupt: number of corrupt lines.
-        restarts: number of restarts, by reason (see docs/live.md).
+        restarts: number of restarts for every reason (see docs/live.md).
     """
 
     _events: ClassVar[Events]
@@ -154,7 +156,7 @@ class _Journal(abc.ABC):
 
     @abc.abstractmethod
     def _add(self, record: Record) -> None:
-        """Adds the next record. Raises ValueError if the record is corrupt."""
+        """Adds the next record; raises ValueError if the record is corrupt."""
 
 
 class WorkerJournal(_Journal):
@@ -162,7 +164,8 @@ class WorkerJournal(_Journal):
 
     Args:
         worker: index of the worker.
-        keeps_all: whether to keep all records, see `_Journal`.
+        keeps_all: whether to keep all records. If False, only the newest records are
+            kept.
 
     Attributes:
         trainings: trainings of the worker, oldest first.
@@ -181,7 +184,7 @@ class WorkerJournal(_Journal):
 
     @property
     def training(self) -> WorkerRun | None:
-        """The newest training, or None."""
+        """The newest training; None before the first training."""
         return self.trainings[-1] if self.trainings else None
 
     def _add(self, record: Record) -> None:
@@ -197,7 +200,7 @@ class WorkerJournal(_Journal):
             self.commit = record
 
     def _training(self, record: Record) -> WorkerRun:
-        """Returns the training of a record, perhaps a new training."""
+        """Returns the training to which a record belongs, if needed a new training."""
         incarnation = record["incarnation"]
         for training in self.trainings[: -_NEWEST - 1 : -1]:
             if training.incarnation == incarnation:
@@ -215,9 +218,12 @@ class WorkerJournal(_Journal):
         return training
 
     def _count_restart(self, last: Record | None) -> None:
-        """Counts a restart, by the last exit record of the worker.
+        """Counts a restart, with a reason derived from the worker's last `exit` record.
 
-        A record of the supervisor may be missing.
+        The worker's record is used because a run may have no supervisor.
+
+        Args:
+            last: the last `exit` record; None if the worker has recorded no exit.
         """
         outcome = Outcome.FAILED if last is None else last["outcome"]
         if outcome == Outcome.FAILED:
@@ -227,11 +233,12 @@ class WorkerJournal(_Journal):
 
 
 class SupervisorJournal(_Journal):
-    """The journal file of a supervisor, continued by later supervisors.
+    """The journal file of a supervisor; later supervisors append to the same file.
 
     Args:
-        file: name of the file, see `_Journal`.
-        keeps_all: whether to keep all records, see `_Journal`.
+        file: name of the file.
+        keeps_all: whether to keep all records. If False, only the newest records are
+            kept.
 
     Attributes:
         starts: starts of the workers, oldest first.
@@ -245,7 +252,7 @@ class SupervisorJournal(_Journal):
 
     @property
     def start(self) -> SupervisorRun | None:
-        """The newest start, or None."""
+        """The newest start; None before the first start."""
         return self.starts[-1] if self.starts else None
 
     def _add(self, record: Record) -> None:
@@ -265,7 +272,12 @@ class SupervisorJournal(_Journal):
                 return
 
     def _count_restart(self, *, is_restart: bool) -> None:
-        """Counts a restart, by the reason why the previous start ended."""
+        """Counts a restart, by the reason why the workers of the last start ended.
+
+        Args:
+            is_restart: whether a supervisor has restarted its workers. If False, a new
+                supervisor has started, and the reason may be unknown.
+        """
         if (before := self.start) is None:
             return
         is_known = is_restart or before.newest("exited") is not None

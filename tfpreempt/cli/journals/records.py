@@ -1,7 +1,7 @@
 """Parses and validates the records of a run's journals.
 
-A journal is not trusted: any process with write access may have changed it. Every field
-must have the expected type and range; otherwise the record is corrupt.
+A journal is not trusted, because any process with write access may have changed it. If
+a field has an unexpected type or is out of range, the record counts as corrupt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfpreempt.core.journal import parse_record
 from tfpreempt.core.record_validation import validate_types
 
 Events = Mapping[str, Mapping[str, str]]
-"""The fields of every event, and their kinds (see `fields.is_kind`)."""
+"""For every event: the kind of every field (see `record_validation.is_kind`)."""
 
 OF_WORKERS: Events = {
     "restored": {
@@ -64,11 +64,12 @@ class Record:
 
     Attributes:
         event: name of the event.
-        wall: seconds since the epoch, on the clock of the writer's machine.
-        monotonic: seconds on the monotonic clock of the writer's machine.
-        at: corrected `wall`: differences between the clocks of the machines are
-            removed. Equal to `wall` until the clocks have been compared.
-        values: the event's known fields, if present.
+        wall: time of the record in seconds since the epoch, on the wall clock of the
+            machine that wrote the record.
+        monotonic: time of the record on the monotonic clock of this machine.
+        at: time of the record in seconds since the epoch, after a correction for the
+            differences between the machines' clocks; before the correction, `wall`.
+        values: values of the record's known fields.
     """
 
     event: str
@@ -90,8 +91,8 @@ def read_record(line: bytes, events: Events) -> Record | None:
         events: `OF_WORKERS` or `OF_SUPERVISORS`.
 
     Returns:
-        The record. None for an unknown event, because newer versions of tfpreempt may
-        write more events.
+        The record; None for an unknown event, which a newer version of tfpreempt may
+        have written.
 
     Raises:
         ValueError: the line is corrupt.
@@ -108,7 +109,7 @@ def read_record(line: bytes, events: Events) -> Record | None:
         raise ValueError(f"a field of the record {event!r} has an unexpected value")
     values = {name: raw[name] for name in fields if name in raw}
     if event == "commit" and values.get("blocked_seconds") is None:
-        # Synchronous save: training waited for all of it.
+        # A synchronous save: training waited for the complete save.
         values["blocked_seconds"] = values["save_seconds"]
     return Record(
         event=event,

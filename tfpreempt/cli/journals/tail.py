@@ -1,4 +1,4 @@
-"""Reads the files of a journal directory, once or repeatedly as they grow."""
+"""Reads the files of a journal directory, once, or repeatedly while the files grow."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _Journal: TypeAlias = WorkerJournal | SupervisorJournal
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LastReport:
-    """The contents of a worker's status file, and the time when it was written.
+    """The contents of a worker's status file, and the time of the file.
 
     Attributes:
         now: contents of the file.
-        at: time when the worker wrote the file, in seconds since the epoch on this
-            machine's clock.
+        at: time at which the worker wrote the file, in seconds since the epoch, on the
+            clock of the machine that reads the file.
     """
 
     now: WorkerStatus
@@ -37,15 +37,15 @@ class LastReport:
 
 
 class _File:
-    """A journal file read incrementally, line by line.
+    """A journal file that is read incrementally, line by line.
 
     Args:
         path: path of the file, which need not exist yet.
-        make: function returning an empty journal, which receives the lines.
+        make: function that returns an empty journal, which receives the lines.
 
     Attributes:
         journal: journal with the lines read so far.
-        error: error of the last attempt to read the file; None after a success.
+        error: error of the last attempt to read the file; None if it succeeded.
         is_incomplete: whether the last line of the file is incomplete.
     """
 
@@ -65,7 +65,7 @@ class _File:
         return bool(self._lines.rest.strip())
 
     def read_on(self) -> None:
-        """Reads new lines. If the file was replaced, reads it from the beginning."""
+        """Reads new lines; reads a replaced or shortened file from the beginning."""
         self.error = None
         try:
             with open(open_file(self._path, os.O_RDONLY), "rb", buffering=0) as file:
@@ -88,15 +88,16 @@ class JournalTailer:
 
     Args:
         directory: directory of the journals.
-        workers: indices of the workers to read; None: every worker.
-        supervisor: file name of the only supervisor journal to read; None: every
-            supervisor.
-        keeps_all: whether to keep every record; if False, only the newest are kept.
+        workers: indices of the workers whose files to read; None: all workers.
+        supervisor: file name of the only supervisor journal to read; None: all
+            supervisor journals.
+        keeps_all: whether to keep all records. If False, only the newest records are
+            kept.
 
     Attributes:
         directory: directory of the journals.
-        reports: newest status of every worker with a status file, by index.
-        lock: lock that callers in several threads may use; not acquired by this class.
+        reports: newest status of every worker with a status file, by worker index.
+        lock: lock for callers in several threads; this class does not acquire it.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class JournalTailer:
         return found
 
     def records(self, event: str) -> list[Record]:
-        """Returns the records of an event from every worker, by wall time."""
+        """Returns the records of an event from all workers, ordered by wall time."""
         found = [
             record
             for journal in self.workers.values()
@@ -160,11 +161,11 @@ class JournalTailer:
         return sorted(found, key=lambda each: each.wall)
 
     def read_on(self, at: float) -> None:
-        """Reads what was written since the last call.
+        """Reads the records and status files that were written since the last call.
 
-        If a status file has changed since the last call, the time of this call is taken
-        as its time, because the clock of the worker's machine may be wrong. When a
-        status file is read for the first time, its own time is used.
+        If a status file has changed since the last call, the time of this call counts
+        as the time of the file, because the clock of the worker's machine may be wrong.
+        Only at the first read, the time inside the file counts.
 
         Args:
             at: current time of this machine, in seconds since the epoch.
@@ -184,7 +185,12 @@ class JournalTailer:
             file.read_on()
 
     def _add(self, name: str) -> None:
-        """Starts to read a file of the directory, if it is a journal to be read."""
+        """Adds a file to the files to read, if it is a requested journal.
+
+        Args:
+            name: name of the file in the directory. For a worker's status file, the
+                journal of this worker is added.
+        """
         make: Callable[[], _Journal]
         if match := _WORKER.fullmatch(name):
             index = int(match[1])

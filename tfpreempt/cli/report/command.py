@@ -129,14 +129,19 @@ def _read(location: str, tensorboard: Path | None) -> RunReport:
 
 
 def _read_both(location: str, found: Path) -> RunReport:
-    """Returns the report from a local journal merged with the copy in the mirror."""
+    """Returns the report of a run with a local journal and a copy in the mirror.
+
+    Args:
+        location: URI of the mirror.
+        found: directory of the local journal.
+    """
     local = JournalTailer(found, keeps_all=True)
     try:
         with fetched_journal(location, found) as both:
             journals = JournalTailer(both, keeps_all=True)
             report = _make_report(location, journals)
             here = _make_report(location, local)
-            # The copy is newer: another machine has continued the run.
+            # The copy has newer records, so another machine has continued the run.
             if report.end > here.end:
                 warnings = (*report.warnings, *_warnings_of_copy(location, journals))
                 return dataclasses.replace(report, warnings=warnings)
@@ -165,7 +170,7 @@ def _make_report(
 
 
 def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
-    """Updates the report of a running job by the status files of the workers."""
+    """Updates the report of a running job from the status files of the workers."""
     if report.outcome != "running":
         return report
     status = read_status_now(journals)

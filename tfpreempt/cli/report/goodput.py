@@ -1,7 +1,8 @@
 """Divides the time of a run into categories, as Google's ml-goodput-measurement does.
 
-Goodput is the share of time that was spent on steps that belong to the result. Badput
-is the time spent otherwise, in several categories. Times are sums over all workers.
+Goodput is the share of the time that was spent on kept steps: steps that were not lost
+in an interruption. Badput is the remaining time, in several categories. Times are sums
+over all workers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PLAINLY = {
     Badput.RECOVERY: "down",
     Badput.OTHER: "exiting, and unknown",
 }
-"""Short names of the classes, for tables and plots."""
+"""Short names of the categories, for tables and plots."""
 
 MEANINGS = {
     Badput.TRAINING_PREP: "from the start of a process until the handler is created, "
@@ -53,7 +54,7 @@ MEANINGS = {
     Badput.OTHER: "between the last commit and the end of a process, and time without "
     "a record",
 }
-"""Exact definitions of the classes, for the page."""
+"""Exact definitions of the categories, for the HTML page."""
 
 CLASS_OF = {
     Phase.STARTING: Badput.TRAINING_PREP,
@@ -65,7 +66,7 @@ CLASS_OF = {
     Phase.EXITING: Badput.OTHER,
     Phase.UNKNOWN: Badput.OTHER,
 }
-"""Badput class of every phase that is not goodput."""
+"""For each phase without kept steps: the category of badput."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class GoodputBreakdown:
 
     Attributes:
         good: seconds spent on kept steps.
-        bad: seconds of every category of badput; every category has an entry.
+        bad: seconds in each category of badput, also 0.
     """
 
     good: float
@@ -87,16 +88,16 @@ class GoodputBreakdown:
 
     @property
     def goodput(self) -> float | None:
-        """Share of good time; None if no time was spent."""
+        """Seconds on kept steps, divided by all seconds; None without any seconds."""
         return self.good / self.total if self.total else None
 
     def share(self, seconds: float) -> str:
-        """Formats a time as a percentage of the total."""
+        """Returns a number of seconds as a percentage of the total, as text."""
         return f"{seconds / self.total:.1%}" if self.total else "-"
 
 
 def break_down(spans: Iterable[Span]) -> GoodputBreakdown:
-    """Adds up the durations of spans, by category."""
+    """Returns the sum of the spans' durations in each category."""
     good, bad = 0.0, dict.fromkeys(Badput, 0.0)
     for span in spans:
         kind = CLASS_OF.get(span.phase)

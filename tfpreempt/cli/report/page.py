@@ -14,18 +14,18 @@ from tfpreempt.core.lazy_import import to_install
 from tfpreempt.errors import ConfigurationError
 
 _ZOOMED = 12
-"""Number of interruptions with a timeline of their own."""
+"""Number of interruptions for which a separate timeline is drawn."""
 
 _CURVES = 24
 _ROWS = 500  # largest number of rows in the table of commits
 
 
 def make_page(report: RunReport, source: str) -> str:
-    """Returns the page of a report, as HTML.
+    """Returns the HTML page for a report.
 
     Args:
         report: report to show.
-        source: path or URI of the journal, for the title.
+        source: path or URI of the run, for the title.
 
     Raises:
         ConfigurationError: jinja2 or matplotlib is not installed.
@@ -102,7 +102,7 @@ _GOOD = "steps that are part of the result of the run"
 
 
 def _around(report: RunReport, each: Interruption) -> tuple[float, float]:
-    """Returns the times when the timeline of one interruption begins and ends."""
+    """Returns the begin and the end of the timeline of an interruption."""
     resumed = each.resumed_seconds
     until = report.end if resumed is None else each.at + resumed
     margin = max(0.5, 0.15 * (until - each.at))

@@ -1,7 +1,7 @@
 """Draws the plots of the HTML page with matplotlib, as SVG.
 
-Plots are drawn with placeholder colours, which are then replaced by CSS variables of
-the page. So the same plot has the right colours in the light and in the dark style.
+matplotlib draws with placeholder colours. The placeholders are then replaced by CSS
+variables of the page, so a plot has the right colours in the light and the dark style.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tfpreempt.cli.terminal import plain
 WORKERS = 32
 """Largest number of workers in a timeline."""
 
-_CELLS = 800  # cells (columns) of a worker's row: more cannot be distinguished
+_CELLS = 800  # cells (columns) of a worker's row; more cells could not be seen
 _CELLS_OF_ALL = 8000  # cells of all workers together, to limit the size of the page
 _POINTS = 1500  # largest number of points in a curve
-_LINES = 50  # with more interruptions, ticks are drawn instead of lines
-_DOTS = 1000  # with more durations in a row, a histogram is drawn
+_LINES = 50  # if there are more interruptions, ticks are drawn, not lines
+_DOTS = 1000  # if a row has more durations, a histogram is drawn, not dots
 _BINS = 120
 _INCHES = 9.0
 _LANE = 0.34  # height of a worker's row in inches
@@ -65,7 +65,13 @@ _UNITS = ((7200.0, 3600.0, "hours"), (240.0, 60.0, "minutes"), (0.0, 1.0, "secon
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """A time axis that begins at the start of the run, in a suitable unit."""
+    """A time axis that begins at the start of the run.
+
+    Attributes:
+        begin: start of the run, in seconds since the epoch.
+        unit: length of the axis' unit in seconds.
+        name: name of the unit, such as "hours".
+    """
 
     begin: float
     unit: float
@@ -73,7 +79,7 @@ class _Axis:
 
     @classmethod
     def of(cls, report: RunReport, seconds: float) -> _Axis:
-        """Returns an axis whose unit suits a plot of the given duration."""
+        """Returns the axis for a plot that shows `seconds` of a run."""
         unit, name = next((u, n) for least, u, n in _UNITS if seconds >= least)
         return cls(begin=report.begin, unit=unit, name=name)
 
@@ -83,7 +89,13 @@ class _Axis:
 
 
 def timeline(report: RunReport, begin: float, end: float) -> str:
-    """Draws the phases of every worker between two times, and marks interruptions."""
+    """Draws the phases of every worker, and marks the interruptions.
+
+    Args:
+        report: report of the run.
+        begin: begin of the plot, in seconds since the epoch.
+        end: end of the plot, in seconds since the epoch.
+    """
     workers = report.workers[:WORKERS]
     axis, titles = _Axis.of(report, end - begin), {}
     edges = np.linspace(begin, end, min(_CELLS, _CELLS_OF_ALL // len(workers)) + 1)
@@ -142,14 +154,21 @@ def account(breakdown: GoodputBreakdown) -> str:
 def curve(
     report: RunReport, name: str, points: Sequence[Point], *, by_step: bool
 ) -> str:
-    """Draws a metric over steps or over time, with the interruptions marked."""
+    """Draws a metric over steps or over time, and marks the interruptions.
+
+    Args:
+        report: report of the run.
+        name: name of the metric.
+        points: points of the metric.
+        by_step: whether the x axis has steps; if False, it has the time.
+    """
     axis = _Axis.of(report, report.seconds)
     times, steps, values = np.array(points).T
     if len(times) > _POINTS:
         chosen = np.linspace(0, len(times) - 1, _POINTS).astype(int)
         times, steps, values = times[chosen], steps[chosen], values[chosen]
     marks = [each.at for each in report.interruptions]
-    cuts = np.searchsorted(times, marks)  # interrupt the curve at each interruption
+    cuts = np.searchsorted(times, marks)  # interrupt the curve at every interruption
     if by_step:
         x, at = steps, _steps_at(report, name, steps, cuts)
         label = "logged step"
@@ -183,9 +202,16 @@ def _steps_at(
 ) -> list[float]:
     """Returns the positions on the step axis at which interruptions are marked.
 
-    Metrics from the journal have the step numbers of the run. A step of TensorBoard may
-    mean something else, such as an epoch. Then the mark is between the last point
-    before the interruption and the first point after it.
+    A metric from the journal has the step numbers of the run, so the mark is at the
+    step of the interruption. A step of TensorBoard may mean something else, such as an
+    epoch, so the mark is between the last point before the interruption and the first
+    point after the interruption.
+
+    Args:
+        report: report of the run.
+        name: name of the metric.
+        steps: steps of the metric's points.
+        cuts: for every interruption, the number of points before the interruption.
     """
     at: list[float] = []
     for each, cut in zip(report.interruptions, cuts, strict=True):
@@ -198,7 +224,13 @@ def _steps_at(
 
 
 def _mark(axes: Axes, at: Sequence[float], style: Any) -> None:
-    """Marks interruptions: by lines, or, if there are many, by ticks at the top."""
+    """Marks interruptions: by lines; if there are many, by ticks at the top.
+
+    Args:
+        axes: plot to draw into.
+        at: positions of the interruptions on the x axis.
+        style: line style of matplotlib, for lines.
+    """
     is_line = len(at) <= _LINES
     least, colour = 0.0 if is_line else 0.94, _COLOURS["mark"]
     width, style = (1.0, style) if is_line else (0.6, "-")
@@ -207,7 +239,11 @@ def _mark(axes: Axes, at: Sequence[float], style: Any) -> None:
 
 
 def durations(measured: Mapping[str, Sequence[float]]) -> str:
-    """Draws durations: a row per kind, with dots or a histogram, and the median."""
+    """Draws a row for every kind of duration: dots or a histogram, and the median.
+
+    Args:
+        measured: durations in seconds, by name of their kind.
+    """
     rows = {name: values for name, values in measured.items() if values}
     every = [value for values in rows.values() for value in values]
     is_log = min(every) > 0 and max(every) > 20 * min(every)
@@ -259,8 +295,8 @@ def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]
 
     Args:
         inches: height of the figure.
-        above: inches reserved for a title. With a number, the axes of several figures
-            are aligned; None: automatic layout.
+        above: inches reserved for a title; figures with a number have aligned axes.
+            None: automatic layout.
     """
     if above is None:
         figure = Figure(figsize=(_INCHES, inches), layout="constrained")
@@ -273,7 +309,10 @@ def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]
 def _by_phase(
     worker: ReportedWorker, begin: float, end: float
 ) -> dict[Phase, list[Span]]:
-    """Returns a worker's spans between two times, clipped to these times, by phase."""
+    """Returns, for every phase, a worker's spans between two times.
+
+    A span that begins before `begin` or ends after `end` is cut.
+    """
     found: dict[Phase, list[Span]] = {phase: [] for phase in Phase}
     for span in worker.spans:
         if span.begin < end and span.end > begin:
@@ -295,7 +334,7 @@ _STACK = (
     Phase.UNKNOWN,
     Phase.DOWN,
 )
-"""Order of the phases in a cell, from below."""
+"""Order in which the phases are stacked in a cell, from the bottom."""
 
 
 def _heights(
@@ -304,16 +343,16 @@ def _heights(
     """Returns where every phase is drawn in the cells of a worker's row.
 
     A cell is a short interval of time, in which the phases are stacked. The height of a
-    phase is its share of the interval. So the area of a phase is proportional to its
-    time, even if the single spans are too short to be seen.
+    phase is its share of the interval. So the area of a phase is proportional to the
+    time in the phase, even if single spans are too short to be seen.
 
     Args:
-        by_phase: spans of a worker, in order.
-        edges: edges of the cells, which have equal widths.
+        by_phase: for every phase, the spans of a worker, in order.
+        edges: times of the cells' edges; the cells have equal widths.
 
     Returns:
-        For every phase an array with two rows: the lower and the upper ends, from 0 to
-        1. Both are 0 in cells without the phase.
+        For each phase, an array with two rows: the lower and the upper end of the phase
+        in every cell, from 0 to 1. Both are 0 in a cell without the phase.
     """
     found, low = {}, np.zeros(len(edges) - 1)
     for phase in [each for each in _STACK if each in by_phase]:
@@ -332,7 +371,7 @@ def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
 
     Args:
         figure: figure to convert.
-        titles: tooltip of every shape, by its gid.
+        titles: tooltips of shapes, by the shape's gid (id in the SVG).
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -1,7 +1,7 @@
 """Divides the time of a run's processes into phases, on a shared clock.
 
-Within a machine, times are ordered and measured by the monotonic clock. The wall clocks
-relate the times of different machines.
+Times of one machine are taken from its monotonic clock, because a wall clock may jump.
+The wall clocks are used only to relate the times of different machines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tfpreempt.cli.journals.records import Record
 from tfpreempt.core.compat import StrEnum
 
 _JUMP_SECONDS = 1.0
-"""A larger change between wall clock and monotonic clock means the clock was set."""
+"""If a machine's wall clock and monotonic clock drift apart by more seconds, the wall
+clock was set."""
 
 _end = operator.itemgetter(1)
 
@@ -54,7 +55,7 @@ MADE_STEPS = (*TRAINS, Phase.LOST)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A period of a worker in a single phase; in seconds since the epoch."""
+    """A period in which a worker is in one phase; times in seconds since the epoch."""
 
     phase: Phase
     begin: float
@@ -68,18 +69,20 @@ class Span:
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class ProcessLifetime(WorkerRun):
-    """The lifetime of a worker's process: from its start to its end.
+    """The lifetime of a worker's process: from the start to the end of the process.
 
-    If a process has several trainings in sequence, each has a lifetime of its own.
+    If a process has several trainings in sequence, each training counts as a separate
+    process, with a separate lifetime.
 
     Attributes:
         begin: start of the process, in seconds since the epoch.
-        end: end of the process; if unknown, the time of its newest record.
-        code: exit code, negative for a signal; None while the process runs, or if
-            unknown.
-        cause: reason of the end, as recorded by the supervisor; None without a record.
-        is_over: whether the process is known to have ended.
-        is_finished: whether training is known to have been complete.
+        end: end of the process, in seconds since the epoch; if unknown, the time of its
+            newest record.
+        code: exit code of the process, negative for a signal; None while the process
+            runs, or if unknown.
+        cause: reason for the end, as recorded by the supervisor; None without a record.
+        is_over: whether it is known that the process has ended.
+        is_finished: whether it is known that training was complete at the end.
     """
 
     begin: float
@@ -95,7 +98,7 @@ class ProcessLifetimes:
     """The lifetimes of the processes of a run.
 
     Attributes:
-        of_worker: by index of the worker, the worker's lifetimes in order.
+        of_worker: for every worker index, the lifetimes of the worker, in order.
         warnings: warnings about clocks that were wrong.
     """
 
@@ -109,16 +112,16 @@ def build_lifetimes(
     """Computes the lifetimes of the processes of a run, on a shared clock.
 
     Args:
-        workers: journals of the workers, by index, with every record.
-        supervisors: journals of the supervisors, with every record.
+        workers: journals of the workers, by worker index, with all records.
+        supervisors: journals of the supervisors, with all records.
     """
     starts = {start.name: start for each in supervisors for start in each.starts}
     trainings = [training for each in workers.values() for training in each.trainings]
     clocks, warnings = _clocks(trainings, starts)
     processes = {(each.worker, each.start): each for each in trainings}
     for name, start in starts.items():
-        # A worker may have written no records. The supervisor knows the worker, if the
-        # end of the worker was recorded, or if there is only a single worker.
+        # Some workers may have written no records. They are known from the supervisor's
+        # records: those contain the end of the worker, or the run has one worker.
         for worker in start.workers if len(start.workers) == 1 else start.ends:
             if (worker, name) not in processes:
                 silent = WorkerRun(file="", worker=worker, incarnation=name, records=[])
@@ -150,7 +153,11 @@ def build_lifetimes(
 
 
 def _machine(training: WorkerRun, starts: Mapping[str, SupervisorRun]) -> object:
-    """Returns a key for the machine of a process: the supervisor, if there is one."""
+    """Returns a value that identifies the machine of a training.
+
+    The value is the supervisor's id. Without a supervisor, every process counts as a
+    separate machine.
+    """
     start = starts.get(training.start)
     return (training.worker, training.start) if start is None else start.supervisor
 
@@ -158,18 +165,18 @@ def _machine(training: WorkerRun, starts: Mapping[str, SupervisorRun]) -> object
 def _clocks(
     trainings: Iterable[WorkerRun], starts: Mapping[str, SupervisorRun]
 ) -> tuple[dict[object, float], list[str]]:
-    """Computes how much every machine's monotonic clock differs from the shared clock.
+    """Computes the offset of every machine: the shared clock minus its monotonic clock.
 
-    A supervisor and its workers run on one machine. The offset of a machine is the
-    median, over all its records, of wall clock minus monotonic clock.
+    The offset is the median of wall clock minus monotonic clock, over all records of
+    the machine. A supervisor and its workers run on one machine.
 
     Args:
-        trainings: trainings of every worker.
-        starts: starts of the supervisors, by name.
+        trainings: trainings of all workers.
+        starts: starts of the workers by supervisors, by name.
 
     Returns:
-        The offsets in seconds, by machine, and warnings about wall clocks that were
-        changed.
+        The offsets in seconds, by machine (see `_machine`), and warnings about wall
+        clocks that were changed.
     """
     machines: dict[object, list[Record]] = collections.defaultdict(list)
     files: dict[object, set[str]] = collections.defaultdict(set)
@@ -205,7 +212,7 @@ def _lifetime(
         training: training to convert.
         start: start of the process by a supervisor; None without a supervisor.
         clock: seconds to add to the machine's monotonic clock to get the shared clock.
-        is_last: whether the training is the last of its process.
+        is_last: whether the training is the last training of its process.
     """
     records = [
         dataclasses.replace(each, at=clock + each.monotonic)
@@ -238,9 +245,14 @@ def _lifetime(
 def _is_finished(training: WorkerRun, code: int | None, cause: str | None) -> bool:
     """Returns whether training was complete at the end of a process.
 
-    Uses the exit record of the process. If missing, uses the cause recorded by the
-    supervisor, or else the exit code, because an interrupted program does not exit with
-    0.
+    The exit record of the process decides. If it is missing, the cause recorded by the
+    supervisor decides. If the cause is missing, too, the exit code decides: an
+    interrupted program does not exit with 0.
+
+    Args:
+        training: training of the process.
+        code: exit code of the process; None if unknown.
+        cause: cause recorded by the supervisor; None if missing.
     """
     if exits := training.of("exit"):
         return "finished" in [each["outcome"] for each in exits]
@@ -248,7 +260,7 @@ def _is_finished(training: WorkerRun, code: int | None, cause: str | None) -> bo
 
 
 def _begin(records: Sequence[Record]) -> float:
-    """Returns the start time of a process, computed from its own records."""
+    """Returns the start time of a process, computed from the records of the process."""
     first = records[0]
     if first.event != "restored":
         return first.at
@@ -259,12 +271,12 @@ def _begin(records: Sequence[Record]) -> float:
 def _in_a_row(
     lifetimes: Iterable[ProcessLifetime],
 ) -> tuple[tuple[ProcessLifetime, ...], float]:
-    """Shifts lifetimes of a worker that overlap, so that they follow one another.
+    """Shifts a worker's lifetimes that overlap, so that each follows the previous one.
 
-    Lifetimes overlap for two reasons. The second training in a process records the
-    start of the process, at which the first training began. And if a worker moves to a
-    machine with another clock, its records may have earlier times than the end of the
-    process before.
+    Lifetimes can overlap for two reasons. If a process has two trainings, both record
+    the start of the process as their beginning. If a worker moves to a machine with
+    another wall clock, the records of the new process may have earlier times than the
+    end of the previous process.
 
     Args:
         lifetimes: lifetimes of a worker, in order.
@@ -304,8 +316,8 @@ def make_spans(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Spa
 
     Args:
         lifetime: lifetime of any worker.
-        commits: commits recorded by the chief; the workers wait equally long for a
-            save.
+        commits: commits recorded by the chief. A commit tells how long the chief waited
+            for the save; the other workers wait equally long.
     """
     ended = lifetime.exit
     windows = []
@@ -313,8 +325,8 @@ def make_spans(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Spa
         window = _blocked(commit)
         is_own = commit["worker"] == lifetime.worker
         if not is_own and ended is not None and _is_last(commit, ended):
-            # A save ends on every worker at the same time. So the time of the worker's
-            # exit, on the worker's own clock, is the end of the save.
+            # A save ends on all workers at the same time. So the exit of this worker,
+            # as a time on the clock of its machine, is the end of the save.
             took = window[1] - window[0]
             window = ended.at - took, ended.at
         windows.append(window)
@@ -322,11 +334,11 @@ def make_spans(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Spa
 
 
 def trained(spans: Iterable[Span], until: float | None = None) -> float:
-    """Returns how many seconds were spent on steps, including lost steps.
+    """Returns the seconds that a worker spent on steps, including lost steps.
 
     Args:
-        spans: spans of a worker.
-        until: time after which seconds do not count; None: no limit.
+        spans: spans of the worker.
+        until: end of the period that counts, in seconds since the epoch; None: no end.
     """
     return sum(
         max(0.0, (each.end if until is None else min(each.end, until)) - each.begin)
@@ -336,13 +348,13 @@ def trained(spans: Iterable[Span], until: float | None = None) -> float:
 
 
 def lose(spans: Sequence[Span], begin: float) -> list[Span]:
-    """Returns the spans, with the training after a given time marked as lost."""
+    """Returns the spans, with the phase LOST for the training after `begin`."""
     end = max((each.end for each in spans), default=begin)
     return _paint(spans, [(begin, end)], Phase.LOST, over=TRAINS)
 
 
 def _phases(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
-    """Divides a lifetime into spans, not yet with the phases in which saves block."""
+    """Divides a lifetime into spans, without the phase SAVING."""
     changes = [(lifetime.begin, Phase.STARTING)]
     ended, decided = lifetime.exit, None
     for record in lifetime.records:
@@ -366,7 +378,8 @@ def _phases(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
             case "exit":
                 is_known = record["outcome"] in ("committed", "lost")
                 is_called = is_known and now is Phase.TRAINING
-                # The notice was received by another worker.
+                # Another worker received the notice, so this worker has only the
+                # decision.
                 if is_called and decided is not None:
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
                 if changes[-1][1] is not Phase.EXITING:
@@ -382,10 +395,11 @@ def _phases(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
 
 
 def _is_traced(lifetime: ProcessLifetime) -> bool:
-    """Returns whether the time after the restore is the tracing of the first step.
+    """Returns whether the time after the restore counts as TRACING.
 
-    A process without a `firststep` record that has trained steps has trained only one
-    step; this step counts as training, not as tracing.
+    True if the process has recorded its first step, or has trained no step. A process
+    that has trained, but has no `firststep` record, has trained only one step, which
+    counts as TRAINING.
     """
     base = 0 if lifetime.restored is None else lifetime.restored["step"]
     made = [each["step"] > base for each in lifetime.of("commit", "exit", "metrics")]
@@ -393,13 +407,16 @@ def _is_traced(lifetime: ProcessLifetime) -> bool:
 
 
 def _blocked(commit: Record) -> tuple[float, float]:
-    """Returns when the chief began and ended to wait for a save."""
+    """Returns the times at which the chief's wait for a save began and ended."""
     began = commit.at - commit["save_seconds"]
     return began, began + commit["blocked_seconds"]
 
 
 def _left_with(lifetime: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
-    """Returns the commit with which a process without an exit record ended, or None."""
+    """Returns the commit after which a process without an exit record has exited.
+
+    Returns None if the process did not exit because of a commit.
+    """
     for commit in commits[-1:]:
         because = commit["because"]
         if because == "finished" or because == lifetime.cause == "preemption":
@@ -408,7 +425,12 @@ def _left_with(lifetime: ProcessLifetime, commits: Sequence[Record]) -> Record |
 
 
 def _is_last(commit: Record, ended: Record) -> bool:
-    """Returns whether a worker exited after a commit, by its exit record."""
+    """Returns whether a worker's exit record shows that it exited after a commit.
+
+    Args:
+        commit: record of the commit.
+        ended: exit record of the worker.
+    """
     return bool(
         commit["because"] == "preemption"
         and ended["outcome"] == "committed"
@@ -423,15 +445,16 @@ def _paint(
     *,
     over: Collection[Phase],
 ) -> list[Span]:
-    """Changes the phase of spans inside given windows of time.
+    """Changes the phase of spans inside given periods of time (windows).
 
-    Runs through spans and windows together, because a run may have many of both.
+    The function goes through spans and windows together, because a run may have many
+    spans and many windows.
 
     Args:
-        spans: spans, one after another.
+        spans: spans in order, without overlaps.
         windows: begin and end of every window, in any order; windows may overlap.
         phase: new phase inside the windows.
-        over: phases to be replaced.
+        over: phases that are replaced; spans of other phases stay.
 
     Returns:
         The spans, split at the edges of the windows.

@@ -1,4 +1,4 @@
-"""Builds the report of a run from its records. No I/O, no clock."""
+"""Builds the report of a run from its records, without I/O and without a clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SKEW_SECONDS = 5.0
 _at, _begin = operator.attrgetter("at"), operator.attrgetter("begin")
 
 _INSTANT = 1e-6
-"""Seconds by which sums of times may differ."""
+"""Seconds by which two computations of the same time may differ."""
 
 Point = tuple[float, float, float]
 """A point of a curve: seconds since the epoch, step, value."""
@@ -44,8 +44,8 @@ class ReportedWorker:
 
     Attributes:
         index: index of the worker.
-        spans: spans in order. Time between two spans is not part of the run: training
-            was complete, and was started again later.
+        spans: the worker's phases, in order. If there is a gap between two spans,
+            training was complete, and was started again later; the gap does not count.
     """
 
     index: int
@@ -57,23 +57,27 @@ class Interruption:
     """An interruption: the first worker's process ended before training was complete.
 
     Attributes:
-        at: time of the notice, or of the end without a notice; seconds since the epoch.
+        at: time of the notice, in seconds since the epoch; without a notice, the time
+            at which the process ended.
         cause: "preemption", "failure", "hang", or another cause that a supervisor
-            recorded; "killed" if nothing was recorded.
-        sources: by source of a notice, such as "signal:SIGTERM", the workers that
-            received it.
-        step: newest trained step; None if no worker has recorded anything.
+            recorded; "killed" if no cause was recorded.
+        sources: for each source of a notice, such as "signal:SIGTERM", the workers that
+            received the notice.
+        step: newest trained step; None if no worker has records.
         is_estimated: whether `step` is an estimate, because the newest step was not
             recorded.
-        saved_step: step of the commit made because of the notice; None if none was
-            made.
-        notice_to_commit_seconds: seconds from the notice to the commit, or None.
-        restored_step: step restored by the next start; None without a next start.
-        tier: source of the restored checkpoint: "memory", "disk" or "mirror"; None if
+        saved_step: step of the commit made because of the notice; None without such a
+            commit.
+        notice_to_commit_seconds: seconds from the notice to the commit; None without a
+            commit.
+        restored_step: step that the next start has restored; None without a next start.
+        tier: storage of the restored checkpoint: "memory", "disk" or "mirror"; None if
             unknown.
-        steps_lost: number of steps that had to be repeated. Before a restart: steps
-            after the newest commit. None if the commits are unknown.
-        down_seconds: seconds without a process; None without a next start.
+        steps_lost: number of steps that had to be repeated; if the run was not
+            restarted yet, the number of steps after the newest commit. None if the
+            commits are unknown.
+        down_seconds: seconds from the end of the process to the next start; None
+            without a next start.
         resumed_seconds: seconds from `at` until training resumed; None if training did
             not resume.
     """
@@ -100,17 +104,17 @@ class RunReport:
         begin: start of the first process, in seconds since the epoch.
         end: end of the last process, or time of the newest record.
         outcome: "finished"; "interrupted"; "running" if no end was recorded; "silent"
-            if in addition a worker has stopped to report.
-        step: newest step of the run; None without a record of any worker.
+            if no end was recorded, but a worker no longer writes its status file.
+        step: newest step of the run; None if no worker has records.
         step_seconds: mean step time in seconds; None if unknown.
-        workers: workers in the order of their indices.
-        interruptions: interruptions in order.
-        commits: records of commits, in order.
-        restores: records of starts from a commit or a snapshot, in order.
-        metrics: curves by name.
-        own_metrics: names of the curves from the journal; these have the step numbers
-            of the run.
-        faults: how often every recovered error occurred, by "where: error".
+        workers: timelines of the workers, in the order of their indices.
+        interruptions: the interruptions, in order.
+        commits: records of the commits, in order.
+        restores: records of the starts that restored a commit or a snapshot, in order.
+        metrics: points of every curve, by the curve's name.
+        own_metrics: names of the curves that come from the journal, and so have the
+            step numbers of the run; the other curves come from TensorBoard.
+        faults: number of occurrences of every recovered error, by "where: error".
         account: time of all workers, by category.
         warnings: reasons why parts of the report may be wrong or missing.
     """
@@ -137,7 +141,7 @@ class RunReport:
 
     @property
     def durations(self) -> dict[str, list[float]]:
-        """Measured durations in seconds, by name of the measured action."""
+        """For every measured action, such as "save": the durations in seconds."""
         to_commit = [each["notice_to_commit_seconds"] for each in self.commits]
         resumed = [each.resumed_seconds for each in self.interruptions]
         restores = [each["seconds"] for each in self.restores]
@@ -151,7 +155,7 @@ class RunReport:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds between complete training and a later start, of all workers."""
+        """Seconds between complete training and a later start; sum of all workers."""
         return sum(
             later.begin - earlier.end
             for worker in self.workers
@@ -162,9 +166,9 @@ class RunReport:
     def goodput(self) -> float | None:
         """Share of the time spent on kept steps; None if unknown.
 
-        Unknown if no worker has records. Also unknown while the first steps are
-        trained, until a commit is made or a step is lost: the steps may be kept or
-        lost, and most of them are not recorded yet.
+        The share is unknown if no worker has records. It is also unknown in a running
+        job before the first commit, restore or lost step: the steps so far may be kept
+        or lost, and most of them are not recorded yet.
         """
         is_running = self.outcome not in ("finished", "interrupted")
         is_open = is_running and not (self.commits or self.restores or self.steps_lost)
@@ -186,12 +190,12 @@ def build_report(
     supervisors: Iterable[SupervisorJournal],
     warnings: Sequence[str] = (),
 ) -> RunReport | None:
-    """Builds the report of a run; None if no process has records.
+    """Builds the report of a run; returns None if no process has records.
 
     Args:
-        workers: journals of the workers, by index, with every record.
-        supervisors: journals of the supervisors, with every record.
-        warnings: warnings that occurred when the journals were read.
+        workers: journals of the workers, by worker index, with all records.
+        supervisors: journals of the supervisors, with all records.
+        warnings: warnings about the journals, to be included in the report.
     """
     lifetimes = build_lifetimes(workers, supervisors)
     if not lifetimes.of_worker:
@@ -253,10 +257,15 @@ def _extended(
     events: Sequence[Record],
     commits: Sequence[Record],
 ) -> list[ProcessLifetime]:
-    """Extends lifetimes whose end was not recorded, by the records of other workers.
+    """Extends lifetimes whose end was not recorded, up to records of other workers.
 
-    If the chief has recorded a commit, every worker was alive then. And as long as one
-    worker trains, every worker trains.
+    Two rules give a later end. At a commit recorded by the chief, every worker was
+    running. For the newest lifetime: while one worker trains, every worker trains.
+
+    Args:
+        lifetimes: lifetimes of a worker, in order.
+        events: records of all workers, by time.
+        commits: commits recorded by the chief, by time.
     """
     extended = []
     for number, lifetime in enumerate(lifetimes):
@@ -273,10 +282,10 @@ def _extended(
 def _with_ends(
     lifetimes: Sequence[ProcessLifetime], commits: Sequence[Record]
 ) -> list[ProcessLifetime]:
-    """Marks lifetimes as finished if the last commit was the final commit of training.
+    """Marks a lifetime as finished if its last commit was the final commit of training.
 
-    Only for lifetimes without an exit record. The chief makes the final commit for all
-    workers.
+    This is done for lifetimes without an exit record. The chief makes the final commit
+    for all workers.
     """
     return [
         dataclasses.replace(lifetime, is_finished=True)
@@ -288,7 +297,7 @@ def _with_ends(
 
 
 def _has_records(lifetimes: Sequence[ProcessLifetime]) -> bool:
-    """Returns whether a worker has records, and so known steps."""
+    """Returns whether a worker has written records, so that its steps are known."""
     return any(lifetime.records for lifetime in lifetimes)
 
 
@@ -297,7 +306,13 @@ def _spans(
     commits: Sequence[Record],
     standing: int | None,
 ) -> list[Span]:
-    """Returns the spans of a worker: the lifetimes, and the time in between."""
+    """Returns the spans of a worker: the lifetimes, and the times in between.
+
+    Args:
+        lifetimes: lifetimes of the worker, in order.
+        commits: commits recorded by the chief.
+        standing: step from which a next start would resume; None if unknown.
+    """
     spans: list[Span] = []
     kept = _kept(lifetimes, standing)
     for number, lifetime in enumerate(lifetimes):
@@ -325,8 +340,8 @@ def _has_end(lifetime: ProcessLifetime) -> bool:
 def _during(commits: Sequence[Record], lifetime: ProcessLifetime) -> list[Record]:
     """Returns the chief's commits during a worker's lifetime.
 
-    If clocks differ, commits of a different lifetime may seem to be inside, but are
-    recognized by the steps.
+    If the machines' clocks differ, a commit of another lifetime may have a time inside
+    this lifetime. Such a commit is recognized by its step.
     """
     first = 0 if lifetime.restored is None else lifetime.restored["step"]
     last = math.inf if lifetime.exit is None else lifetime.exit["step"]
@@ -338,7 +353,7 @@ def _during(commits: Sequence[Record], lifetime: ProcessLifetime) -> list[Record
 
 
 def _between(events: Sequence[Record], begin: float, end: float) -> Sequence[Record]:
-    """Returns the events between two times. The given events are sorted by time."""
+    """Returns the events between two times. `events` must be sorted by time."""
     first = bisect.bisect_left(events, begin, key=_at)
     return events[first : bisect.bisect_right(events, end, key=_at)]
 
@@ -348,9 +363,13 @@ def _kept(
 ) -> list[int | None]:
     """Returns, for every lifetime, the step up to which its training was not lost.
 
-    This is the lowest step from which a later lifetime resumed; for the last lifetime,
-    the step of the newest commit. None: nothing was lost, for example because training
-    was complete.
+    The step is the lowest step from which a later lifetime resumed; for the last
+    lifetime, the step of the newest commit. None: no step was lost, for example because
+    training was complete.
+
+    Args:
+        lifetimes: lifetimes of a worker, in order.
+        standing: step from which a next start would resume; None if unknown.
     """
     kept: list[int | None] = []
     limit = standing if lifetimes[-1].is_over else None
@@ -365,10 +384,15 @@ def _kept(
 
 
 def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int | None:
-    """Returns the step from which a next start would resume, or None if unknown.
+    """Returns the step from which a next start would resume; None if unknown.
 
-    Unknown if worker 0 has no records, because only worker 0 records commits, or if the
-    commits were made by a save_fn, because these are not recorded.
+    The step is unknown if worker 0 has no records, because only worker 0 records
+    commits. It is also unknown if a save_fn makes the commits, because they are not
+    recorded.
+
+    Args:
+        lead: lifetimes of the first worker with records.
+        commits: recorded commits.
     """
     last = lead[-1]
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
@@ -383,7 +407,10 @@ def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int
 def _milestones(
     lifetime: ProcessLifetime, commits: Sequence[Record]
 ) -> list[tuple[float, int]]:
-    """Returns the known points (time, step) of a lifetime; both increase."""
+    """Returns the recorded pairs (time, step) of a lifetime, in order.
+
+    Pairs whose step is lower than an earlier step are left out.
+    """
     found: list[tuple[float, int]] = []
     if lifetime.restored is not None:
         found.append((lifetime.restored.at, lifetime.restored["step"]))
@@ -403,19 +430,23 @@ def _reached_at(
     step: int,
     commits: Sequence[Record],
 ) -> float | None:
-    """Estimates the time when a lifetime reached a step.
+    """Estimates the time at which a process reached a step.
+
+    Returns None if no time can be estimated, or if the process did not train beyond the
+    step.
 
     Args:
-        lifetime: lifetime of a worker.
+        lifetime: lifetime of the process.
         spans: spans of the lifetime.
-        step: step up to which the training was not lost.
+        step: the step, up to which the training was not lost.
         commits: commits of the run.
     """
     row = _milestones(lifetime, commits)
     if not row:
         return None
     if step < row[0][1]:
-        # A later start resumed from an older step, so everything is lost.
+        # A later start resumed from an older step, so all steps of this lifetime are
+        # lost.
         return lifetime.begin
     at, known = [each for each in row if each[1] <= step][-1]
     later = [each for each in row if each[1] > step]
@@ -426,13 +457,16 @@ def _reached_at(
     if lifetime.exit is not None:
         return None
     if step == known:
-        return at  # the process was killed: everything after the newest commit is lost
+        return at  # the process was killed: all steps after the newest commit are lost
     seconds = _step_seconds(commits, lifetime)
     return _after(spans, at, (step - known) * seconds) if seconds else None
 
 
 def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
-    """Returns when a number of seconds of training had passed since `begin`."""
+    """Returns the time at which a worker had trained for `seconds` since `begin`.
+
+    Returns infinity if the worker has trained for less.
+    """
     for span in spans:
         inside = trained([span]) - trained([span], begin)
         if inside and inside >= seconds:
@@ -444,14 +478,22 @@ def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
 def _step_seconds(
     commits: Sequence[Record], lifetime: ProcessLifetime | None = None
 ) -> float | None:
-    """Returns the newest mean step time of a process; if unknown, of the run."""
+    """Returns the newest mean step time of a process; if unknown, that of the run.
+
+    Args:
+        commits: commits of the run, which contain the mean step time.
+        lifetime: lifetime of the process; None: the step time of the run.
+    """
     own = [] if lifetime is None else _during(commits, lifetime)
     known = (each["step_seconds"] for each in (*reversed(own), *reversed(commits)))
     return next((seconds for seconds in known if seconds), None)
 
 
 def _reached(lifetime: ProcessLifetime, commits: Sequence[Record]) -> tuple[int, bool]:
-    """Returns the newest known step, and whether later steps may be unrecorded."""
+    """Returns the newest known step, and whether later steps may be unrecorded.
+
+    A killed process may have trained further steps, which it has not recorded.
+    """
     row = _milestones(lifetime, commits)
     if row:
         step = row[-1][1]
@@ -477,7 +519,16 @@ def _interruptions(
     commits: Sequence[Record],
     standing: int | None,
 ) -> list[Interruption]:
-    """Finds the interruptions, in the lifetimes of the first worker with records."""
+    """Returns the interruptions of a run.
+
+    Args:
+        lead: lifetimes of the first worker with records; an interruption is the end of
+            such a lifetime before training was complete.
+        spans: spans of this worker.
+        events: records of all workers, by time.
+        commits: commits of the run.
+        standing: step from which a next start would resume; None if unknown.
+    """
     found = []
     all_notices = [each for each in events if each.event == "notice"]
     for number, lifetime in enumerate(lead):
@@ -504,7 +555,8 @@ def _interruptions(
             step = guess if reached is None else _near(guess, reached, step, seconds)
         lost = None if back is None else max(0, step - back)
         if lifetime.restored is None and lifetime.records:
-            # The start failed; its lost steps are counted for an earlier lifetime.
+            # The process failed before it restored a checkpoint; the lost steps are
+            # counted for an earlier lifetime.
             lost = 0
         down = later[0].begin - lifetime.end if later and _has_end(lifetime) else None
         again = next((s.begin for s in spans[end:] if s.phase in MADE_STEPS), None)
@@ -528,10 +580,10 @@ def _interruptions(
 
 
 def _served_by(lifetime: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
-    """Returns the commit made before a process exited because of a notice.
+    """Returns the commit after which a process exited because of a notice.
 
-    If a notice arrives during a periodic save, the process may exit after this save.
-    Returns None if there was no commit.
+    This may be a periodic commit, if the notice arrived during the periodic save.
+    Returns None if there was no such commit.
     """
     step = None
     if lifetime.exit is not None and lifetime.exit["outcome"] == "committed":
@@ -548,7 +600,14 @@ def _steps_after(
     commits: Sequence[Record],
     step: int,
 ) -> int:
-    """Estimates how many steps a killed worker trained after its last recorded step."""
+    """Estimates the number of steps that a killed process trained after `step`.
+
+    Args:
+        lifetime: lifetime of the process.
+        spans: spans of the lifetime.
+        commits: commits of the run.
+        step: newest known step.
+    """
     seconds, row = _step_seconds(commits, lifetime), _milestones(lifetime, commits)
     if not seconds or not row:
         return 0
@@ -557,12 +616,12 @@ def _steps_after(
 
 
 def _near(guess: int, reported: int, step: int, seconds: float | None) -> int:
-    """Limits an estimated step to the range that the last status report allows.
+    """Limits an estimated step to the range that the last status file allows.
 
     Args:
         guess: estimated step.
-        reported: step in the last status report, written at most `REPORT_INTERVAL`
-            seconds before the end.
+        reported: step in the last status file, written at most `REPORT_INTERVAL`
+            seconds before the end of the process.
         step: newest step from the records.
         seconds: mean step time; None if unknown.
     """
@@ -588,7 +647,7 @@ def _cause(lifetime: ProcessLifetime) -> str:
 
 
 def _outcome(lifetimes: Sequence[ProcessLifetime]) -> str:
-    # Ignore processes that have ended without a restore: they did not train.
+    # Ignore processes that ended before a restore: they did not train.
     begun = [each for each in lifetimes if each.restored or not each.is_over]
     last = begun[-1] if begun else lifetimes[-1]
     if last.is_finished:
@@ -667,7 +726,11 @@ def _missing(
 
 
 def _skew(lifetimes: Sequence[ProcessLifetime], commits: Sequence[Record]) -> list[str]:
-    """Returns warnings about workers whose clock differs from the chief's clock."""
+    """Returns a warning for every worker whose clock differs from the chief's clock.
+
+    After a preemption all workers exit at about the same time, so a large difference
+    between the times of the exit and of the commit means that the clocks differ.
+    """
     made: dict[int, list[float]] = {}
     for each in commits:
         if each["because"] == "preemption":

@@ -28,11 +28,14 @@ _FLOATS = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}  # by TensorFlow's DataType n
 
 
 def read_scalars(logdir: Path) -> tuple[dict[str, tuple[Point, ...]], list[str]]:
-    """Returns the curves below a directory, and warnings about unreadable files.
+    """Returns the curves in TensorBoard's event files, and warnings.
 
     Args:
-        logdir: log directory of TensorBoard. The name of a curve consists of its folder
-            and its tag.
+        logdir: log directory of TensorBoard.
+
+    Returns:
+        The points of every curve, by the curve's name: its folder in `logdir`, and its
+        tag. And a warning for every file that cannot be read to the end.
 
     Raises:
         ConfigurationError: there are no event files, or tensorboardX is not installed.
@@ -83,7 +86,7 @@ def _scalars(path: Path, event_type: Any) -> Iterator[tuple[str, Point]]:
 
 
 def _frames(path: Path) -> Iterator[bytes]:
-    """Yields the records of a file.
+    """Yields the records of an event file, as bytes.
 
     Raises:
         ValueError: the file ends within a record, or a record is too large.
@@ -102,7 +105,7 @@ def _frames(path: Path) -> Iterator[bytes]:
 
 
 def _number(value: Any) -> float | None:
-    """Returns the value of a summary as a float; None for a non-scalar."""
+    """Returns the value in a summary as a float; None if the value is no scalar."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if not value.HasField("tensor"):

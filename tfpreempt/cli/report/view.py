@@ -57,7 +57,10 @@ def _step(report: RunReport) -> str:
 
 
 def written(report: RunReport) -> str:
-    """Returns a line with the number and size of commits, and where restores read."""
+    """Returns a line with the number and size of the commits, and the restores.
+
+    Restores are counted by the storage from which they read.
+    """
     if report.step is None:
         return "commits and restores: not recorded"
     size = size_text(report.bytes_written)
@@ -72,7 +75,12 @@ COLUMNS = (
 
 
 def cells(each: Interruption, begin: float) -> list[str]:
-    """Returns the table cells of an interruption, in the order of `COLUMNS`."""
+    """Returns the table cells of an interruption, in the order of `COLUMNS`.
+
+    Args:
+        each: the interruption.
+        begin: start of the run, in seconds since the epoch.
+    """
     why = [
         f"{source.removeprefix('signal:')} ({', '.join(map(str, workers))})"
         for source, workers in each.sources.items()
@@ -96,7 +104,7 @@ def cells(each: Interruption, begin: float) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Statistics of durations, in seconds."""
+    """Statistics of some durations: their number, and quantiles in seconds."""
 
     count: int
     least: float

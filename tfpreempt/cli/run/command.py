@@ -34,9 +34,9 @@ class AutoOr(click.ParamType[Any]):
     """Type of an option whose value is "auto", "off", or of a given type.
 
     Args:
-        kind: type of the value.
-        auto: result for "auto".
-        off: result for "off".
+        kind: type of a value other than "auto" and "off".
+        auto: value that stands for "auto".
+        off: value that stands for "off".
     """
 
     def __init__(self, kind: click.ParamType[Any], auto: Any, off: Any) -> None:
@@ -286,6 +286,13 @@ def _check_command(command: tuple[str, ...]) -> None:
 def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None:
     """Checks the URI of the mirror, without a request to the storage.
 
+    Args:
+        given: value of --mirror-dir; None if the option was not given.
+        checkpoint_dir: path or URL of the checkpoint directory, or None.
+
+    Returns:
+        The URI for the workers; a path becomes a file:// URI.
+
     Raises:
         ConfigurationError: the URI is invalid, or conflicts with the checkpoint
             directory.
@@ -301,20 +308,23 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
         check_apart(given, checkpoint_dir)
     path = local_path(given)
     if path is not None:
-        # An absolute URI, as workers may have another working directory.
+        # Pass an absolute URI, because workers may have another working directory.
         return Path(path).as_uri()
     split(given)
     return given
 
 
 def _make_directory(given: str | None) -> str | None:
-    """Makes the local checkpoint directory, or the scratch directory of a URL.
+    """Creates the local checkpoint directory, or the scratch directory of a URL.
+
+    Args:
+        given: value of --checkpoint-dir; None if the option was not given.
 
     Returns:
-        The absolute path, the URL, or None without a checkpoint directory.
+        The absolute path of the directory, or the URL, or None.
 
     Raises:
-        ConfigurationError: the directory cannot be made.
+        ConfigurationError: the directory cannot be created.
     """
     if given is None:
         return None

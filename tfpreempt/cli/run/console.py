@@ -16,13 +16,13 @@ _BATCH_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20  # a longer line is split
 # After this time without output the console is regarded as stalled.
 _STALL_SECONDS = 0.5
-_LAST_SECONDS = 5.0  # time that a slow console gets at the end
+_LAST_SECONDS = 5.0  # maximum wait for a slow console at the end
 _ERASE = b"\r\x1b[2K"  # erases the line of the cursor
 _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the log)\n"
 
 
 class StatusLine:
-    """A status line below the text on a terminal. For any thread.
+    """A status line below the text on a terminal. Any thread may use the object.
 
     Args:
         stream: unbuffered stream to the terminal.
@@ -36,7 +36,7 @@ class StatusLine:
         self._lock = threading.Lock()  # held while text is written to the terminal
 
     def show(self, text: str) -> None:
-        """Replaces the status line; "" removes it."""
+        """Replaces the text of the status line; "" removes the line."""
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
@@ -53,8 +53,8 @@ class StatusLine:
         """Prints text above the status line.
 
         Args:
-            stream: stream to which the text is written; the same terminal as the status
-                line.
+            stream: stream to which the text is written; it leads to the terminal with
+                the status line.
             data: text; it need not end with a line break.
         """
         with self._lock:
@@ -72,14 +72,14 @@ class OutputConsole:
     """Prints complete lines, with a prefix, in a separate thread.
 
     If the console is slow, `feed` waits until there is space in the buffer. If the
-    console accepts nothing at all (a stopped terminal), `feed` does not wait longer
-    than `_STALL_SECONDS`, and the text is omitted.
+    console accepts no text at all (a stopped terminal), `feed` waits at most
+    `_STALL_SECONDS`, and then drops the text.
 
     Args:
         prefix: text before every line.
-        stream: unbuffered stream. (If a thread were blocked in the buffer of
-            sys.stdout, the exit of the interpreter could hang.) If the stream is closed
-            (a broken pipe), text is dropped silently.
+        stream: unbuffered stream. (A thread that is blocked in the buffer of sys.stdout
+            could make the exit of Python hang.) If the stream is closed (a broken
+            pipe), text is dropped.
         line: status line on the same terminal; None if there is none.
     """
 
@@ -98,14 +98,14 @@ class OutputConsole:
         self._thread.start()
 
     def feed(self, data: bytes) -> None:
-        """Adds text to be printed. For any thread."""
+        """Adds text to be printed. Any thread may call the method."""
         with self._changed:
             *lines, self._incomplete = (self._incomplete + data).split(b"\n")
             if len(self._incomplete) > _LONGEST_LINE:
                 lines, self._incomplete = [*lines, self._incomplete], b""
             was_stalled = self._is_stalled
             if self._wait(lambda: len(self._waiting) < _MOST_BYTES):
-                # Of a line that a progress bar has rewritten, show only the last state.
+                # A progress bar rewrites its line; print only the last version.
                 shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
                 self._waiting += b"".join(self._prefix + x + b"\n" for x in shown)
             elif not was_stalled:
@@ -121,7 +121,8 @@ class OutputConsole:
     def close(self) -> None:
         """Prints the remaining text, also an incomplete line, and ends the thread.
 
-        Waits up to `_LAST_SECONDS` for a slow console, but not for a stalled console.
+        The method waits up to `_LAST_SECONDS` for a slow console; it does not wait for
+        a stalled console.
         """
         if self._incomplete:
             self.feed(b"\n")
@@ -134,7 +135,11 @@ class OutputConsole:
     def _wait(
         self, condition: Callable[[], bool], seconds: float = threading.TIMEOUT_MAX
     ) -> bool:
-        """Waits for a condition; returns False on a timeout or a stalled console."""
+        """Waits until a condition is met; returns whether it is met.
+
+        The wait ends after `seconds`, or if the console prints nothing for
+        `_STALL_SECONDS`.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
             shown, left = self._shown, deadline - time.monotonic()
@@ -175,13 +180,13 @@ def _write(stream: IO[bytes], data: bytes) -> None:
 
 
 def status_line(stream: IO[bytes]) -> StatusLine | None:
-    """Returns a status line for a stream; None without a suitable terminal."""
+    """Returns a status line for a stream; None if the stream is no usable terminal."""
     is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return StatusLine(stream) if is_terminal else None
 
 
 def unbuffered(stream: TextIO | None) -> IO[bytes]:
-    """Opens a stream again without a buffer; opens /dev/null if the stream is None."""
+    """Opens a stream again, without a buffer; for None, opens /dev/null."""
     if stream is None:
         return open(os.devnull, "wb", buffering=0)
     return open(stream.fileno(), "wb", buffering=0, closefd=False)

@@ -1,9 +1,10 @@
 """Executes a worker's command, so that the worker gets SIGTERM if its parent ends.
 
-The kernel sends this signal if the process has requested it (prctl PR_SET_PDEATHSIG).
-So a small script makes the request, and then executes the command. Running code between
-fork and exec of the supervisor instead (`preexec_fn`) would be unsafe. The script is
-run by its path, without site packages.
+The kernel sends this signal to a process that has made a request (prctl
+PR_SET_PDEATHSIG). So the supervisor starts this script, which makes the request, and
+then executes the command in the same process. The alternative, code that the supervisor
+runs between fork and exec (`preexec_fn`), is unsafe in a process with threads. The
+script is run by its path, without site packages.
 
 Usage: exec_with_pdeathsig.py PARENT_PID COMMAND [ARGUMENT ...]
 """
@@ -24,7 +25,8 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # the parent ended before the request
         sys.exit(128 + signal.SIGTERM)
-    # Unblock all signals: the supervisor blocks some, and a mask is inherited.
+    # Unblock all signals: the supervisor blocks some, and this process has inherited
+    # the supervisor's signal mask.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Do not let the command inherit ignored signals. Python ignores the first two, and
     # the caller of the supervisor may ignore SIGTERM.

@@ -1,7 +1,7 @@
 """Detects hung workers: workers that reach no step boundary within a time limit.
 
-A boundary is the moment between two steps. Workers report boundaries in heartbeats.
-Decisions depend only on the heartbeats and on the times given by the caller.
+A boundary is the moment between two steps. Workers report boundaries in heartbeats. The
+detector reads no clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from pathlib import Path
 from tfpreempt.core.heartbeat import Heartbeat, HeartbeatFile, WorkerPhase
 
 AUTO = -1.0
-"""Timeout derived from the measured step times."""
+"""Value of a timeout that is computed from the measured step times."""
 
 SHORTEST = 2.0
-"""Shortest timeout in seconds; a shorter delay may be caused by a late poll."""
+"""Shortest timeout in seconds. A shorter timeout could pass only because a poll of the
+heartbeats was late."""
 
 _LOOK_SECONDS = 0.5
-# A longer gap between polls means that the supervisor was suspended.
+# If more seconds pass between two polls, the supervisor was suspended.
 _MOST_BETWEEN = 2.0
 # Limit for phases in which tracing, compiling or C code takes long.
 _LONG_SECONDS = 3600.0
 _LEAST_SECONDS = 120.0
 _STEPS = 20
-_TRACES = 2  # times the first step: a later step may be traced and compiled again
+_TRACES = 2  # with AUTO, the timeout is at least twice the first step: a retrace
 _KEPT = 101  # number of step times for the median
-# Phases that do not excuse a process that is stopped (state T).
+# Phases in which a process is not exempt if the kernel has stopped it (state T).
 _NOT_EXEMPT_IF_STOPPED = (WorkerPhase.APART, WorkerPhase.WAITS)
 
 
 @dataclasses.dataclass(eq=False)
 class WorkerProgress:
-    """The progress of a worker, from its heartbeats. Times are in seconds.
+    """The progress of a worker, computed from its heartbeats. Times are in seconds.
 
     Args:
-        timeout: seconds allowed without a boundary, or `AUTO`.
+        timeout: maximum seconds between two boundaries, or `AUTO`.
 
     Attributes:
         heartbeat: newest heartbeat; None before the first heartbeat.
@@ -61,8 +62,8 @@ class WorkerProgress:
         """Processes the newest heartbeat of the worker.
 
         Args:
-            now: present time.
-            number: number of the heartbeat.
+            now: current time, in seconds.
+            number: number of the heartbeat; each heartbeat has a new number.
             heartbeat: contents of the heartbeat.
         """
         self.heartbeat = heartbeat
@@ -82,23 +83,21 @@ class WorkerProgress:
 
     @property
     def is_exempt(self) -> bool:
-        """Whether the limit for steps does not apply to the worker now.
+        """Whether the worker is in a phase without steps, so the step timeout is off.
 
-        True in a phase without steps (`APART`), and before the first heartbeat. Other
-        workers may have to wait for this worker.
-
-        Other workers may wait for such a worker.
+        True in the phase `APART`, and before the first heartbeat. Other workers may
+        have to wait for such a worker.
         """
         return self.heartbeat is None or self.heartbeat.stage is WorkerPhase.APART
 
     @property
     def since(self) -> float:
-        """Time when the limit begins."""
+        """Time from which `limit` counts: the newest boundary or heartbeat."""
         return self._received_at if self.is_exempt else self._since
 
     @property
     def limit(self) -> float:
-        """Seconds allowed without a boundary; in `APART`, without a heartbeat."""
+        """Maximum seconds between two boundaries; in `APART`, between heartbeats."""
         if self.heartbeat is None or self.heartbeat.stage is WorkerPhase.WAITS:
             return math.inf
         if self.heartbeat.stage is not WorkerPhase.STEPS:
@@ -115,12 +114,12 @@ class Hang:
 
     Attributes:
         worker: index of the worker.
-        step: newest step, over all restarts.
+        step: newest step of the worker, over all restarts.
         is_behind: whether another worker has reached more boundaries.
         stage: phase of the worker.
         seconds: seconds since the worker's newest boundary; in the phase `APART`, since
             the last heartbeat.
-        state: state of the process according to the kernel, such as "T (stopped)".
+        state: the kernel's state of the process, such as "T (stopped)".
     """
 
     worker: int
@@ -135,7 +134,7 @@ class HangDetector:
     """Detects hangs of a supervisor's workers. Use on the main thread only.
 
     Args:
-        timeout: seconds without a boundary, or `AUTO`; None: no detection.
+        timeout: maximum seconds between two boundaries, or `AUTO`; None: no detection.
         workers: number of workers.
     """
 
@@ -148,7 +147,7 @@ class HangDetector:
         self._now = self._looked = 0.0
 
     def to_environment(self, worker: int) -> Mapping[str, str]:
-        """Returns the environment variables of a worker for its heartbeat."""
+        """Returns the environment variables with which a worker sends heartbeats."""
         return self._files[worker].to_environment() if self._files else {}
 
     def begin(self) -> None:
@@ -159,20 +158,22 @@ class HangDetector:
         self._asked = []
 
     def look(self, now: float, running: Sequence[int]) -> float | None:
-        """Reads the heartbeats of the running workers, and computes when a hang is due.
+        """Reads the heartbeats of the running workers; returns when a timeout passes.
 
-        While some worker is exempt from the step limit (`WorkerProgress.is_exempt`),
-        other workers may be waiting for it, so only exempt workers are checked, with
-        their own limit. A stopped process (state T) is never exempt. Time in which the
+        While a worker is in a phase without steps (`WorkerProgress.is_exempt`), other
+        workers may be waiting for this worker. So only workers in such phases are
+        checked then, with the longer timeout of these phases. A process that the kernel
+        has stopped (state T) never counts as being in such a phase. Time in which the
         supervisor was suspended does not count.
 
         Args:
-            now: monotonic seconds.
+            now: current time on the monotonic clock.
             running: indices of the running workers.
 
         Returns:
-            The monotonic time when the first worker exceeds its limit. None if no limit
-            applies, or if a hang was already detected and the stacks were requested.
+            The time on the monotonic clock at which the first timeout passes, if no
+            worker makes progress. None if no timeout applies, or if a hang was already
+            detected and the stacks were requested.
         """
         self._now += min(now - self._looked, _MOST_BETWEEN)
         self._looked = now
@@ -201,7 +202,7 @@ class HangDetector:
         return _LOOK_SECONDS if self._files else None
 
     def ask_for_stacks(self, running: Sequence[int]) -> list[Hang]:
-        """Requests the stacks of the running workers; returns the workers' states."""
+        """Makes the running workers write their stacks; returns the workers' states."""
         heartbeats = {
             each: heartbeat
             for each in running
@@ -226,7 +227,7 @@ class HangDetector:
         return hangs
 
     def stacks(self) -> dict[int, str]:
-        """Returns the written stacks by worker; "" if a worker has written none."""
+        """Returns the stacks that every worker has written; "" if none."""
         return {worker: self._files[worker].stacks() for worker in self._asked}
 
     def close(self) -> None:

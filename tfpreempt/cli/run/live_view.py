@@ -1,7 +1,7 @@
 """Shows the state of a run: as a line on a terminal, and as metrics.
 
-The state is read from the files that `tfpreempt status` reads, in separate threads. So
-workers are not queried, and neither training nor the supervisor waits for the output.
+Separate threads read the state from the files that `tfpreempt status` reads. So this
+needs no answer of a worker, and neither training nor the supervisor waits for output.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ def shown(
     line: StatusLine | None,
     lost: Callable[[Path, OSError], None],
 ) -> Iterator[None]:
-    """Context that shows the state of the run on the terminal, and publishes metrics.
+    """Context manager: shows the state of the run, and publishes metrics.
 
-    The metrics are served over HTTP, and written to a file, if the options say so.
+    The state is shown in the status line of the terminal. The metrics are served over
+    HTTP, and written to a file, if the user has requested this.
 
     Args:
-        options: options of the run. The caller has tried to create the directory of the
-            journal.
+        options: options of the run. (The journal's directory should exist; until it
+            exists, the state is empty.)
         clock: time source.
         line: status line on the terminal; None without a terminal.
         lost: function called with the path of the metrics file and the error, each time
-            that writing fails.
+            that the file cannot be written.
 
     Raises:
         ConfigurationError: the metrics cannot be served or written.
@@ -79,9 +80,10 @@ def shown(
 def _written(
     path: Path, collected: CollectorRegistry, lost: Callable[[Path, OSError], None]
 ) -> Iterator[None]:
-    """Context that writes the metrics to a file at an interval, and at the end.
+    """Context manager: writes the metrics to a file repeatedly, and at the end.
 
-    The file is replaced atomically, so a reader never sees incomplete metrics.
+    The file is replaced atomically, so a reader never sees incomplete metrics. The
+    arguments are the file, the metrics, and `lost` of `shown`.
     """
     from prometheus_client import write_to_textfile
 
@@ -105,7 +107,7 @@ def _written(
 
 @contextlib.contextmanager
 def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
-    """Context that shows the state of the run in the status line."""
+    """Context manager: shows the state of the run in the status line."""
     from tfpreempt.cli.status.text import one_line
 
     def draw() -> None:
@@ -121,15 +123,16 @@ def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
 def _repeated(
     name: str, seconds: float, do: Callable[[], None], at_last: Callable[[], None]
 ) -> Iterator[None]:
-    """Context that calls `do` in a thread at an interval, and `at_last` at the end.
+    """Context manager: calls `do` repeatedly in a thread, and `at_last` at the end.
 
-    At the end, waits at most `_JOIN_SECONDS` for the thread, because output may block.
+    At the end, the caller waits at most `_JOIN_SECONDS` for the thread, because output
+    may block.
 
     Args:
         name: name of the thread.
-        seconds: interval.
-        do: function called at every interval.
-        at_last: function called at the end.
+        seconds: seconds between two calls.
+        do: function that the thread calls repeatedly.
+        at_last: function that the thread calls at the end.
     """
 
     def run() -> None:

@@ -1,9 +1,9 @@
 """The log files of the workers: one per worker, continued over all restarts.
 
-The supervisor adds a line at every start and end of the worker. So the cause of a
-failure is found by reading one file upwards, and `tail -F` continues through restarts.
-A worker does not write to the file but to a pipe, because `print` would raise an error
-on a full disk, and end training. Text that cannot be written is omitted.
+The supervisor adds a line at every start and end of the worker. So a user finds the
+cause of a failure by reading one file upwards, and `tail -F` continues through
+restarts. A worker writes to a pipe, not to the file: on a full disk `print` would raise
+an error, and end training. The supervisor drops text that it cannot write.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ _TRACEBACK = "Traceback (most recent call last)"
 class WorkerLog:
     """The output of a worker: a pipe, and the file to which its text is written.
 
-    For any thread. Both ends of the pipe stay open in this process. So a child process
-    that outlives its worker can still write, and no reader waits for its end.
+    Any thread may use the object. Both ends of the pipe stay open in this process. So a
+    child process that outlives its worker can still write to the pipe, and this process
+    need not wait for the child's end.
 
     Args:
         path: path of the file; text is appended.
-        size: bytes at which the file is renamed to `<path>.1`, that file to `<path>.2`,
-            and so on.
-        files: largest number of files.
+        size: size in bytes at which the file is renamed to `<path>.1`, an existing
+            `<path>.1` to `<path>.2`, and so on.
+        files: maximum number of files.
         lost: function called with the path and the error, each time that text cannot be
             written.
-        console: console that gets a copy of the worker's output.
-        root: directory below which symbolic links are not followed; see `contained`.
+        console: console that gets a copy of the worker's output; None: no copy.
+        root: directory inside which no symbolic link is followed, see `contained`.
 
     Raises:
-        ConfigurationError: the file cannot be written; not raised for a full disk.
+        ConfigurationError: the file cannot be written. Not raised if the disk is full.
     """
 
     def __init__(
@@ -86,23 +87,23 @@ class WorkerLog:
         os.set_blocking(self.reading, False)
 
     def take(self) -> None:
-        """Reads the current contents of the pipe."""
+        """Reads the contents of the pipe, and writes them to the file."""
         with self._lock, contextlib.suppress(BlockingIOError):
             self._add(os.read(self.reading, _READ_BYTES))
 
     def begin(self, text: str) -> None:
-        """Adds a line of the supervisor when the worker is started."""
+        """Adds a line of the supervisor at the start of the worker."""
         with self._lock:
             self._tail.clear()
             self._append(self._own_line(text))
 
     def note(self, text: str) -> None:
-        """Adds a line of the supervisor between the worker's output."""
+        """Adds a line of the supervisor while the worker is running."""
         with self._lock:
             self._append(self._own_line(text))
 
     def end(self, text: str) -> None:
-        """Reads the remaining output, and adds a line of the supervisor."""
+        """Adds a line of the supervisor at the end of the worker, after its output."""
         self.take()
         with self._lock:
             if self._tail and not self._tail.endswith(b"\n"):
@@ -122,7 +123,13 @@ class WorkerLog:
         os.close(self.writing)
 
     def error_lines(self, limit: int = 25) -> list[str]:
-        """Returns the last traceback since the newest start, or else the last lines."""
+        """Returns the last traceback since the newest start of the worker.
+
+        If there is no traceback, returns the last lines.
+
+        Args:
+            limit: maximum number of lines.
+        """
         lines, start, end = self._newest_error()
         if start is None:
             return lines[-limit:]
@@ -130,12 +137,20 @@ class WorkerLog:
         return shown + lines[end:][: limit - len(shown)]
 
     def error_line(self) -> str:
-        """Returns the line that names the error, such as "ValueError: ...", or ""."""
+        """Returns the last line of the last traceback, such as "ValueError: ...".
+
+        Returns the last line of the output if there is no traceback.
+        """
         lines, _, end = self._newest_error()
         return "".join(lines[end - 1 : end])
 
     def _newest_error(self) -> tuple[list[str], int | None, int]:
-        """Returns the lines, and the begin (or None) and end of the last traceback."""
+        """Returns the newest lines, and where the last traceback begins and ends.
+
+        Returns:
+            The lines; the index of the traceback's first line, None without a
+            traceback; the index after its last line, or after the last line.
+        """
         with self._lock:
             text = self._tail[-_TAIL_BYTES:].decode("utf-8", errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
@@ -156,7 +171,10 @@ class WorkerLog:
             self._console.feed(data)
 
     def _own_line(self, text: str) -> bytes:
-        """Formats a line of the supervisor; begins with a line break if needed."""
+        """Formats a line of the supervisor.
+
+        If the file ends in the middle of a line, the result begins with a line break.
+        """
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         line_end = b""
         with (
@@ -168,7 +186,7 @@ class WorkerLog:
         return line_end + f"=== {now} {text} ===\n".encode()
 
     def _append(self, data: bytes) -> None:
-        """Writes data; if data was lost before, first writes a line about it."""
+        """Writes data; if earlier data was lost, first writes a line about the loss."""
         try:
             if self._left_out:
                 self._make_directory()
@@ -181,7 +199,7 @@ class WorkerLog:
             self._lost(self.path, error)
 
     def _write(self, data: bytes) -> None:
-        """Appends data; reopens the file, since a user may have moved or removed it."""
+        """Appends data. Opens the file each time, as a user may move or remove it."""
         while data:
             with open(self._opened(_APPEND), "ab", buffering=0) as file:
                 count = self._fitting(data, file.tell())
@@ -192,9 +210,13 @@ class WorkerLog:
                 self._rotate()
 
     def _fitting(self, data: bytes, at: int) -> int:
-        """Returns how many bytes of whole lines still fit into a file of `at` bytes.
+        """Returns the number of bytes of complete lines that still fit into the file.
 
-        A line longer than the largest size of a file is split.
+        A line longer than the maximum size of a file is split.
+
+        Args:
+            data: bytes to write.
+            at: current size of the file.
         """
         if at + len(data) <= self._size:
             return len(data)
@@ -209,7 +231,7 @@ class WorkerLog:
                 self._files.rename(str(newer), str(older))
 
     def _make_directory(self) -> None:
-        """Makes the log directory, but not its parents: the disk may be unmounted."""
+        """Creates the log directory, but not its parents: the disk may be unmounted."""
         with (
             contained.parent(self.path.parent, self._root) as (folder, name),
             contextlib.suppress(FileExistsError),
@@ -222,9 +244,10 @@ class WorkerLog:
 
 @contextlib.contextmanager
 def pumped(logs: Sequence[WorkerLog]) -> Iterator[None]:
-    """Context where a thread reads the workers' pipes and writes the logs.
+    """Context manager: a thread reads the workers' pipes, and writes the logs.
 
-    At the end, waits at most `_JOIN_SECONDS` for the thread, because a disk may hang.
+    At the end, the caller waits at most `_JOIN_SECONDS` for the thread, because a disk
+    may hang.
     """
     readers = {log.reading: log for log in logs}
     woken, waker = os.pipe()

@@ -20,27 +20,28 @@ class RunOptions:
     Attributes:
         command: program of the workers, with its arguments.
         workers: number of workers on this machine.
-        limits: limits for restarts, and waiting times.
-        checkpoint_dir: absolute path or URL, passed to the workers.
+        limits: limits for restarts, and timeouts.
+        checkpoint_dir: absolute path or URL of the checkpoint directory, passed to the
+            workers; None if the user has named none.
         mirror_dir: URI of the mirror, passed to the workers, which upload their
-            commits.
+            commits; None: no mirror.
         log_dir: directory for the workers' output.
         log_size: size in bytes at which a log file is rotated.
         log_files: number of log files to keep for every worker.
         journal_dir: directory of the supervisor's journal.
         task: name of this machine's task, such as "worker-3", if the user has set
-            TF_CONFIG; then `workers` is 1. Else None.
+            TF_CONFIG (`workers` is 1 then); None if TF_CONFIG is not set.
         has_echo: whether worker 0's output is copied to the console.
         environment: environment inherited by the workers.
-        snapshots: bytes for the workers' snapshots; 0: no snapshots;
-            `snapshot_space.AUTO`: chosen by the free memory.
-        memory: memory for snapshots, reserved for the workers; None without snapshots.
-        hang_timeout: seconds allowed without a step boundary, or `hang_detector.AUTO`;
-            None: no limit.
+        snapshots: bytes of memory to reserve for the workers' snapshots; 0: no
+            snapshots; `snapshot_space.AUTO`: depends on the free memory.
+        memory: memory reserved for the workers' snapshots; None without snapshots.
+        hang_timeout: maximum seconds between two step boundaries, or
+            `hang_detector.AUTO`; None: no limit.
         first_worker: index of this machine's first worker in the cluster; None if this
             machine's task in TF_CONFIG does not train.
-        metrics_address: host and port for serving metrics; None: not served.
-        metrics_file: file for metrics; None: not written.
+        metrics_address: host and port on which to serve metrics; None: not served.
+        metrics_file: file to which to write metrics; None: not written.
     """
 
     command: tuple[str, ...]
@@ -68,13 +69,13 @@ class RunOptions:
 
     @property
     def local_dir(self) -> str | None:
-        """The local directory where the workers commit; None without a directory."""
+        """Local directory of the workers' commits; None without `checkpoint_dir`."""
         given = self.checkpoint_dir
         return None if given is None else local_directory(given)
 
     @property
     def journal_path(self) -> Path:
-        """Path of the supervisor's journal; it differs for every machine."""
+        """Path of the supervisor's journal; every machine of a run has another path."""
         suffix = f"-{self.task}" if self.task else ""
         return self.journal_dir / f"supervisor{suffix}.jsonl"
 
@@ -83,17 +84,17 @@ class RunOptions:
     ) -> dict[str, str]:
         """Returns the environment variables of a worker.
 
-        If the user has set TF_CONFIG, it is passed on, and TFPREEMPT_INCARNATION is not
-        set: all workers would have to get the same name, but every machine's supervisor
-        has names of its own. TFPREEMPT_SUPERVISED is always set; workers record it in
-        their journals.
+        If the user has set TF_CONFIG, the worker inherits TF_CONFIG, and
+        TFPREEMPT_INCARNATION is not set: its value must be equal on all workers, but
+        the supervisor of every machine chooses different names. TFPREEMPT_SUPERVISED is
+        always set; the workers record its value in their journals.
 
         Args:
             worker: index of the worker on this machine.
             incarnation: name that this supervisor has given to the start of all
                 workers.
             restart: number of restarts so far.
-            ports: ports of the local cluster; empty with a given TF_CONFIG.
+            ports: ports of the local cluster; empty if the user has set TF_CONFIG.
         """
         own = {
             "TFPREEMPT_SUPERVISED": incarnation,
@@ -109,7 +110,7 @@ class RunOptions:
             own["TFPREEMPT_INCARNATION"] = incarnation
         if self.memory is not None:
             own |= self.memory.to_environment()
-        # Not inherited: an outer supervisor may have set them.
+        # Do not pass on these variables: an outer supervisor may have set them.
         lent = (*VARIABLES, heartbeat.VARIABLE)
         given = {k: v for k, v in self.environment.items() if k not in lent}
         return {**given, **own}

@@ -1,17 +1,19 @@
 """Ends the workers if the supervisor is killed.
 
-A separate script, run by its path as a child of the supervisor, and called the guard.
-It reads lines from its standard input: `+PGID` for a new process group, `-PGID` for a
-process group that has ended, and `.` after the supervisor has written its last record.
-The end of the input means that the supervisor has ended. Then remaining groups get
-SIGTERM, some seconds to commit, and SIGKILL. If there was no `.`, the supervisor was
-killed or failed, and the guard appends a record to the supervisor's journal.
+This is a separate script, called the guard, which the supervisor runs by its path as a
+child process. The guard reads lines from its standard input: `+PGID` for a new process
+group, `-PGID` for a process group that has ended, and `.` after the supervisor has
+written its last record. The end of the input means that the supervisor has ended. The
+guard then sends SIGTERM to the remaining groups, waits some seconds for their commits,
+and sends SIGKILL. If there was no `.`, the supervisor was killed or failed, and the
+guard appends a record to the supervisor's journal.
 
 Until the workers have ended, the guard reads their pipes, and appends the output to the
-logs. The kernel's parent-death signal alone would not be enough: TensorFlow's SIGTERM
-handler may ignore it, and then old workers would commit beside those of a new run.
+logs. The signal that the kernel sends at the end of a parent would not be enough:
+TensorFlow's SIGTERM handler may ignore the signal, and then workers of the old run
+would commit beside the workers of a new run.
 
-Symbolic links below ROOT are not followed.
+Symbolic links inside ROOT are not followed.
 
 Usage: orphan_reaper.py GRACE_SECONDS JOURNAL SUPERVISOR ROOT [DESCRIPTOR LOG ...]
 """
@@ -36,8 +38,8 @@ def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
     """Reads the supervisor's lines until the end of the input.
 
     Returns:
-        The remaining groups, and whether the supervisor has not written its last
-        record.
+        The process groups that have not ended, and whether the supervisor ended before
+        it had written its last record.
     """
     groups: set[int] = set()
     is_cut_off = False
@@ -53,7 +55,12 @@ def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
 
 
 def record_end(journal: str, supervisor: str) -> None:
-    """Records the end of the supervisor in the supervisor's journal, if present."""
+    """Records the end of the supervisor in its journal, if the journal exists.
+
+    Args:
+        journal: path of the journal.
+        supervisor: id of the supervisor.
+    """
     from tfpreempt.core.clock import SystemClock
     from tfpreempt.core.journal import JsonLines
     from tfpreempt.core.threads import CallTimeoutError, call_within
@@ -66,10 +73,10 @@ def record_end(journal: str, supervisor: str) -> None:
 
 
 def ask_groups(groups: set[int]) -> None:
-    """Sends SIGTERM to the worker of every group; if it has ended, to the group.
+    """Sends SIGTERM to the worker of every process group.
 
     Only the worker gets the signal, so that its data loader processes run until the
-    commit.
+    commit. If the worker has ended, all processes of the group get the signal.
     """
     for group in groups:
         _signal(group, signal.SIGTERM) or _signal(-group, signal.SIGTERM)
@@ -78,7 +85,15 @@ def ask_groups(groups: set[int]) -> None:
 def end_groups(
     groups: set[int], grace_seconds: float, outputs: dict[int, str], root: str
 ) -> None:
-    """Waits for the groups to end, copies their output, and kills remaining groups."""
+    """Waits until the process groups have ended, and kills the remaining groups.
+
+    Args:
+        groups: ids of the process groups.
+        grace_seconds: maximum seconds to wait before SIGKILL.
+        outputs: for the reading end of each worker's pipe, the path of the log file, to
+            which the function appends the output.
+        root: directory inside which no symbolic link is followed.
+    """
     deadline = time.monotonic() + grace_seconds
     while groups and time.monotonic() < deadline:
         _copy(outputs, root, _TICK_SECONDS)
@@ -89,7 +104,7 @@ def end_groups(
 
 
 def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
-    """Waits up to `seconds` for output, and appends it to the logs."""
+    """Waits up to `seconds` for output of the workers, and appends it to the logs."""
     from tfpreempt.core import contained
 
     poll = select.poll()
@@ -110,7 +125,15 @@ def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
 
 
 def _signal(target: int, number: int) -> bool:
-    """Sends a signal to a process, or to a group (negative target); False if none."""
+    """Sends a signal to a process, or to a process group.
+
+    Args:
+        target: id of the process, or the negative id of the group.
+        number: number of the signal; 0 only checks that a process exists.
+
+    Returns:
+        Whether the signal was sent.
+    """
     try:
         os.kill(target, number)
     except OSError:
@@ -119,7 +142,7 @@ def _signal(target: int, number: int) -> bool:
 
 
 def main() -> None:
-    """Waits until the supervisor ends, then ends the workers. Blocks every signal."""
+    """Waits until the supervisor ends, then ends the workers. Blocks all signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     sys.path[:0] = [str(Path(__file__).parents[3])]  # for this package only
     grace, journal, supervisor, root, *pairs = sys.argv[1:]

@@ -29,9 +29,10 @@ from tfpreempt.core.heartbeat import WorkerPhase
 from tfpreempt.core.journal import JsonLines, LineReader, open_file, parse_record
 from tfpreempt.errors import ConfigurationError
 
-# Numbers of lines of a stack, which begins with the newest call.
+# Number of lines of a stack that are always shown, and of all shown lines. A stack
+# begins with the newest call.
 _NEWEST_LINES, _SHOWN_LINES = 3, 12
-# Calls in libraries are shown only among the newest lines.
+# Calls in libraries are shown only among the first lines.
 _LIBRARIES = "/site-packages/"
 
 
@@ -39,15 +40,14 @@ _LIBRARIES = "/site-packages/"
 class Reporter:
     """Writes events to the supervisor's journal and to the console.
 
-    For any thread.
+    Any thread may call the methods.
 
     Args:
         journal: journal of the supervisor.
         supervisor: id of this supervisor, written in every record.
         console: console for messages; a closed or stalled console does not delay the
             caller.
-        shows_worker_0: whether the output of worker 0 is copied to the same console as
-            the messages.
+        shows_worker_0: whether the console also shows the output of worker 0.
     """
 
     journal: JsonLines
@@ -68,11 +68,11 @@ class Reporter:
         """Records a start or a restart of the workers.
 
         Args:
-            incarnation: name of the incarnation.
+            incarnation: name of this start of all workers.
             restart: number of restarts so far.
             pids: process ids of the workers; None for a worker that could not be
                 started.
-            first_worker: index in the cluster of the first worker; None for a task that
+            first_worker: index of the first worker in the cluster; None for a task that
                 does not train.
         """
         self._incarnation = incarnation
@@ -83,7 +83,12 @@ class Reporter:
         self._print(f"started {count} worker(s), restart {restart} ({incarnation})")
 
     def worker_ended(self, ended: WorkerExit, log: Path | None) -> None:
-        """Records the end of a worker; `log` is named in the message, if not None."""
+        """Records the end of a worker.
+
+        Args:
+            ended: the end of the worker.
+            log: log file to name in the message; None: no file is named.
+        """
         fields = dataclasses.asdict(ended) | {"code": ended.code}
         del fields["at"]
         self._add("worker_ended", incarnation=self._incarnation, **fields)
@@ -98,7 +103,12 @@ class Reporter:
     def stop_requested_again(
         self, workers: Sequence[int], seconds: float | None
     ) -> None:
-        """Records a further Ctrl-C, and shows the awaited workers."""
+        """Records a further Ctrl-C, and shows which workers have not ended.
+
+        Args:
+            workers: indices of the workers that have not ended.
+            seconds: seconds left to the workers; None: no limit.
+        """
         self._add("stop_requested_again", workers=workers, seconds=seconds)
         whom = _names(workers) if workers else "child processes of the workers"
         limit = "" if seconds is None else f" (at most {seconds:.0f} s)"
@@ -115,7 +125,7 @@ class Reporter:
         Args:
             signal_name: name of the signal.
             workers: indices of the workers.
-            more: end of the message: the reason, or what follows.
+            more: end of the message, such as the reason for the signal.
         """
         self._add("workers_signaled", signal=signal_name, workers=workers)
         self._print(f"sent {signal_name} to {_names(workers)}{more}")
@@ -130,7 +140,11 @@ class Reporter:
         self._print("workers are hung:", *(_how(each) for each in hangs))
 
     def stacks(self, stacks: Mapping[int, str]) -> None:
-        """Records the stacks of hung workers; "" if a worker has written none."""
+        """Records the stacks of hung workers.
+
+        Args:
+            stacks: for every worker, the stacks; "" if the worker has written none.
+        """
         for worker, text in stacks.items():
             fields = {
                 "incarnation": self._incarnation,
@@ -153,7 +167,13 @@ class Reporter:
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
         """Shows the error lines of the worker that failed first.
 
-        Shows nothing if the console has the output of the worker.
+        The console shows them only once: nothing is shown if the console already has
+        the output of this worker.
+
+        Args:
+            failure: the end of the worker.
+            lines: the error lines.
+            log: log file of the worker.
         """
         if failure.worker == 0 and self.shows_worker_0:
             return
@@ -163,7 +183,7 @@ class Reporter:
         )
 
     def decided(self, verdict: Restart | ExitSupervisor, limits: RestartLimits) -> None:
-        """Records the decision made after the workers have ended."""
+        """Records the decision that was made after the workers had ended."""
         spent = verdict.spent
         self._add(
             "budget",
@@ -233,7 +253,7 @@ class Reporter:
                 before = f"{found}, all made before this run: " if found else ""
                 found = f"{before}{advice}"
             self._print(f"no worker wrote a journal in {journal}: {found}")
-        # The signal to stop is not counted, although it is usually a preemption.
+        # The preemptions do not include the signal to stop, which usually is another.
         earlier = "earlier " if verdict.cause is Cause.STOPPED else ""
         self._print(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
@@ -243,7 +263,7 @@ class Reporter:
         )
 
     def log_lost(self, log: Path, error: OSError) -> None:
-        """Reports once that a worker's output cannot be written."""
+        """Reports that a worker's output cannot be written; later calls do nothing."""
         if not self._has_told_loss:
             self._has_told_loss = True
             self._add("log_lost", log=str(log), error=str(error))
@@ -253,7 +273,7 @@ class Reporter:
             )
 
     def metrics_lost(self, path: Path, error: OSError) -> None:
-        """Reports once that the metrics file cannot be written."""
+        """Reports that the metrics cannot be written; later calls do nothing."""
         if not self._has_told_metrics_loss:
             self._has_told_metrics_loss = True
             self._add("metrics_lost", file=str(path), error=str(error))
@@ -319,7 +339,7 @@ def claim(journal: JsonLines, supervisor: str) -> None:
 
 
 def _counts(spent: BudgetUsed) -> dict[str, int]:
-    """Returns the counters for a record, without monotonic times."""
+    """Returns the counters for a record; the times of failures become a count."""
     counts = dataclasses.asdict(spent)
     counts["failures_in_an_hour"] = len(counts.pop("failed_at"))
     return counts

@@ -1,10 +1,10 @@
 """Decides the supervisor's next action from its observations.
 
-The module starts no process, and reads no clock. `decide` is called after every event,
-and at the time returned in `Wait`. If a failure and a preemption occur together, the
-failure decides. A signal to the supervisor outweighs both, because the machine will be
-taken away, and only an exit with the restart code makes the platform start the run
-again.
+The module starts no process, and reads no clock. The supervisor calls `decide` after
+every event, and at the time in the last `Wait`. If a failure and a preemption occur
+together, the run counts as failed. If the supervisor has received a signal to stop, the
+signal decides: the machine will be taken away, and only an exit with the restart code
+makes the platform start the run again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NewType
 
 ReturnCode = NewType(
     "ReturnCode", int
-)  # as in subprocess: an exit code, or minus the number of a signal
+)  # as in subprocess: an exit code, or the negative number of a signal
 
 _HOUR = 3600.0  # seconds
 _FAILURES_PER_HOUR = 20
@@ -24,7 +24,7 @@ _HANG_CODE = 128 + signal.SIGKILL  # exit code of a killed process in a shell
 
 
 def describe_end(returncode: ReturnCode) -> str:
-    """Returns the exit code, or the name of the terminating signal, as text."""
+    """Returns the exit code, or the name of the signal that ended the process."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
@@ -39,7 +39,7 @@ class Cause(enum.Enum):
     FINISHED = "finished"
     PREEMPTION = "preemption"
     FAILURE = "failure"
-    HANG = "hang"  # a kind of failure: no step boundary within the limit
+    HANG = "hang"  # a kind of failure: no step boundary within the timeout
     NO_PROGRESS = "no_progress"  # preempted repeatedly without a newer commit
     FAILURE_RATE = "failure_rate"  # too many failures within an hour
     MOVED = "moved"  # the checkpoint directory was moved or replaced
@@ -56,7 +56,7 @@ OUTCOMES = {
     Cause.MOVED: "checkpoint directory moved or replaced",
     Cause.STOPPED: "stopped by a signal, to be restarted by the platform",
 }
-"""Outcome of a supervisor as text, by the cause of its exit."""
+"""For every cause of a supervisor's exit: the outcome of the run, as text."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +74,16 @@ class RestartLimits:
     unkillable: float = 10.0  # time for a process to end after SIGKILL
     backoff: float = 1.0
     backoff_max: float = 60.0
-    # If workers ran longer, this is progress, and resets the delay.
+    # If workers have run for longer, this counts as progress, and resets the delay.
     backoff_reset: float = 600.0
 
     @property
     def leave_grace(self) -> float:
-        """Seconds for workers to exit when no commit is awaited any more.
+        """Seconds that the remaining workers have to exit.
 
-        Used after the first worker has committed and exited, and after the end of the
-        supervisor. There is a limit even if `grace` is None, because no step must
-        finish.
+        This limit applies after the first worker has committed and exited, and after
+        the end of the supervisor. It exists even if `grace` is None: these workers need
+        not finish a step, so they do not need an unknown time.
         """
         return 35.0 if self.grace is None else self.grace
 
@@ -91,8 +91,8 @@ class RestartLimits:
     def max_failures_per_hour(self) -> int | None:
         """Largest number of failures within an hour, with or without progress.
 
-        Without this limit, a program that commits and then fails, again and again,
-        would be restarted forever. The number is at least `max_failures`.
+        Without this limit, a program that makes a commit and fails after every start
+        would be restarted forever. The limit is at least `max_failures`.
         """
         if self.max_failures is None:
             return None
@@ -101,8 +101,8 @@ class RestartLimits:
     def is_preempted(self, exit: WorkerExit) -> bool:
         """Returns whether a worker has exited because of a preemption.
 
-        True for a restart code. Also true if SIGTERM has killed the worker, which
-        happens while no handler exists yet.
+        True if the exit code is a restart code, and if SIGTERM has killed the worker.
+        (SIGTERM kills a worker that has not created its handler yet.)
         """
         return exit.code in self.restart_codes or exit.returncode == -signal.SIGTERM
 
@@ -110,8 +110,8 @@ class RestartLimits:
         """Returns the exit code that makes the platform restart the run.
 
         Args:
-            exit: exit of a preempted worker, or None. If its code is not a restart
-                code, the first restart code is returned.
+            exit: exit of a preempted worker, or None. If the exit code of the worker is
+                no restart code, the first restart code is returned.
         """
         codes = self.restart_codes
         return exit.code if exit is not None and exit.code in codes else codes[0]
@@ -119,14 +119,14 @@ class RestartLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUsed:
-    """How often the workers have been restarted, to be compared with the limits.
+    """Numbers of preemptions and failures so far, which are compared with the limits.
 
     Attributes:
         preemptions: total number of preemptions.
         failures: total number of failures.
         in_a_row: failures since the last progress.
         idle_in_a_row: preemptions since the last progress.
-        failed_at: times of the failures in the last hour, in monotonic seconds.
+        failed_at: times of the failures in the last hour, on the monotonic clock.
     """
 
     preemptions: int = 0
@@ -143,7 +143,7 @@ class WorkerExit:
     Attributes:
         worker: index of the worker.
         returncode: exit code as in subprocess, negative for a signal.
-        at: monotonic seconds.
+        at: time of the end, on the monotonic clock.
         was_asked: whether the supervisor had sent SIGTERM to the worker before.
     """
 
@@ -164,23 +164,24 @@ class WorkerExit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorState:
-    """The observations on which a decision depends. Times are in monotonic seconds.
+    """The observations on which a decision depends. Times are on the monotonic clock.
 
     Attributes:
-        now: present time.
+        now: current time.
         workers: number of workers started.
         started_at: time when the workers were started.
         exits: the workers that have ended, in order.
         stop_at: time of the signal to stop; None without a signal.
         asked_at: time when the supervisor sent SIGTERM to the running workers.
         killed_at: time when the supervisor sent SIGKILL to the running workers.
-        hang_due: time from which the workers are regarded as hung unless they reach a
-            step boundary before; None without a limit.
-        hung_at: time when a hang was detected and stacks were requested.
-        urges: how often Ctrl-C was pressed after the signal to stop.
+        hang_due: time at which the workers count as hung, if they do not reach a step
+            boundary before; None without a hang timeout.
+        hung_at: time when a hang was detected and stacks were requested; None without a
+            hang.
+        urges: number of times that Ctrl-C was pressed after the signal to stop.
         has_progressed: whether the workers have committed a step since their start;
             None if the supervisor cannot see commits.
-        spent: numbers of restarts before.
+        spent: preemptions and failures before this start of the workers.
     """
 
     now: float
@@ -198,13 +199,13 @@ class SupervisorState:
 
     @property
     def is_urged(self) -> bool:
-        """Whether to kill the workers: two Ctrl-C followed the signal to stop."""
+        """Whether Ctrl-C was pressed twice after the signal to stop: kill workers."""
         return self.urges > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Do nothing until the next event, or until the time `until`."""
+    """Do nothing until the next event, or until the time `until` if not None."""
 
     until: float | None
 
@@ -235,7 +236,7 @@ class Restart:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExitSupervisor:
-    """Exit the supervisor with the given code."""
+    """Exit the supervisor with `code`."""
 
     cause: Cause
     code: int
@@ -247,23 +248,29 @@ Action = Wait | DumpStacks | SendSigterm | SendSigkill | Restart | ExitSuperviso
 
 
 def decide(limits: RestartLimits, seen: SupervisorState) -> Action:
-    """Returns the next action."""
+    """Returns the supervisor's next action.
+
+    Args:
+        limits: limits set by the user.
+        seen: observations since the start of the workers.
+    """
     if len(seen.exits) < seen.workers:
         return _while_some_run(limits, seen)
     return _after_all(limits, seen)
 
 
 def first_failure(limits: RestartLimits, seen: SupervisorState) -> WorkerExit | None:
-    """Returns the first worker to fail without a SIGTERM of the supervisor, or None.
+    """Returns the first worker that failed by itself; None if there is none.
 
-    After a SIGTERM, a worker ends because of the first failure.
+    A worker that fails after the supervisor has sent SIGTERM does not count: it may
+    have failed because of the SIGTERM.
     """
     own = (e for e in seen.exits if not e.was_asked)
     return next((e for e in own if e.code and not limits.is_preempted(e)), None)
 
 
 def leave_between_runs(limits: RestartLimits, spent: BudgetUsed) -> ExitSupervisor:
-    """Returns the action after a signal to stop during the delay of a restart."""
+    """Returns the action if a signal to stop arrives during the delay of a restart."""
     return ExitSupervisor(
         cause=Cause.STOPPED, code=limits.restart_codes[0], spent=spent
     )
@@ -275,10 +282,10 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
     if seen.is_urged:
         return SendSigkill()
     if seen.asked_at is not None:
-        # After a signal to stop, the workers commit, and get the grace period. If a
+        # After a signal to stop, the workers commit, and have the grace period. If a
         # worker has ended, or if the workers are hung, a common commit is impossible,
-        # so the workers get a short time. (Workers that are only slow may commit in the
-        # short time.)
+        # so the workers have only a short time. (Workers that are slow, but not hung,
+        # may commit in this time.)
         are_running = seen.hung_at is None and not _ended_by_signal(limits, seen)
         can_commit = seen.stop_at is not None and are_running
         limit = limits.grace if can_commit else limits.kill_after
@@ -304,8 +311,8 @@ def _after_kill(
 ) -> Action:
     """Waits until killed processes have ended; if one survives, exits the supervisor.
 
-    A process that survives SIGKILL hangs in the kernel. It may still write, so a
-    restart would be unsafe.
+    A process that survives SIGKILL hangs in the kernel. It may still write files, so
+    restarted workers would not be alone in the checkpoint directory.
     """
     if seen.now < killed_at + limits.unkillable:
         return Wait(until=killed_at + limits.unkillable)
@@ -346,7 +353,7 @@ def _after_all(
 def _after_own_end(
     limits: RestartLimits, seen: SupervisorState
 ) -> Restart | ExitSupervisor:
-    """Returns the action after the workers have ended, without a signal to stop."""
+    """Returns the action after all workers have ended, ignoring a signal to stop."""
     failure = _failure(limits, seen)
     if failure is not None:
         return _after_failure(limits, seen, failure)
@@ -369,7 +376,7 @@ def _failure(limits: RestartLimits, seen: SupervisorState) -> _Failure | None:
     is_finished = len(seen.exits) == seen.workers and not any(
         each.code for each in seen.exits
     )
-    # If they have finished, they were only slow.
+    # If all workers have finished after a hang was detected, they were only slow.
     if seen.hung_at is not None and not is_finished:
         return _Failure(cause=Cause.HANG, code=_HANG_CODE, at=seen.hung_at)
     if (own := first_failure(limits, seen)) is not None:
@@ -381,7 +388,7 @@ def _after_failure(
     limits: RestartLimits, seen: SupervisorState, failure: _Failure
 ) -> Restart | ExitSupervisor:
     is_long = failure.at - seen.started_at >= limits.backoff_reset
-    # After a hang the duration means nothing: the workers may have hung for long.
+    # After a hang a long duration is no progress: the workers may have hung for long.
     is_gain = is_long and failure.cause is not Cause.HANG
     has_gained = is_gain if seen.has_progressed is None else seen.has_progressed
     spent = dataclasses.replace(
@@ -432,29 +439,37 @@ def _after_preemption(
                 spent=spent,
                 is_over_budget=True,
             )
-    # Measure the delay from start to start: workers that have trained for a while are
-    # restarted at once. A program that always exits immediately must not be restarted
-    # in a fast loop, even if the program commits.
+    # Measure the delay from start to start, so workers that have trained for a while
+    # are restarted at once. A program that exits immediately after every start is not
+    # restarted in a fast loop, even if the program commits.
     delay = max(0.0, _backoff(limits, max(1, spent.idle_in_a_row)) - lasted)
     return Restart(cause=Cause.PREEMPTION, delay=delay, spent=spent)
 
 
 def _backoff(limits: RestartLimits, row: int) -> float:
-    """Returns the delay of a restart after `row` ends in succession."""
+    """Returns the delay of a restart in seconds.
+
+    Args:
+        limits: limits set by the user.
+        row: number of successive failures or preemptions.
+    """
     # Limit the exponent, because a float would overflow.
     return min(limits.backoff_max, limits.backoff * 2.0 ** min(row - 1, 60))
 
 
 def _first_preempted(limits: RestartLimits, seen: SupervisorState) -> WorkerExit | None:
-    """Returns the first preempted worker, preferably one not sent SIGTERM from here."""
+    """Returns the first preempted worker; None if no worker was preempted.
+
+    Workers to which the supervisor has sent SIGTERM come last.
+    """
     left = [e for e in seen.exits if limits.is_preempted(e)]
     return next((e for e in left if not e.was_asked), left[0] if left else None)
 
 
 def _ended_by_signal(limits: RestartLimits, seen: SupervisorState) -> bool:
-    """Returns whether SIGTERM has killed a worker, because no handler existed yet.
+    """Returns whether SIGTERM has killed a worker, which had no handler yet.
 
-    Then other workers cannot commit, and might wait for minutes until they could start.
+    If so, the other workers cannot commit, and might wait minutes for this worker.
     """
     return any(e.returncode < 0 and limits.is_preempted(e) for e in seen.exits)
 

@@ -1,8 +1,8 @@
 """Reserves memory for the workers' snapshots for the duration of a run.
 
 The memory is a directory on a file system in memory (tmpfs). So snapshots survive a
-crash of the workers, but not the machine. The supervisor holds a lock on the directory
-as long as it runs. If a directory has no lock, its supervisor was killed; the next
+crash of the workers, but not a crash of the machine. The supervisor locks the directory
+while it runs. If a directory is not locked, its supervisor was killed; the next
 supervisor that starts removes the directory.
 """
 
@@ -27,11 +27,11 @@ from tfpreempt.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 AUTO = -1
-"""Size chosen from the free memory of the machine."""
+"""Value of the option --snapshots for a size that depends on the free memory."""
 
 _SHARE = 4  # `AUTO` uses a quarter of the available memory
-_LEAST = 64 << 20  # bytes per worker; `AUTO` makes no snapshots if there is less
-# Share of the memory in files; the other third are copies inside of the workers.
+_LEAST = 64 << 20  # with `AUTO`, no snapshots if a worker would have fewer bytes
+# Part of a worker's memory that is in files; the workers use the rest for copies.
 _IN_FILES = 2 / 3
 _TRIES = 10
 
@@ -40,16 +40,17 @@ _TRIES = 10
 def lent(
     asked: int, workers: int, directories: Sequence[Path] | None = None
 ) -> Iterator[SnapshotMemory | None]:
-    """Context where memory for snapshots is reserved.
+    """Context manager: reserves memory for snapshots, and frees it at the end.
 
     Args:
         asked: bytes for all workers together; 0: no snapshots; `AUTO`: a quarter of
             the free memory.
         workers: number of workers.
-        directories: directories to try; by default /dev/shm and $XDG_RUNTIME_DIR.
+        directories: directories on tmpfs to try; by default /dev/shm and
+            $XDG_RUNTIME_DIR.
 
     Yields:
-        The memory for the workers; None if not requested, or not available.
+        The memory for the workers; None without snapshots.
 
     Raises:
         ConfigurationError: the requested number of bytes is not available.
@@ -85,20 +86,21 @@ def lent(
 def _lend(
     found: Sequence[Path], asked: int, workers: int
 ) -> tuple[SnapshotMemory, int] | None:
-    """Makes and locks a directory for snapshots.
+    """Creates and locks a directory for snapshots.
 
     Args:
-        found: directories on tmpfs.
+        found: directories on tmpfs; the first one is used.
         asked: number of bytes, see `lent`.
         workers: number of workers.
 
     Returns:
-        The memory, and the descriptor that holds its lock. None if not requested, or if
-        `AUTO` finds too little memory.
+        The memory, and the descriptor with the directory's lock. None if no snapshots
+        are requested, or if `AUTO` finds too little memory.
 
     Raises:
         ConfigurationError: the requested number of bytes is not available.
-        OSError: the free memory cannot be determined, or the directory cannot be made.
+        OSError: the free memory cannot be determined, or the directory cannot be
+            created.
     """
     if asked == 0:
         return None
@@ -140,7 +142,7 @@ def _begins() -> str:
 
 
 def _make(directory: Path) -> tuple[Path, int]:
-    """Makes a new directory; returns the path, and the descriptor with its lock."""
+    """Creates a directory; returns its path, and the descriptor with its lock."""
     for _ in range(_TRIES):
         path = directory / f"{_begins()}{secrets.token_hex(8)}"
         path.mkdir(0o700)
@@ -153,9 +155,10 @@ def _make(directory: Path) -> tuple[Path, int]:
 
 
 def _locked(path: Path) -> int | None:
-    """Locks a directory; returns the descriptor with the lock, or None.
+    """Locks a directory; returns the descriptor with the lock.
 
-    None if a different process holds the lock, or if the directory was removed.
+    Returns None if another process has locked the directory, or if the directory was
+    removed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -168,7 +171,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes directories left by killed supervisors of this user."""
+    """Removes the snapshot directories of this user's killed supervisors."""
     name = re.compile(re.escape(_begins()) + "[0-9a-f]{16}")
     with contextlib.suppress(OSError):
         for path in directory.iterdir():

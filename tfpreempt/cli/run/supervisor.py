@@ -1,9 +1,9 @@
 """The supervisor: starts the workers, waits for their end, and restarts them.
 
-The main thread makes the decisions, starts the workers, and waits for signals. (Workers
-get SIGTERM if the thread that started them ends, so this must be the main thread.)
-Other threads read the workers' output and print, because a stalled console must not
-delay a decision.
+The main thread makes the decisions, starts the workers, and waits for signals. (The
+main thread must start the workers, because the kernel sends SIGTERM to a worker when
+the thread that started it ends.) Other threads read the workers' output and print it,
+because a stalled console must not delay a decision.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
 
-# Poll interval for children of ended workers, whose end sends no signal.
+# Seconds between two polls for children of ended workers: their end sends no signal.
 _LEFTOVER_SECONDS = 0.05
 _LINE_LENGTH = 500  # longest error line in the summary; the log has the full line
 _CANNOT_START = ReturnCode(126)
@@ -58,8 +58,8 @@ def supervise(options: RunOptions) -> int:
         The exit code for the platform.
 
     Raises:
-        ConfigurationError: another supervisor uses the directory, or a log file or the
-            metrics cannot be written, or there are not enough ports, or not enough
+        ConfigurationError: another supervisor uses the directory, a log file or the
+            metrics cannot be written, or there are not enough ports or not enough
             memory for snapshots.
     """
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
@@ -112,7 +112,8 @@ def supervise(options: RunOptions) -> int:
 
 
 _Steps = tuple[int | None, int | None]
-"""Steps of the newest commits in the directory and in the journal, or None."""
+"""Step of the newest commit in the checkpoint directory, and in the chief's journal. A
+step is None if there is no commit."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,12 +124,12 @@ class Supervisor:
 
     Args:
         options: options of the run.
-        reporter: reporter of events.
+        reporter: writes events to the journal and the console.
         logs: log file of every worker.
         fleet: starts and ends the worker processes.
         watch: hang detector.
-        wait: function waiting for SIGCHLD and the signals to stop.
-        clock: clock that measures durations.
+        wait: function that waits for SIGCHLD and for the signals to stop.
+        clock: time source.
     """
 
     options: RunOptions
@@ -147,7 +148,7 @@ class Supervisor:
         )
 
     def run(self, name: str) -> int:
-        """Runs to the end; returns the exit code.
+        """Runs the workers, with restarts, until the end; returns the exit code.
 
         Args:
             name: id of this supervisor.
@@ -169,7 +170,16 @@ class Supervisor:
     def _run_once(
         self, name: str, restart: int, identity: DirectoryIdentity | None
     ) -> Restart | ExitSupervisor:
-        """Starts the workers, waits for the end and the delay; returns the decision."""
+        """Starts the workers, waits for their end, and decides what follows.
+
+        If the workers are to be restarted, also waits for the delay of the restart.
+
+        Args:
+            name: name of this start of all workers (the incarnation).
+            restart: number of restarts so far.
+            identity: identity of the checkpoint directory at the first start, to detect
+                that the directory was replaced; None if unknown.
+        """
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
             first_steps = self._newest_steps()
@@ -197,8 +207,12 @@ class Supervisor:
     ) -> tuple[tuple[int, ...], Exception | None]:
         """Reserves free ports for the workers.
 
-        A lack of ports or descriptors may be temporary, so it is treated as a failed
-        start.
+        A lack of ports or file descriptors may be temporary, so it counts as a failed
+        start, after which the workers are restarted.
+
+        Args:
+            claims: ends the reservation of the ports.
+            restart: number of restarts so far.
 
         Returns:
             The ports, and None; or no ports, and the error.
@@ -223,7 +237,7 @@ class Supervisor:
         ports: tuple[int, ...],
         obstacle: Exception | None,
     ) -> None:
-        """Starts the workers. A failed start is treated as an ended worker.
+        """Starts the workers. A worker that cannot be started counts as ended.
 
         Args:
             name: name of this start of all workers (the incarnation).
@@ -259,7 +273,11 @@ class Supervisor:
                 self._add_exit(worker, _CANNOT_START, now)
 
     def _follow(self, first_steps: _Steps) -> Restart | ExitSupervisor:
-        """Executes the actions of `restart_policy` until the workers have ended."""
+        """Executes the actions of `restart_policy` until the workers have ended.
+
+        Args:
+            first_steps: result of `_newest_steps` before the start of the workers.
+        """
         while True:
             now = self.clock.monotonic()
             for worker, code in self.fleet.reap(now):
@@ -292,7 +310,7 @@ class Supervisor:
     def _ask(self) -> None:
         """Sends SIGTERM to the running workers, and writes the reason to their logs.
 
-        A worker cannot know the reason: for the worker, SIGTERM is a preemption notice.
+        Without the line, the log would show only a preemption notice.
         """
         failure, others, why = self._first_failure(), self.fleet.running, ""
         more = ""
@@ -314,10 +332,10 @@ class Supervisor:
         return restart_policy.first_failure(self.options.limits, self.seen)
 
     def _last_failure(self) -> str:
-        """Describes the failure that ended the workers last, with its error line.
+        """Describes the last failure of a worker, with its error line.
 
-        No line is included if the worker was killed, because its log cannot show the
-        reason. Returns "" if no worker has failed.
+        The error line is left out if a signal killed the worker, because the worker's
+        log cannot show the reason. Returns "" if no worker has failed.
         """
         failure = self._first_failure()
         if failure is None:
@@ -338,9 +356,12 @@ class Supervisor:
         self.reporter.worker_ended(one, None if is_fine else log.path)
 
     def _clear(self, delay: float) -> None:
-        """Waits for the delay of a restart, and until children of workers have ended.
+        """Waits for the delay of a restart, and for the end of the workers' children.
 
         A signal to stop ends the delay. Children that do not exit in time are killed.
+
+        Args:
+            delay: delay of the restart in seconds.
         """
         now = self.clock.monotonic()
         due, gone_by = now + delay, now + self.options.limits.leave_grace
@@ -358,9 +379,12 @@ class Supervisor:
     def _wait(self, seconds: float | None) -> None:
         """Waits for the end of a worker, a signal to stop, or a timeout.
 
-        Records the first signal to stop. A later Ctrl-C or Ctrl-\\ is counted, since
-        only the second one kills the workers. A later SIGTERM is ignored, because
-        platforms repeat it.
+        The first signal to stop is recorded. A later Ctrl-C or Ctrl-\\ is counted,
+        because the second one kills the workers. A later SIGTERM is ignored, because
+        platforms repeat SIGTERM.
+
+        Args:
+            seconds: timeout; None: no timeout.
         """
         times = [] if seconds is None else [max(0.0, seconds)]
         if self.fleet.has_leftovers:
@@ -382,11 +406,15 @@ class Supervisor:
         self.seen = dataclasses.replace(self.seen, **values)
 
     def _has_progressed(self, first_steps: _Steps) -> bool | None:
-        """Returns whether the workers have committed a new step since the start.
+        """Returns whether the workers have committed a new step since their start.
+
+        Args:
+            first_steps: result of `_newest_steps` before the start.
 
         Returns:
-            None if unknown: no commit is seen, but the chief runs on a different
-            machine, or commits in a directory unknown to the supervisor.
+            None if unknown: the supervisor sees no commit, but the chief runs on
+            another machine, or commits to a directory that the supervisor does not
+            know.
         """
         steps, chief = self._newest_steps(), self.options.journal_dir / "worker-0.jsonl"
         is_known = self.options.local_dir is not None or chief.exists()
@@ -397,11 +425,11 @@ class Supervisor:
         return False if is_chief_here or steps[0] is not None else None
 
     def _newest_steps(self) -> _Steps:
-        """Returns the newest step in the directory, and that in the chief's journal.
+        """Returns the newest committed steps: in the directory, and in the journal.
 
-        Both are needed, because a program may not commit in the directory itself, but
-        in object storage, or in a subdirectory for every fit. If the chief runs on
-        another machine, its journal is found only if the machines share the journal's
+        Both are needed: a program may commit to object storage, or to a subdirectory
+        for every fit, and not to the checkpoint directory. If the chief runs on another
+        machine, its journal is found only if the machines share the journal's
         directory.
         """
         in_directory = in_journal = None

@@ -1,4 +1,4 @@
-"""Chooses free ports, and makes the TF_CONFIG of the workers of one machine."""
+"""Chooses free ports, and creates the TF_CONFIG for the workers of one machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def make_tf_config(ports: Sequence[int], index: int) -> str:
-    """Returns the TF_CONFIG of a worker of a cluster on this machine.
+    """Returns the TF_CONFIG of a worker, for a cluster on this machine.
 
     Args:
         ports: ports of the workers.
@@ -33,14 +33,14 @@ def make_tf_config(ports: Sequence[int], index: int) -> str:
 
 @contextlib.contextmanager
 def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
-    """Context that reserves free ports for the workers.
+    """Context manager: reserves free ports for the workers.
 
-    TensorFlow's server binds a port some seconds later, and does not share it (no
-    SO_REUSEPORT), so the port cannot be bound here. It is kept free in two ways. First,
-    it is below the range from which the kernel chooses ports for outgoing connections.
-    (On loopback such a connection could even connect to itself.) Second, a socket with
-    an abstract name that contains the port tells other supervisors on this machine to
-    choose another port.
+    TensorFlow's server binds a port some seconds later, and cannot share the port (no
+    SO_REUSEPORT), so this process must not bind the port. The port is kept free in two
+    ways. First, the port is below the range from which the kernel chooses ports for
+    outgoing connections. (On loopback such a connection could even connect to itself.)
+    Second, this process binds a Unix socket with an abstract name that contains the
+    port, so that other supervisors on this machine choose another port.
 
     Args:
         count: number of ports.
@@ -67,7 +67,9 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Reserves a port; returns the reserving socket, or None if the port is in use.
+    """Reserves a port; returns the Unix socket that reserves it.
+
+    Returns None if the port is in use.
 
     Raises:
         OSError: the port could not be tested.
@@ -87,7 +89,10 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def _outgoing_ports_start() -> int:
-    """Returns the lowest port for outgoing connections; 65536 if it is very low."""
+    """Returns the lowest port that the kernel uses for outgoing connections.
+
+    Returns 65536 if this port is so low that too few ports would be left.
+    """
     try:
         low = int(_RANGE.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):

@@ -1,10 +1,10 @@
-"""Starts and ends the worker processes, each in its own process group.
+"""Starts and ends the worker processes, each in a separate process group.
 
 No worker survives the supervisor. SIGTERM is sent only to the worker, as Kubernetes and
-Docker do, and not to its group: it would end data loader processes that the commit may
-need. When the worker has ended, remaining processes of the group get SIGTERM, and
-SIGKILL after a time limit. If a shell script is the worker, it should start the program
-with `exec`.
+Docker do, and not to the group of the worker: the signal would end data loader
+processes that the commit may need. When the worker has ended, the remaining processes
+of the group get SIGTERM, and SIGKILL after a timeout. If the worker's command is a
+shell script, the script should start the program with `exec`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class WorkerGroup:
     workers. If this process ends for any reason, the guard ends the remaining groups.
 
     Args:
-        leave_seconds: time between SIGTERM and SIGKILL, for children of ended workers
-            and for workers that the guard ends.
-        outputs: reading end of every worker's pipe -> log file, for the guard.
+        leave_seconds: seconds between SIGTERM and SIGKILL, for children of ended
+            workers and for workers that the guard ends.
+        outputs: for the reading end of every worker's pipe, the path of the log file;
+            used by the guard.
         journal: journal of the supervisor, in which the guard records that the
             supervisor was killed.
         supervisor: id of this supervisor.
-        root: directory below which the guard does not follow links; see `contained`.
+        root: directory inside which the guard follows no links, see `contained`.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class WorkerGroup:
         self._started.append(self._guard)
 
     def end_orderly(self) -> None:
-        """Tells the guard about the last record of the supervisor."""
+        """Tells the guard that the supervisor has written its last record."""
         self._send_to_guard(".\n")
 
     def close(self) -> None:
@@ -126,7 +127,7 @@ class WorkerGroup:
         """Finds the workers that have ended, and ends their remaining children.
 
         Args:
-            now: monotonic seconds.
+            now: current time on the monotonic clock.
 
         Returns:
             (index, return code) of every worker that has ended since the last call.
@@ -149,28 +150,30 @@ class WorkerGroup:
         return ended
 
     def _reap_adopted(self) -> None:
-        """Reaps the adopted children of this process: orphans of the workers.
+        """Calls wait() for children of ended workers, which this process has adopted.
 
-        Does not reap processes started here, because `Popen` needs the exit code.
+        Processes that this object has started are left out: their `Popen` object needs
+        the exit code.
         """
         self._started = [each for each in self._started if each.poll() is None]
         own = {each.pid for each in self._started}
         options = os.WEXITED | os.WNOHANG
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
-                # It has ended since the poll; the next call handles it.
+                # This started process has ended since the poll; the next call handles
+                # its end.
                 if ended.si_pid in own:
                     break
                 os.waitid(os.P_PID, ended.si_pid, options)
 
     @property
     def running(self) -> list[int]:
-        """Indices of the workers that had not ended when `reap` was called last."""
+        """Indices of the workers that had not ended at the last call of `reap`."""
         return list(self._running)
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether children of ended workers still run; `reap` kills them in time."""
+        """Whether children of ended workers still run; `reap` kills them at last."""
         return bool(self._left_behind)
 
     def ask(self) -> None:

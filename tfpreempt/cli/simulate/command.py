@@ -124,9 +124,15 @@ def _signal(
 ) -> None:
     """Sends a signal to workers, and prints the records that they write.
 
+    Args:
+        directory: checkpoint directory of the job.
+        workers: indices of the workers.
+        name: name or number of the signal.
+        seconds: maximum seconds to wait for the end of the workers; None: no wait.
+
     Raises:
-        NothingRunsError: a worker does not run on this machine. Then no worker has been
-            sent the signal.
+        NothingRunsError: a worker does not run on this machine. If so, the signal was
+            sent to no worker.
     """
     number = parse_signal(name)
     with held_workers(directory, workers) as held:
@@ -141,6 +147,11 @@ def _signal(
 
 def _report_exit(worker: RunningWorker, began: float, has_ended: bool) -> None:
     """Prints the records that a worker has written since the signal.
+
+    Args:
+        worker: the worker.
+        began: time of the signal, in seconds since the epoch.
+        has_ended: whether the worker has ended.
 
     Raises:
         ClickException: no record shows that the worker committed.
@@ -169,12 +180,15 @@ def _report_exit(worker: RunningWorker, began: float, has_ended: bool) -> None:
 
 
 def _give_file(given: str) -> None:
-    """Creates a notice file, and removes it after a while, or if a signal arrives.
+    """Creates a notice file; removes the file after 5 s, or when a signal arrives.
+
+    Args:
+        given: path of the file.
 
     Raises:
         ConfigurationError: the file exists already, or cannot be created.
-        SystemExit: a signal ended the command; the status is 128 + its number, as in a
-            shell.
+        SystemExit: a signal ended the command. The exit status is 128 + the number of
+            the signal, as in a shell.
     """
     path = checked_path(given)
     with held_signals(*ENDS) as wait:

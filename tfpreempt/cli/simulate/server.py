@@ -1,7 +1,7 @@
 """Simulates the metadata server of a cloud on this machine.
 
-The server is a fake of `tfpreempt.testing` with an additional URL path, the control
-path. A request to this path makes the server announce a preemption.
+The server is a fake server of `tfpreempt.testing` with an additional URL path, the
+control path. A request to this path makes the server announce a preemption.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
 
 _CONTROL = "/tfpreempt/notice"
-ASK_SECONDS = 30.0  # long enough: clients poll at least every 5 s
+ASK_SECONDS = 30.0  # long enough for a client to poll, at least every 5 s
 _ANSWER_SECONDS = 5.0
 
 
 class SimulatedMetadata(FakeServer):
-    """Mixin that adds the control path to the fake of a cloud; comes before the fake.
+    """Mixin that adds the control path to the fake server of a cloud.
+
+    The mixin must come before the fake server in the list of base classes.
 
     Args:
         port: port to listen on; 0: any free port.
@@ -31,7 +33,7 @@ class SimulatedMetadata(FakeServer):
     """
 
     mark: ClassVar[bytes]
-    """A regular expression that matches only answers with the notice."""
+    """Regular expression that finds the notice in the body of an answer."""
 
     def __init__(self, port: int = 0) -> None:
         self._port = port
@@ -45,11 +47,16 @@ class SimulatedMetadata(FakeServer):
             ) from error
 
     def announce(self, is_up: bool) -> None:
-        """Announces a preemption, or withdraws the announcement."""
+        """Announces a preemption, or withdraws the announcement if `is_up` is False."""
         raise NotImplementedError
 
     def answer(self, request: Request) -> Reply:
-        """Answers like the fake; the control path waits for a reading client."""
+        """Answers a request.
+
+        A request to the control path makes the server announce a preemption, and is
+        answered when a client has read the notice, or after `ASK_SECONDS`. All other
+        requests are answered by the fake server.
+        """
         if request.path == _CONTROL:
             self._is_read = False
             self.announce(True)
@@ -66,7 +73,7 @@ class SimulatedMetadata(FakeServer):
 
 
 class SimulatedGceMetadata(SimulatedMetadata, FakeGce):
-    """The metadata server of GCE; has no notice before `announce`."""
+    """Simulated metadata server of GCE; has no notice before `announce`."""
 
     mark = rb'^"?TRUE"?$|"preempted": "TRUE"'
 
@@ -75,7 +82,7 @@ class SimulatedGceMetadata(SimulatedMetadata, FakeGce):
 
 
 class SimulatedAwsMetadata(SimulatedMetadata, FakeAws):
-    """The metadata server of EC2; has no notice before `announce`."""
+    """Simulated metadata server of EC2; has no notice before `announce`."""
 
     mark = rb'"action"'
 
@@ -88,7 +95,7 @@ class SimulatedAwsMetadata(SimulatedMetadata, FakeAws):
 
 
 class SimulatedAzureMetadata(SimulatedMetadata, FakeAzure):
-    """The metadata server of Azure; has no notice before `announce`."""
+    """Simulated metadata server of Azure; has no notice before `announce`."""
 
     mark = rb'"EventType": "Preempt"'
     _event = ""  # id of the scheduled event
@@ -109,7 +116,7 @@ SERVERS: Mapping[str, type[SimulatedMetadata]] = {
 def announce(url: str) -> None:
     """Makes a simulated server in another process announce a preemption.
 
-    Returns when a client has read the notice.
+    The function returns when a client has read the notice.
 
     Args:
         url: address of the server, as returned by `checked_base_url()`.

@@ -1,11 +1,12 @@
 """Finds the running workers of a checkpoint directory, and signals them safely.
 
 A worker that can receive a notice has its journal open for writing; other processes
-only read the journal (`tail -F`). Forked children inherit the descriptor from the
-worker, and may outlive the worker. If several processes are found, the status file
-tells which is the worker. A process id may be reused before the signal is sent.
-Therefore a pidfd (a file descriptor that refers to a process) is opened first. Then the
-process is checked again, and the signal is sent through the pidfd.
+only read the journal (`tail -F`). Children that the worker has forked inherit the open
+journal, and may outlive the worker. If several processes have the journal open, the
+worker's status file contains the process id of the worker. A process id may be reused
+before the signal is sent. So this module first opens a pidfd (a file descriptor that
+refers to a process), then checks the process again, and sends the signal through the
+pidfd.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ class NothingRunsError(TfpreemptError, RuntimeError):
 
 
 class RunningWorker:
-    """A running worker with an open pidfd, so that a reused process id gets no signal.
+    """A running worker, to which signals are sent through a pidfd.
+
+    If the worker ends, a new process with the same process id gets no signal.
 
     Args:
         index: index of the worker.
         pid: process id of the worker.
-        journal: directory of the journal.
+        journal: directory of the worker's journal.
 
     Raises:
         ProcessLookupError: the process does not exist.
@@ -75,13 +78,13 @@ class RunningWorker:
         """Waits for the end of the worker; returns whether the worker has ended.
 
         Args:
-            seconds: timeout of the wait.
+            seconds: maximum seconds to wait.
         """
         ended, _, _ = select.select([self._pidfd], [], [], seconds)
         return bool(ended)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the records that the worker has written since this object was made.
+        """Returns the records that the worker wrote since this object was created.
 
         Raises:
             OSError: the journal cannot be read.
@@ -98,7 +101,7 @@ class RunningWorker:
 def held_workers(
     directory: Path, indexes: Iterable[int]
 ) -> Iterator[list[RunningWorker]]:
-    """Context that yields running workers, each with a pidfd, closed at the end.
+    """Context manager: yields running workers, and closes their pidfds at the end.
 
     Args:
         directory: checkpoint directory of the job.
@@ -137,9 +140,12 @@ def held_workers(
 
 
 def _find_workers(journal: Path) -> dict[int, int]:
-    """Returns the process ids of the workers with an open journal, by index.
+    """Returns the process ids of the running workers, by worker index.
 
-    A worker has its journal open for writing.
+    A worker is found because it has its journal open for writing.
+
+    Args:
+        journal: directory of the journals.
     """
     holders: dict[int, set[int]] = collections.defaultdict(set)
     for entry in os.scandir("/proc"):
@@ -150,7 +156,13 @@ def _find_workers(journal: Path) -> dict[int, int]:
 
 
 def _choose(pids: set[int], journal: Path, index: int) -> int:
-    """Returns the worker among the processes with the journal open for writing."""
+    """Returns the process id of the worker, among several processes.
+
+    Args:
+        pids: ids of the processes that have the journal open for writing.
+        journal: directory of the journal.
+        index: index of the worker.
+    """
     status = read_worker_status(status_path(journal, index))
     if status is not None and status.pid in pids:
         return status.pid
@@ -160,7 +172,7 @@ def _choose(pids: set[int], journal: Path, index: int) -> int:
 def _journals_of(pid: int, journal: Path) -> Iterator[int]:
     """Yields the indices of the workers whose journals a process has open for writing.
 
-    Yields no index for a process of a different user: the descriptors are hidden.
+    Yields no index for a process of another user, because its open files are hidden.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -172,7 +184,7 @@ def _journals_of(pid: int, journal: Path) -> Iterator[int]:
 
 
 def _can_write(pid: int, descriptor: str) -> bool:
-    """Whether a descriptor of a process is open for writing.
+    """Returns whether a file descriptor of a process is open for writing.
 
     Raises:
         OSError: the descriptor was closed, or belongs to another user's process.

@@ -3,7 +3,7 @@
 command      the command
 metrics      exports the state of a run as metrics for Prometheus
 read_status  reads the state of a run from its journals and status files
-run_status   builds the state of a run from the records; no file, no clock
+run_status   computes the state of a run from records, without files and clocks
 text         formats the state of a run: a table, a line, or JSON
 
 Imported by cli/report, cli/run.

@@ -80,7 +80,7 @@ def status(location: str, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(to_json(found), indent=1))
     else:
-        # A terminal folds long lines; in a pipe a row is one line.
+        # Fold long lines on a terminal only: in a pipe, each row must be one line.
         width = None if sys.stdout.isatty() else _UNFOLDED
         Console(width=width).print(table(found))
     raise SystemExit(0 if found.is_fine else 1)

@@ -75,7 +75,12 @@ _OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
 
 
 class _Run:
-    """Collector (prometheus_client) that reads the state of a run at every scrape."""
+    """A collector of prometheus_client: reads the state of a run at every scrape.
+
+    Args:
+        name: name of the run, for the label `run`.
+        look: function that returns the current state of the run.
+    """
 
     def __init__(self, name: str, look: Callable[[], RunStatus]) -> None:
         self._name = name
@@ -144,7 +149,8 @@ def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:
 
     Args:
         name: name of the run: the value of the label `run`.
-        look: function returning the current state of the run; called on any thread.
+        look: function that returns the current state of the run; may be called on any
+            thread.
 
     Raises:
         ConfigurationError: prometheus_client is not installed.
@@ -162,10 +168,11 @@ def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """Parses `PORT`, `HOST:PORT` or `[IPv6]:PORT`; returns (host, port), or None.
+    """Parses `PORT`, `HOST:PORT` or `[IPv6]:PORT`.
 
-    Without a host, returns 127.0.0.1, so that only this machine can connect: metrics
-    are not protected by a password.
+    Returns:
+        (host, port); None if the text has another form. The default host is 127.0.0.1,
+        so that only this machine can connect, because no password protects metrics.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
@@ -174,15 +181,16 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """HTTP server with a limit of connections: a new connection ends the oldest.
+    """HTTP server with a maximum number of connections.
 
-    Every connection needs a descriptor of this process. With the limit, clients with
-    open connections neither use up the descriptors nor block further clients.
+    If the maximum is reached, a new connection ends the oldest one. Every connection
+    needs a file descriptor of this process. Because of the maximum, clients that keep
+    connections open neither use up the descriptors nor block further clients.
     """
 
     allow_reuse_address = True
     daemon_threads = True
-    # Large: a client that does not fit into the queue waits a second.
+    # A large queue, because a client that does not fit into the queue waits a second.
     request_queue_size = 128
 
     def __init__(
@@ -197,7 +205,11 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Ends the oldest of too many connections; returns False if it does not end."""
+        """Returns whether to serve a new connection.
+
+        If there are too many connections, ends the oldest one; returns False if it does
+        not end in time.
+        """
         with self._changed:
             if len(self._connections) >= _MOST_CONNECTIONS:
                 with contextlib.suppress(OSError):  # closed by the client
@@ -218,7 +230,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs an error, except that a client has closed the connection."""
+        """Logs an error; ignores that a client has closed its connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             _logger.exception("metrics cannot be served")
 
@@ -227,7 +239,7 @@ class _Server(socketserver.ThreadingTCPServer):
 def served(
     host: str, port: int, metrics: CollectorRegistry, *, timeout: float = 5.0
 ) -> Iterator[None]:
-    """Context where the metrics are served at http://host:port/metrics.
+    """Context manager: serves the metrics at http://host:port/metrics.
 
     Args:
         host: name or address to listen on.

@@ -17,18 +17,19 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.handler.status_file import REPORT_INTERVAL
 
 LOOKS_AGAIN = REPORT_INTERVAL + 2
-"""Seconds before a worker that seems silent by its machine's clock is read again."""
+"""Seconds after which the status of a worker that seems silent is read again: the clock
+of the worker's machine may be wrong."""
 
-# Clocks differ by fewer seconds, so after a longer silence do not wait.
+# A worker that seems silent for longer is silent: no clocks differ by so many seconds.
 _CLOCKS_DIFFER = 600.0
 
 
 def read_status(journals: JournalTailer, at: float) -> RunStatus:
-    """Reads new records, and returns the state of the run. For any thread.
+    """Reads new records, and returns the state of the run. Any thread may call.
 
     Args:
         journals: journals of the run.
-        at: present time, in wall seconds.
+        at: current time in seconds since the epoch.
 
     Raises:
         OSError: the directory of the journals cannot be read.
@@ -38,11 +39,10 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
         status = build_status(
             at, journals.workers, journals.supervisors, journals.reports
         )
-    # If there is no journal of a worker, look for commits: a program that saves States
-    # without a handler makes commits, but writes no journal. Do not look if the chief's
-    # journal belongs to another supervisor, and is not read here. The journal may also
-    # be written later, so only a commit after the start of a worker shows that the
-    # worker trains.
+    # If no worker has a journal, look for commits: a program that saves States without
+    # a handler makes commits, but writes no journal. Do not look if the chief's journal
+    # is not among the journals to read, as it may exist. A journal may also be written
+    # later, so only a commit after the start of a worker shows that the worker trains.
     is_alone = journals.reads_chief and not journals.workers
     commits = commits_in(journals.directory.parent) if is_alone else []
     if not commits:
@@ -59,7 +59,13 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
 
 
 def _with_commit(worker: Worker, step: int | None, at: float | None) -> Worker:
-    """Marks a starting worker as training, if a commit was made after its start."""
+    """Returns the state of a worker, with TRAINING if it has committed since its start.
+
+    Args:
+        worker: state of the worker; changed only if the state is STARTING.
+        step: step of the newest commit.
+        at: time of the newest commit; None if unknown.
+    """
     is_starting = worker.state is ReportedState.STARTING
     if not is_starting or at is None or at < (worker.since or 0.0):
         return worker
@@ -69,8 +75,8 @@ def _with_commit(worker: Worker, step: int | None, at: float | None) -> Worker:
 def read_status_now(journals: JournalTailer) -> RunStatus:
     """Returns the current state of the run.
 
-    If a worker seems silent, waits some seconds and reads again, because the worker's
-    clock may be wrong.
+    If a worker seems silent, the function waits some seconds and reads again, because
+    the clock of the worker's machine may be wrong.
 
     Args:
         journals: journals of the run.

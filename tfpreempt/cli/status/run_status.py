@@ -26,18 +26,19 @@ from tfpreempt.core.events import Outcome
 from tfpreempt.handler.status_file import REPORT_INTERVAL
 
 SILENT_AFTER = 6 * REPORT_INTERVAL
-"""Seconds without a new status file after which a worker is called silent."""
+"""Seconds without a new status file after which a worker counts as silent."""
 
-# Seconds without a report, after which an exit record is believed.
+# Seconds without a new status file after which a worker with an exit record counts as
+# ended.
 _LEFT_AFTER = 2 * REPORT_INTERVAL
 _LONGEST_DELAY = 60.0  # delay of a restart, if the supervisor recorded none
-_STARTS_WITHIN = 60.0  # seconds after the delay in which the restart is expected
+_STARTS_WITHIN = 60.0  # longest time from the end of the delay to the restart
 RESTARTS = (Cause.PREEMPTION.value, Cause.FAILURE.value, Cause.HANG.value)
 """Reasons for which a supervisor restarts its workers."""
 
 
 class ReportedState(StrEnum):
-    """State of a worker. A status file contains one of the first three states."""
+    """State of a worker. A worker's status file has one of the first three states."""
 
     TRAINING = "training"
     SAVING = "saving"
@@ -55,13 +56,13 @@ class Worker:
     Attributes:
         worker: index of the worker.
         state: state of the worker.
-        since: time of the last status report, or of the end of the process.
-        why: how the process has ended; "" while it runs.
+        since: time of the last status file, or of the end of the process.
+        why: description of the end of the process; "" while it runs.
         step: newest known step.
         steps_per_second: mean over the last minute; None if the worker does not train.
         stepped_at: time of the newest step.
         noticed_at: time of the notice that is being handled; None without a notice.
-        deadline: time when the machine will be taken away.
+        deadline: time at which the machine will be taken away.
         host: name of the machine.
         pid: id of the process.
         upload: state of the mirror; None without a mirror.
@@ -91,10 +92,10 @@ class RunStatus:
         commits: number of commits.
         commit_step: step of the newest commit; None before the first commit.
         committed_at: time of the newest commit; None before the first commit.
-        restarts: number of restarts by reason, see docs/live.md.
+        restarts: number of restarts for every reason, see docs/live.md.
         restarts_by: time by which the supervisor should have restarted the ended
             workers; None if no restart is pending.
-        ended: how the run has ended, as text; "" while it continues.
+        ended: description of the end of the run; "" while the run continues.
     """
 
     at: float
@@ -118,18 +119,18 @@ class RunStatus:
 
     @property
     def step(self) -> int | None:
-        """Lowest known step of a worker."""
+        """Lowest known step of all workers; None if no step is known."""
         return min((w.step for w in self.workers if w.step is not None), default=None)
 
     @property
     def stepped_at(self) -> float | None:
-        """Time of the newest step of any worker."""
+        """Time of the newest step of all workers; None if unknown."""
         known = [w.stepped_at for w in self.workers if w.stepped_at is not None]
         return max(known, default=None)
 
     @property
     def noticed(self) -> Worker | None:
-        """The worker with a notice and the earliest deadline, or None."""
+        """The worker with the earliest deadline of a notice; None without a notice."""
         known = [each for each in self.workers if each.noticed_at is not None]
         return min(known, key=lambda each: each.deadline or float("inf"), default=None)
 
@@ -148,10 +149,10 @@ def build_status(
     """Computes the state of a run.
 
     Args:
-        at: present time, in wall seconds.
-        workers: journals of the workers, by index.
+        at: current time in seconds since the epoch.
+        workers: journals of the workers, by worker index.
         supervisors: journals of the supervisors; every machine of the run has one.
-        reports: last report of every worker with a status file, by index.
+        reports: contents of every worker's status file, by worker index.
     """
     trainings = {index: journal.training for index, journal in workers.items()}
     over = _supervisors_by_worker(supervisors, trainings)
@@ -195,7 +196,7 @@ def build_status(
 
 
 def _began(start: Records | None) -> float:
-    """Returns the time of the first record; 0 for None."""
+    """Returns the time of the first record; 0 if there are no records (None)."""
     return start.records[0].wall if start is not None else 0.0
 
 
@@ -204,7 +205,11 @@ def _supervisors_by_worker(
 ) -> dict[int, SupervisorJournal]:
     """Returns, for every worker, the journal of the supervisor that runs the worker.
 
-    Ignores a supervisor that had exited before the worker's newest start.
+    A supervisor that exited before the worker's newest start is ignored.
+
+    Args:
+        supervisors: journals of the supervisors.
+        trainings: newest training of every worker, by worker index.
     """
     found = {}
     for journal in sorted(supervisors, key=lambda each: _began(each.start)):
@@ -252,7 +257,7 @@ def _worker(
 
 
 def _with_records(known: Worker, training: WorkerRun) -> Worker:
-    """Updates the state of a worker by the journal."""
+    """Updates the state of a worker from the records of its newest training."""
     reached = training.exit or training.newest("restored", "commit")
     known = dataclasses.replace(
         known, step=None if reached is None else reached["step"]
@@ -266,7 +271,7 @@ def _with_records(known: Worker, training: WorkerRun) -> Worker:
 
 
 def _with_report(known: Worker, report: LastReport) -> Worker:
-    """Updates the state of a worker by its last status report."""
+    """Updates the state of a worker from its status file."""
     now = report.now
     known = dataclasses.replace(
         known,
@@ -282,9 +287,9 @@ def _with_report(known: Worker, report: LastReport) -> Worker:
 
 
 def _at_commit(worker: Worker, commit: Record) -> Worker:
-    """Updates the step of a worker by a commit newer than the last report.
+    """Updates the step of a worker from a commit that is newer than its status file.
 
-    Every training worker has reached the step of the commit.
+    At the commit, every training worker had reached the step of the commit.
     """
     has_part = worker.state in (ReportedState.TRAINING, ReportedState.SAVING)
     if not has_part or (worker.since or 0.0) >= commit.wall:
@@ -299,7 +304,15 @@ def _end(
     training: WorkerRun | None,
     report: LastReport | None,
 ) -> tuple[ReportedState, float, str] | None:
-    """Returns (state, time, reason) if a worker has ended, else None."""
+    """Returns the end of a worker: (state, time, description); None if it runs.
+
+    Args:
+        at: current time in seconds since the epoch.
+        worker: index of the worker.
+        start: newest start of the worker by a supervisor; None without a supervisor.
+        training: newest training of the worker; None without records.
+        report: contents of the worker's status file; None without a file.
+    """
     ended = None
     left = None if training is None else training.exit
     if left is not None:
@@ -351,7 +364,10 @@ def _why(left: Record) -> str:
 
 
 def _restarts_by(start: SupervisorRun) -> float | None:
-    """Returns when the restart of the workers is expected at the latest, or None."""
+    """Returns the latest expected time of the workers' restart.
+
+    Returns None if the supervisor does not restart the workers.
+    """
     budget = start.newest("budget")
     if budget is None or budget["is_used_up"] or budget["cause"] not in RESTARTS:
         return None
@@ -362,7 +378,7 @@ def _restarts_by(start: SupervisorRun) -> float | None:
 
 
 def _ended(starts: Sequence[SupervisorRun], workers: Sequence[Worker]) -> str:
-    """Describes how the run has ended; "" while it continues, or if unknown."""
+    """Describes the end of the run; "" while the run continues, or if unknown."""
     if not starts:
         states = {each.state for each in workers}
         if not states <= {ReportedState.DOWN, ReportedState.FINISHED}:

@@ -23,7 +23,7 @@ _STYLES = {
     ReportedState.SILENT: "red",
     ReportedState.DOWN: "yellow",
 }
-_LONG_STEP = 60.0  # after so many seconds without a step the table shows the time
+_LONG_STEP = 60.0  # seconds without a step after which the table shows the duration
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -38,12 +38,12 @@ def age_text(seconds: float) -> str:
 
 
 def one_line(status: RunStatus) -> str:
-    """Returns the state of a run as one line; the most urgent part comes first."""
+    """Returns the state of a run as one line; a notice comes first."""
     return " | ".join(_parts(status))
 
 
 def table(status: RunStatus) -> RenderableType:
-    """Returns a table with a row per worker; below it, lines about the whole run."""
+    """Returns a table with a row for every worker, followed by lines about the run."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("worker", justify="right", no_wrap=True)
     shown.add_column("state", no_wrap=True)
@@ -93,7 +93,10 @@ def _parts(status: RunStatus) -> Iterable[str]:
 
 
 def _since_start(at: float, workers: Sequence[Worker]) -> str:
-    """Returns for how long workers have been starting, as text; "" if none starts."""
+    """Returns " for ..." with the time since the start of workers that are starting.
+
+    Returns "" if no worker is starting.
+    """
     began = [w.since for w in workers if w.state is ReportedState.STARTING and w.since]
     return f" for {age_text(at - min(began))}" if began else ""
 
@@ -137,7 +140,7 @@ def _upload(upload: MirrorStatus) -> str:
 
 
 def _remark(status: RunStatus, worker: Worker) -> str:
-    """Returns the last column: the end, notice, silence or stall of a worker."""
+    """Returns the text of the last column: why a worker does not train as usual."""
     if worker.why:
         is_shown_below = worker.why == status.ended
         reasons = [] if is_shown_below else [plain(worker.why)]
@@ -157,7 +160,12 @@ def _remark(status: RunStatus, worker: Worker) -> str:
 
 
 def _still(at: float, stepped_at: float | None) -> str:
-    """Returns a text if there was no step for a long time, else ""."""
+    """Returns "no step for ..." if the newest step is old; else "".
+
+    Args:
+        at: current time in seconds since the epoch.
+        stepped_at: time of the newest step; None if unknown.
+    """
     seconds = 0.0 if stepped_at is None else at - stepped_at
     return f"no step for {age_text(seconds)}" if seconds > _LONG_STEP else ""
 
