@@ -34,7 +34,7 @@ help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
 	@echo "make test       each promise on real processes, 10,000 random schedules (15 minutes)"
 	@echo "make test-all   all cases of all matrices, short campaigns, notebooks (35 minutes)"
-	@echo "make test-more  those that need trackers (150 MB) and Debian's chromium"
+	@echo "make test-more  those that need trackers (150 MB), Flax and Debian's chromium"
 	@echo "make test-fast  the tests that need no TensorFlow, no process and no long wait (20 seconds)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
@@ -64,12 +64,13 @@ test-all: SELECTED := $(ALL)
 test test-all: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist loadfile --no-loadscope-reorder $(STUCK) -m "$(SELECTED)" $(ARGS)
 
-# What needs more than the others: trackers (30 packages, 150 MB), and Debian's packages
-# chromium and chromium-driver. None of these may be skipped here.
+# What needs more than the others: trackers (30 packages, 150 MB), Flax, and Debian's
+# packages chromium and chromium-driver. None of these may be skipped here.
 test-more: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[trackers]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[trackers,flax]'
 	$(MEMORY) $(BIN)/python -m pytest --junitxml=build/test-more.xml \
-		tests/recipes/test_trackers.py tests/cli/report/test_page.py $(ARGS)
+		tests/recipes/test_trackers.py tests/cli/report/test_page.py \
+		tests/docs/test_jax_pages.py $(ARGS)
 	! grep --quiet '<skipped' build/test-more.xml
 
 test-fast: $(STAMP)

@@ -33,7 +33,7 @@ FLOORS = {
     "keras": 6, "testing": 6,
     "states": 5,
     "handler": 5,
-    "platforms": 4, "data": 4,
+    "platforms": 4, "data": 4, "jax": 4,
     "notice": 3, "coordination": 3, "checkpoint": 3,
     "storage": 2,
     "core": 0, "errors": 0,
@@ -44,10 +44,10 @@ SAME_FLOOR = {
     ("core", "errors"),
 }
 
-# The modules that import TensorFlow or Keras, or take private names of theirs, each
-# with its reason; and three packages. The core is the rest: it works where
-# TensorFlow is missing. The list may only shrink. A module here is imported by modules
-# here, and by the core as an adapter of `core/frameworks.py`.
+# The modules that import TensorFlow, Keras or JAX, or take private names of theirs,
+# each with its reason; and four packages. The core is the rest: it works where these
+# are missing. The list may only shrink. A module here is imported by modules here, and
+# by the core as an adapter of `core/frameworks.py`.
 TENSORFLOW = {
     "cli/demo/worker.py": "the demo's training program, a process of its own",
     "handler/tensorflow_adapter.py": "errors, and the coordination service",
@@ -57,6 +57,7 @@ TENSORFLOW_FOLDERS = {
     "checkpoint/tensors": "variables, iterators and checkpoint files of TensorFlow",
     "data": "pipelines of tf.data",
     "keras": "callbacks for Keras",
+    "jax": "processes and arrays of JAX; without TensorFlow",
 }
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
@@ -302,7 +303,7 @@ def test_only_listed_files_import_tensorflow() -> None:
 
     An import for types is none: Python does not execute it.
     """
-    frameworks_of = {"tensorflow", "keras", "tf_keras"}
+    frameworks_of = {"tensorflow", "keras", "tf_keras", "jax"}
     users = {
         e.file
         for e in imports()
@@ -346,7 +347,7 @@ def test_only_listed_files_touch_the_eager_context() -> None:
 
 
 def test_only_the_seams_import_what_is_private_in_tensorflow_and_keras() -> None:
-    below = ("tensorflow.python", "keras.src", "tf_keras.src")
+    below = ("tensorflow.python", "keras.src", "tf_keras.src", "jax._src", "jaxlib")
     found = [str(each) for each in imports() if each.module.startswith(below)]
     found += [
         f"tfpreempt/{file}:{node.lineno}"
@@ -505,6 +506,7 @@ def test_no_file_without_a_subject() -> None:
 
 # In `keras/`, and yet without Keras: the table of a fit's phases, and what it leads to.
 PURE_KERAS = ("keras/__init__.py", "keras/fit/phases.py", "keras/fit/resume_plan.py")
+JAX = ("jax/distributed.py", "jax/pytree_state.py")
 
 
 @pytest.mark.slow  # starts a process
@@ -513,7 +515,7 @@ def test_all_other_modules_are_imported_where_tensorflow_is_missing() -> None:
     files.remove("__main__.py")  # is the command line
     names = [
         f"tfpreempt/{file}".removesuffix(".py").removesuffix("/__init__")
-        for file in (*files, *PURE_KERAS)
+        for file in (*files, *PURE_KERAS, *JAX)
     ]
     lines = [f"import {name.replace('/', '.')}" for name in names]
     code = "\n".join([f"import sys\n{WITHOUT_TENSORFLOW}", *lines])

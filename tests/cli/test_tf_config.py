@@ -63,6 +63,9 @@ def test_ports_lie_below_those_of_outgoing_connections() -> None:
         assert low <= 11_000 or max(ports) < low
 
 
+JAX = ("JAX", "KER")
+
+
 def make_options(task: str | None) -> RunOptions:
     return RunOptions(
         command=("true",),
@@ -88,6 +91,15 @@ def test_what_a_local_worker_is_told() -> None:
     options = make_options(None)
     told = options.worker_environment(0, "ab-2", 2, (1001,))
     assert json.loads(told.pop("TF_CONFIG"))["task"]["index"] == 0
+    of_jax = {name: told.pop(name) for name in sorted(told) if name[:3] in JAX}
+    assert of_jax == {
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1001",
+        "JAX_NUM_PROCESSES": "1",
+        "JAX_PROCESS_ID": "0",
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "127.0.0.1:1001",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "1",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "0",
+    }
     assert told == {
         "PATH": "/bin",
         "TFPREEMPT_SUPERVISED": "ab-2",
@@ -115,6 +127,14 @@ def test_what_the_worker_of_a_real_cluster_is_told() -> None:
     assert "TFPREEMPT_INCARNATION" not in told
     assert options.label(0) == "worker-3"
     assert options.journal_path == Path("/j/supervisor-worker-3.jsonl")
+
+
+def test_processes_of_several_machines_keep_the_address_that_the_user_gave() -> None:
+    given = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_PROCESS_ID": "3"}
+    options = dataclasses.replace(make_options(None), environment=given)
+    told = options.worker_environment(0, "ab-2", 2, (1001,))
+    assert {name: told[name] for name in told if name[:3] in JAX} == given
+    assert "TFPREEMPT_INCARNATION" not in told
 
 
 @pytest.mark.slow  # starts a process

@@ -34,11 +34,11 @@ def closing_faulty():
 
 
 STORES = {"memory": closing_memory, "faulty": closing_faulty}
-INSIDE = os.environ.get("TFPREEMPT_CONTRACT_STORE") == "tensorflow"
+INSIDE = os.environ.get("TFPREEMPT_CONTRACT_STORE")
 if INSIDE:
-    from tests.contracts.tensorflow_store import make
+    from tests.contracts import service_stores
 
-    STORES = {"tensorflow": make}
+    STORES = {INSIDE: getattr(service_stores, INSIDE)}
 
 
 @pytest.fixture(params=STORES)
@@ -159,10 +159,12 @@ def test_a_store_that_is_gone_says_so_to_everyone(opened):
             call()
 
 
-@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    "service", [pytest.param("tensorflow", marks=pytest.mark.tensorflow), "jax"]
+)
 @pytest.mark.multiprocess
-@pytest.mark.skipif(INSIDE, reason="this is the process that the test starts")
-def test_the_coordination_service_keeps_the_contract():
+@pytest.mark.skipif(INSIDE is not None, reason="this is the process that it starts")
+def test_the_coordination_service_keeps_the_contract(service):
     """The tests above, in a process that is a cluster of one worker."""
     result = subprocess.run(
         [
@@ -176,7 +178,7 @@ def test_the_coordination_service_keeps_the_contract():
             __file__,
         ],
         cwd=ROOT,
-        env={**os.environ, "TFPREEMPT_CONTRACT_STORE": "tensorflow"},
+        env={**os.environ, "TFPREEMPT_CONTRACT_STORE": service},
         capture_output=True,
         text=True,
         timeout=240,

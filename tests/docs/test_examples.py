@@ -48,6 +48,7 @@ RUN_BY = {
     "fit/restored-state.md": "test_fit_pages",
     "fit/several-fits.md": "test_fit_pages",
     "index.md": "test_fit_pages",
+    "loops-on-jax.md": "test_jax_pages",
     "loops.md": "test_examples",
     "migrating/backup-and-restore.md": "test_fit_pages",
     "migrating/tensorflow-handler.md": "test_examples",

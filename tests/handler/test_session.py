@@ -120,7 +120,7 @@ class FakeRun:
             clock=SystemClock(),
             cluster=self.cluster,
             mirror=FakeMirror(self),
-            contents=SimpleNamespace(needs_peers=lambda: False),
+            needs_peers=lambda: False,
             wait_for_mirror=lambda timeout: self.is_mirrored,
         )
 

@@ -127,26 +127,26 @@ def test_read_again_while_a_get_is_blocked_does_nothing(key: Key) -> None:
 @pytest.mark.parametrize(
     "error", [CoordinationServiceUnavailableError("leader ended"), ValueError("odd")]
 )
-def test_a_failure_is_one_line_at_info(
+def test_a_failure_is_one_line_at_debug(
     key: Key, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[str] = []
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger="tfpreempt"):
         NativeKeySource(key.read).start(heard.append)
         key.come(error)
     assert heard == []
-    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
     assert str(error) in caplog.text
     assert caplog.records[0].exc_info is None
 
 
-@pytest.mark.parametrize(("listens", "level"), [(True, "WARNING"), (False, "INFO")])
+@pytest.mark.parametrize(("listens", "level"), [(True, "WARNING"), (False, "DEBUG")])
 def test_the_end_of_the_only_watch_is_a_warning(
     key: Key, listens: bool, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of remote workers nothing else tells; at the program's end nobody listens."""
     source = NativeKeySource(key.read, is_alone=True)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger="tfpreempt"):
         source.start(lambda detail: None)
         if not listens:
             source.close()

@@ -121,7 +121,7 @@ def test_a_state_alone_is_saved_on_a_disk(machines: Machines, tmp_path: Path) ->
 def become(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls that follow are those of this worker of two."""
     cluster = Cluster(worker=worker, jobs=(("worker", 2),))
-    monkeypatch.setattr(api, "_cluster", lambda: cluster)
+    monkeypatch.setattr(current_session, "current_cluster", lambda: cluster)
 
 
 def test_several_workers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

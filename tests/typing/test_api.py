@@ -21,6 +21,9 @@ ANYTHING = {
     "Checkpoint.restore -> ": "TensorFlow's load status, of a private module",
     "JsonState.__init__ value": "any JSON value",
     "LoaderState.__init__ loader": "any object with one of two pairs of methods",
+    "PyTreeState.__init__ value": "any pytree",
+    "PyTreeState.value value": "any pytree",
+    "PyTreeState.value -> ": "any pytree",
     "from_arrays arrays": "an array, or a structure of arrays",
 }
 

@@ -1,4 +1,4 @@
-"""The interface of the key-value store used for the agreement.
+"""The interfaces of the key-value store used for the agreement, and of its service.
 
 A key is inserted once, and its value never changes. So a key can be a decision: the
 first insert counts, and every worker reads the same value.
@@ -7,6 +7,8 @@ first insert counts, and every worker reads the same value.
 from __future__ import annotations
 
 from typing import Protocol
+
+from tfpreempt.core.cluster import Cluster
 
 
 class KeyValueStore(Protocol):
@@ -53,5 +55,62 @@ class KeyValueStore(Protocol):
 
         Raises:
             CoordinationServiceUnavailableError: the store cannot be reached.
+        """
+        ...
+
+
+class CoordinationService(Protocol):
+    """The service that connects the workers, implemented by a framework's adapter.
+
+    An adapter is a module, "coordination" in `core/frameworks.py`.
+    """
+
+    def cluster(self) -> Cluster | None:
+        """Returns the workers that the program has connected without a resolver.
+
+        None if the program names the workers by a resolver, or has one process.
+        """
+        ...
+
+    def make_store(self, cluster: Cluster) -> KeyValueStore:
+        """Returns the store of the workers of a cluster.
+
+        Raises:
+            UnsupportedVersionError: the framework lacks a name needed by the store.
+        """
+        ...
+
+    def read_native_notice(self) -> str:
+        """Waits for the key that the framework's own SIGTERM handler sets.
+
+        Returns:
+            The value of the key, for people.
+
+        Raises:
+            CoordinationServiceUnavailableError: the service has ended.
+        """
+        ...
+
+    def report_error(self, message: str, code: int | None = None) -> None:
+        """Lets the collectives of every peer fail with an error, if possible.
+
+        Args:
+            message: text of the peers' error.
+            code: status code of the error; None if unknown.
+        """
+        ...
+
+    def disconnect(self, seconds: float | None, *, is_chief: bool) -> bool:
+        """Disconnects this process, at its end, together with all other workers.
+
+        Args:
+            seconds: longest wait; 0 if not every worker will call; None: the timeout of
+                the service.
+            is_chief: whether this process hosts the service.
+
+        Returns:
+            Whether this process is disconnected. If not, the process must end at once.
+            On the chief the function then returns when the other workers have had time
+            to end.
         """
         ...

@@ -64,11 +64,11 @@ class StoreExecutor:
         ManagedThread("tfpreempt-alarms", self._ring).start()
 
     def stop(self) -> None:
-        """Ends the threads when their blocking reads have returned. For tests.
+        """Ends the threads when their blocking reads have returned.
 
-        A training process keeps one executor until it ends. A test run creates
-        thousands of executors in one process (see `new_process`), and the kernel limits
-        the number of threads.
+        Called at the end of the process, and by tests. A test run creates thousands of
+        executors in one process (see `new_process`), and the kernel limits the number
+        of threads.
         """
         self._is_stopped = True
         self._reads.put(None)

@@ -22,6 +22,6 @@ scratch            the local directory of a run whose checkpoint directory is a 
 snapshot_memory    memory for snapshots, which the supervisor provides for a program
 threads            threads with an owner, jobs in many threads, calls with a timeout
 
-Imported by checkpoint, cli, coordination, data, handler, keras, notice, platforms,
+Imported by checkpoint, cli, coordination, data, handler, jax, keras, notice, platforms,
 states, storage, testing, tfpreempt.
 """

@@ -1,4 +1,4 @@
-"""The workers of a run, as read from the cluster resolver or from TF_CONFIG."""
+"""The workers of a run: of a resolver, of `jax.distributed`, or of TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tfpreempt.core import frameworks
 from tfpreempt.errors import ConfigurationError, UnsupportedClusterError
 
 TRAINING_JOBS = ("chief", "worker")
@@ -23,11 +24,14 @@ class Cluster:
         saves_all: whether every worker saves the complete state into a separate
             directory, as for snapshots. If False, only the chief writes the state that
             is equal on every worker.
+        framework: package whose coordination service connects the workers, a key of
+            `frameworks.ADAPTERS`.
     """
 
     worker: int
     jobs: tuple[tuple[str, int], ...]
     saves_all: bool = False
+    framework: str = "tensorflow"
 
     @property
     def num_workers(self) -> int:
@@ -48,12 +52,12 @@ LOCAL = Cluster(worker=0, jobs=())
 
 
 def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
-    """Returns the workers described by a cluster resolver.
+    """Returns the workers described by a cluster resolver, or connected by JAX.
 
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver` (only
-            `cluster_spec()`, `task_type` and `task_id` are used); None for a run with
-            one process.
+            `cluster_spec()`, `task_type` and `task_id` are used); None for the
+            processes of `jax.distributed`, or for a run with one process.
         drives_others: whether this process alone runs the program, and the tasks of the
             cluster only execute operations for this process. If True, the result is
             one worker.
@@ -62,7 +66,7 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
         ConfigurationError: tfpreempt does not support the cluster.
     """
     if resolver is None:
-        return LOCAL
+        return LOCAL if drives_others else connected_cluster()
     if not hasattr(resolver, "cluster_spec"):
         raise ConfigurationError(
             f"cluster_resolver is {resolver!r}; expected a "
@@ -73,6 +77,18 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
         return LOCAL
     spec: dict[str, Any] = resolver.cluster_spec().as_dict()
     return _from_spec(spec, resolver.task_type, resolver.task_id)
+
+
+def connected_cluster() -> Cluster:
+    """Returns the processes that a framework has connected without a resolver.
+
+    These are the processes of `jax.distributed`; a single process otherwise.
+    """
+    for each in frameworks.adapters("coordination"):
+        found: Cluster | None = each.cluster()
+        if found is not None:
+            return found
+    return LOCAL
 
 
 def _from_spec(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:

@@ -1,4 +1,4 @@
-"""The adapters of frameworks such as TensorFlow, chosen in one place.
+"""The adapters of the frameworks TensorFlow and JAX, chosen in one place.
 
 Most of tfpreempt does not depend on a framework. A few questions have a different
 answer for every framework: the state of the random generators, the meaning of errors,
@@ -6,6 +6,10 @@ the values of objects, the form of checkpoints, the coordination service. An ada
 a module that answers one question for one framework. The module that asks the question
 defines the functions of the adapter. `ADAPTERS` lists the adapters; they are imported
 only through this module.
+
+Questions: "generators" and "values" (`checkpoint/state/`), "checkpoints"
+(`checkpoint/restore/opening.py`), "errors" (`handler/training_end.py`), and
+"coordination" (`coordination/key_value_store.py`).
 
 An adapter is used only after the program has imported the framework. Before the import,
 the program has no generator, error or object of the framework. The program may import
@@ -27,6 +31,10 @@ ADAPTERS: dict[str, dict[str, str]] = {
         "checkpoints": "tfpreempt.checkpoint.tensors.tensor_contents",
         "errors": "tfpreempt.handler.tensorflow_adapter",
         "coordination": "tfpreempt.handler.tensorflow_adapter",
+    },
+    "jax": {
+        "errors": "tfpreempt.jax.distributed",
+        "coordination": "tfpreempt.jax.distributed",
     },
 }
 """For every framework (by its package name): the adapter module for every question."""

@@ -1,8 +1,9 @@
-"""The private names of TensorFlow and Keras in use, and the features that need them.
+"""The private names of TensorFlow, Keras and JAX in use, and who needs them.
 
-TensorFlow has no public access to its coordination service, to the order in which a
-checkpoint is saved, or to an iterator's position in its data. Keras has no public
-access to the loop of `fit`. Private names may disappear with any release. So:
+TensorFlow and JAX have no public access to their coordination services. TensorFlow has
+no public access to the order in which a checkpoint is saved, or to an iterator's
+position in its data; Keras has none to the loop of `fit`. Private names may disappear
+with any release. So:
 
 - Private modules are attributes of this module, such as `private_api.eager_context`.
   `MODULES` has the names; a module is imported on first access.
@@ -43,6 +44,7 @@ SEEN = {
         *("3.15.1", "3.16.0.dev2026102704"),
     ),
     "tf_keras": ("2.16.0", "2.17.0", "2.18.0", "2.19.0", "2.20.1", "2.21.0"),
+    "jax": ("0.10.2",),
 }
 """Versions with which the compatibility matrix or all tests passed."""
 
@@ -84,6 +86,9 @@ MODULES = {
     "tensor_pb2": "tensorflow.core.framework.tensor_pb2",
     "trackable_base": _TF + "trackable.base",
     "trackable_utils": _TF + "trackable.trackable_utils",
+    "jax_client": "jaxlib._jax",
+    "jax_distributed": "jax._src.distributed",
+    "jax_lax": "jax._src.lax.lax",
     "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
     "keras_callback_list": _KERAS + "callbacks.callback_list",
     "keras_generator_adapter": _KERAS + "trainers.data_adapters.generator_data_adapter",
@@ -203,6 +208,17 @@ FEATURES = {
             "eager_context": "context Context.delete_config_key_value,"
             "get_config_key_value,get_task_states,report_error_to_cluster,"
             "set_config_key_value",
+        },
+    ),
+    "jax_arrays": PrivateApiGroup(
+        what="PyTreeState", names={"jax_lax": "_convert_element_type"}
+    ),
+    "jax_coordination": PrivateApiGroup(
+        what="agreeing with other processes by JAX's coordination service",
+        names={
+            "jax_client": "DistributedRuntimeClient.blocking_key_value_get,"
+            "key_value_delete,key_value_set",
+            "jax_distributed": "State.client,num_processes,process_id global_state",
         },
     ),
     "remote_cluster": PrivateApiGroup(
@@ -357,7 +373,7 @@ def _is_there(module: Any, name: str) -> bool:
 
 
 def _advice(feature: PrivateApiGroup, absent: list[str]) -> str:
-    library = absent[0].partition(".")[0]
+    library = next(each for each in SEEN if absent[0].startswith(each))
     return (
         f"{library} {version(library)} lacks {', '.join(absent)}, which tfpreempt "
         f"needs for this feature: {feature.what}. tfpreempt was tested with {library} "

@@ -17,11 +17,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tfpreempt.coordination.in_memory_store import InMemoryStore
-from tfpreempt.coordination.key_value_store import KeyValueStore
+from tfpreempt.coordination.key_value_store import CoordinationService, KeyValueStore
 from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.cluster import Cluster, cluster_from_environment, read_cluster
+from tfpreempt.core.cluster import (
+    Cluster,
+    cluster_from_environment,
+    connected_cluster,
+    read_cluster,
+)
 from tfpreempt.core.deadline import until_end
 from tfpreempt.core.events import Notice
 from tfpreempt.core.heartbeat import start_heartbeat
@@ -70,7 +75,8 @@ def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
     """Returns the session of this process; the first call creates the session.
 
     Args:
-        cluster_resolver: resolver that names the cluster; None for a single process.
+        cluster_resolver: resolver that names the cluster; None for the processes of
+            `jax.distributed`, or for a single process.
         peer_timeout: timeout in seconds for waits without a known deadline; replaces
             the value of an earlier handler.
 
@@ -84,13 +90,18 @@ def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
     if _current is None:
         store: KeyValueStore
         if cluster.num_workers > 1:
-            service = frameworks.adapter("tensorflow", "coordination")
-            store = service.TensorFlowStore(cluster.jobs)
+            service: CoordinationService
+            service = frameworks.adapter(cluster.framework, "coordination")
+            store = service.make_store(cluster)
         else:
             store = InMemoryStore()
             if cluster_resolver is None and connection() is None:
                 _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
+        if cluster.framework == "jax":
+            # Each machine's supervisor may have given another name. JAX's service ends
+            # with process 0, so every start of the processes has new keys.
+            incarnation = "0"
         _current = Session(cluster, store, incarnation, timeout, _pending)
         on_interpreter_end(functools.partial(at_interpreter_end, _current))
         start_heartbeat(_current.activity.heartbeat)
@@ -115,7 +126,8 @@ def _warn_of_others() -> None:
                 "program has no cluster resolver: this process trains and commits "
                 "alone. To train together, pass strategy.cluster_resolver of a "
                 "tf.distribute.MultiWorkerMirroredStrategy (with model.fit: create "
-                "the model in the scope of the strategy). Otherwise, unset TF_CONFIG.",
+                "the model in the scope of the strategy); with JAX, call "
+                "jax.distributed.initialize() first. Otherwise, unset TF_CONFIG.",
                 named.worker,
                 named.num_workers,
             )
@@ -183,6 +195,15 @@ def receives_notices() -> bool:
 def current() -> Session | None:
     """Returns the session of the process; None before the first handler."""
     return _current
+
+
+def current_cluster() -> Cluster:
+    """Returns the cluster of the handlers; before any handler, of JAX or TF_CONFIG."""
+    if _current is not None:
+        return _current.cluster
+    connected = connected_cluster()
+    is_alone = connected.num_workers == 1
+    return cluster_from_environment(os.environ) if is_alone else connected
 
 
 SLOWEST = 10.0
@@ -325,7 +346,7 @@ class EarlyNoticeHandler:
         """
         keep_streams()
         log.warning("%s. Exiting to be restarted; the last commit is still valid", why)
-        exit_hard(lambda: self._config._exit(True, _cluster()))
+        exit_hard(lambda: self._config._exit(True, current_cluster()))
 
 
 def handle_early_notices(
@@ -450,16 +471,12 @@ def _seconds_to_wait(notice: Notice) -> float | None:
     """
     here = _current
     has_trained = here is not None and here.step_flag.started > 0
-    others_wait = _cluster().num_workers > 1 and (_is_starting or not has_trained)
+    others_wait = current_cluster().num_workers > 1 and (
+        _is_starting or not has_trained
+    )
     if not has_trained and not others_wait:
         return 0.0
     if notice.grace_seconds:
         age = SystemClock().monotonic() - notice.received_at
         return max(0.0, until_end(notice.grace_seconds) - age)
     return None if others_wait else 0.0
-
-
-def _cluster() -> Cluster:
-    """Returns the cluster of the handlers, or of TF_CONFIG before any handler."""
-    here = _current
-    return cluster_from_environment(os.environ) if here is None else here.cluster

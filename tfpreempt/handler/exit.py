@@ -27,7 +27,9 @@ from typing import Any
 from tfpreempt.checkpoint.lease import lease
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.key_value_store import CoordinationService
 from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
+from tfpreempt.core import frameworks
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.compat import add_note
 from tfpreempt.core.events import Fault, Outcome
@@ -268,8 +270,12 @@ class ExitWatchdog(ManagedThread):
         while error is not None and error is not self.exit:
             # A `finally` block may have raised another error during the exit.
             error = error.__context__
-        ended_main = getattr(self.exit, "has_ended_main", True)
-        return error is self.exit or (not main.is_alive() and ended_main)
+        return error is self.exit or (not main.is_alive() and self.has_ended_main)
+
+    @property
+    def has_ended_main(self) -> bool:
+        """Whether the exit has ended the main thread, as far as known."""
+        return getattr(self.exit, "has_ended_main", True)
 
 
 _newest: ExitWatchdog | None = None
@@ -470,6 +476,30 @@ class ExitController:
             self.leave(
                 Outcome.COMMITTED, "training is finished, but the upload is incomplete"
             )
+
+    def disconnect(self) -> None:
+        """Disconnects this process from the coordination service of its cluster.
+
+        Called at the end of the interpreter, because the program's own cleanup may use
+        the service, or catch the exit. After a commit or a normal end, the workers
+        disconnect together. After a loss or an error, the process ends at once, the
+        chief as the last, because the chief hosts the service.
+        """
+        if self.cluster.num_workers == 1:
+            return
+        service: CoordinationService
+        service = frameworks.adapter(self.cluster.framework, "coordination")
+        seconds, exit, last = None, None, self._last_exit
+        is_exit = last is not None and (last.is_under_way() or last.has_ended_main)
+        if last is not None and is_exit and not last.stop_event.is_set():
+            left = max(0.0, last.ends - time.monotonic())
+            seconds, exit = left if last.can_reach_all else 0.0, last.exit
+        elif isinstance(getattr(sys, "last_value", None), Exception):
+            seconds, exit = 0.0, SystemExit(1)
+        is_chief = self.cluster.is_chief
+        self.coordinator.executor.stop()  # the reads end with an error now
+        if not service.disconnect(seconds, is_chief=is_chief) and exit is not None:
+            end_now(exit)
 
     def cancel(self) -> None:
         """Cancels the exit: the process continues to train."""

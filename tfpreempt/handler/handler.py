@@ -58,8 +58,11 @@ class PreemptionCheckpointHandler:
     loop, or use the handler as a context manager.
 
     Args:
-        cluster_resolver: `cluster_resolver` attribute of the strategy; None for
-            training in a single process.
+        cluster_resolver: `cluster_resolver` attribute of the strategy. None for JAX,
+            and for training in a single process. If the program has called
+            `jax.distributed.initialize` before, for several processes, these processes
+            are the workers: worker i is process i. Every process then creates the
+            handler.
         checkpoint_or_checkpoint_manager: a `tf.train.Checkpoint` (with
             `checkpoint_dir`); or a `tf.train.CheckpointManager`, created by the program
             on every worker; or None. With None the checkpoint contains the named States

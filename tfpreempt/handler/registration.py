@@ -1,7 +1,7 @@
 """Registration of a handler, or a fit, with the session of this process.
 
 The workers agree on the directory and on the commit to restore. The new run watches the
-notice sources of its config, and TensorFlow's own notice key.
+notice sources of its config, and the notice key of TensorFlow's or JAX's service.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def register(
         session.activity.hang_detection_paused(),
     ):
         # Read the arguments: the counter of steps, the directory, the mirror.
-        for framework in filter(frameworks.is_imported, frameworks.ADAPTERS):
-            private_api.name_if_unseen(framework)
+        if frameworks.is_imported("tensorflow"):
+            private_api.name_if_unseen("tensorflow")
         counter = None
         if checkpoint is not None:
             counter = adapter_of(checkpoint).attach_counter(checkpoint)
@@ -150,15 +150,17 @@ def register(
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.executor.store, keys, START_TIMEOUT)
 
-        # Watch for notices: of the config, of TensorFlow's own key, of a lost lease.
+        # Watch for notices: of the config, of the framework's key, of a lost lease.
         on_notice = functools.partial(session.on_notice, agreed.token)
         for each in (lease, None if mirror is None else mirror.lease):
             if each is not None:
                 each.on_loss(lambda reason: on_notice(_loss(cluster.worker, reason)))
         sources = list(config._notice_sources())
         if cluster.jobs or connected is not None:
+            service = frameworks.adapter(cluster.framework, "coordination")
             native = NativeKeySource(
-                frameworks.adapter("tensorflow", "coordination").read_native_notice,
+                service.read_native_notice,
+                framework=cluster.framework,
                 identity=None if connected is None else connected.notice_identity,
                 is_alone=connected is not None,
             )

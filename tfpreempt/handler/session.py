@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 from tfpreempt.checkpoint.directory.layout import is_same
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.key_value_store import KeyValueStore
+from tfpreempt.coordination.key_value_store import CoordinationService, KeyValueStore
 from tfpreempt.coordination.state_machine import PREEMPTION
 from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.cluster import Cluster, connected_cluster
 from tfpreempt.core.compat import add_note
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Fault, FirstStep, Notice, Outcome
@@ -237,11 +237,27 @@ class Session:
         """Begins the training of a run, if training has not begun.
 
         Watches the notice sources again, and sets the random generators.
+
+        Raises:
+            UsageError: JAX has connected this process to others since the handler was
+                created.
         """
         if not run.is_armed:
+            self._check_cluster()
             # Add before `arm`: a thread must not drop the last reference to the run.
             self.runs.kept.add(run)
             run.arm(self.activity.now)
+
+    def _check_cluster(self) -> None:
+        """Raises an error if JAX has connected this process to others too late."""
+        here = connected_cluster()
+        if self.cluster.num_workers == 1 and here.num_workers > 1:
+            raise UsageError(
+                "jax.distributed.initialize() was called after the handler or fit was "
+                f"created, so this process, {here.worker} of {here.num_workers}, would "
+                "train and commit alone. Call jax.distributed.initialize() first, on "
+                "every process."
+            )
 
     def unregister(self, run: Run) -> None:
         """Closes a run; the run no longer participates in saves."""
@@ -462,7 +478,7 @@ class Session:
             seconds.
         """
         c = self.coordinator
-        need_peers = [m.directory.contents.needs_peers() for m in self.runs]
+        need_peers = [m.directory.needs_peers() for m in self.runs]
         saves_alone = True not in need_peers
         c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
         save = RoundSave(
@@ -704,7 +720,8 @@ class Session:
         if isinstance(error, Exception) and self.serve(error, is_consistent):
             return  # the exit function returned
         if self.cluster.num_workers > 1:
-            service = frameworks.adapter("tensorflow", "coordination")
+            service: CoordinationService
+            service = frameworks.adapter(self.cluster.framework, "coordination")
             self.exit.fail(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"
             worker, send = self.cluster.worker, service.report_error

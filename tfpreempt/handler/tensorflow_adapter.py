@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.core import private_api
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.errors import (
     CoordinationServiceUnavailableError,
     KeyExistsError,
@@ -29,18 +30,22 @@ from tfpreempt.errors import (
 END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
 """Errors at the end of the data: no failure, and equal on every worker."""
 
-PEER_LOST = (
+_PEER_LOST = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-"""Errors of a collective after the crash of another worker."""
 
 _POISONED = re.compile(
     "poisoned|incarnation|context_id|cancelled|aborted|unavailable|connect",
     re.IGNORECASE,
 )
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Returns whether a collective may have failed by the crash of another worker."""
+    return isinstance(error, _PEER_LOST)
 
 
 def is_lost_worker(error: BaseException) -> bool:
@@ -51,13 +56,22 @@ def is_lost_worker(error: BaseException) -> bool:
     """
     if isinstance(error, tf.errors.InternalError):
         return _POISONED.search(str(error)) is not None
-    return isinstance(error, PEER_LOST)
+    return is_peer_lost(error)
 
 
 NATIVE_NOTICE_KEY = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
 """The key that TensorFlow's own SIGTERM handler sets (its C++ preemption notifier)."""
 
 _UNKNOWN = 2  # the absl status code for an unknown error
+
+
+def cluster() -> None:
+    """Returns None: the program passes TensorFlow's cluster as a cluster resolver."""
+
+
+def make_store(cluster: Cluster) -> TensorFlowStore:
+    """Returns the store of the workers of a cluster."""
+    return TensorFlowStore(cluster.jobs)
 
 
 class TensorFlowStore:
@@ -198,6 +212,11 @@ def report_error(message: str, code: int | None = None) -> None:
     private_api.eager_context.context().report_error_to_cluster(
         _UNKNOWN if code is None else code, message
     )
+
+
+def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
+    """Returns True: TensorFlow disconnects a worker at the end of the process."""
+    return True
 
 
 def _gone(what: str, error: Exception) -> CoordinationServiceUnavailableError:

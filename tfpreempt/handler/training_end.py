@@ -9,14 +9,13 @@ All functions run on the main thread.
 
 After an error in a step, the peers are notified, or the error is treated as a
 consequence of a preemption. The error classes of a framework are in an adapter
-("errors" in `core/frameworks.py`) with two tuples of classes, `END_OF_DATA` and
-`PEER_LOST`, and a function, `is_lost_worker(error)`.
+("errors" in `core/frameworks.py`) with a tuple of classes, `END_OF_DATA`, and two
+functions, `is_peer_lost(error)` and `is_lost_worker(error)`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 import threading
@@ -100,7 +99,7 @@ def was_preemption(
         return is_served
     if not (is_end_of_data(error) or session.exit.detached):
         known = frameworks.adapters("errors")
-        is_lost = any(isinstance(error, each.PEER_LOST) for each in known)
+        is_lost = any(each.is_peer_lost(error) for each in known)
         session.failed(error, is_consistent=is_consistent, peer_is_gone=is_lost)
     return False
 
@@ -459,19 +458,29 @@ def at_interpreter_end(session: Session) -> None:
     if session.is_forked:
         return
     flush_streams()
-    if session.exit.left or not runs:
-        return
+    if runs and not session.exit.left:
+        exit_hard(lambda: _end_runs(session, runs))
+    session.exit.disconnect()
+
+
+def _end_runs(session: Session, runs: list[Run]) -> None:
     error = getattr(sys, "last_value", None)
-    if error is not None and not session.exit.detached:
-        is_consistent = session.is_consistent and not any(each.amid for each in runs)
-        if isinstance(error, Exception):
-            exit_hard(functools.partial(session.serve, error, is_consistent))
-        session.exit.fail(error)
-    if error is not None or session.exit.detached:
-        for run in runs:  # close now, while threads can still be started
-            close_failed(session, run, describe(error) if error else "")
-    else:
-        exit_hard(lambda: _close_all(session, runs))
+    try:
+        if error is not None and not session.exit.detached:
+            is_consistent = session.is_consistent and not any(
+                each.amid for each in runs
+            )
+            if isinstance(error, Exception):
+                session.serve(error, is_consistent)
+            session.exit.fail(error)
+        if error is not None or session.exit.detached:
+            for run in runs:  # close now, while threads can still be started
+                close_failed(session, run, describe(error) if error else "")
+        else:
+            _close_all(session, runs)
+    except SystemExit:
+        session.exit.disconnect()
+        raise
 
 
 def _close_all(session: Session, runs: list[Run]) -> None:

@@ -1,7 +1,8 @@
-"""Notices from the preemption key that TensorFlow's SIGTERM handler sets.
+"""Notices from the preemption key that the SIGTERM handler of TensorFlow or JAX sets.
 
 Within about 1 s after any task has received SIGTERM, TensorFlow sets
-TF_DEFAULT_PREEMPTION_NOTICE_KEY in its coordination service. A get of the key waits
+TF_DEFAULT_PREEMPTION_NOTICE_KEY in its coordination service, and JAX sets
+RECEIVED_PREEMPTION_NOTICE, if its SIGTERM handler is installed. A get of the key waits
 until the key is set, and cannot be cancelled; a get with a timeout leaks memory in this
 process and in the service. So one thread waits in a single get, and nothing waits for
 the thread. When the key is set, the thread sends its value to all open sources.
@@ -21,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class NativeKeySource(NoticeSourceBase):
-    """Reports a notice when TensorFlow's preemption key is set.
+    """Reports a notice when the preemption key of a framework is set.
 
     The detail of the notice is the value of the key, such as "/job:worker/task:1". The
     key can be set only once while a cluster runs. So after one report, sources of the
@@ -35,7 +36,8 @@ class NativeKeySource(NoticeSourceBase):
         identity: value that identifies the cluster; sources with equal identities share
             one get. By default `read_key`.
         is_alone: whether no other source reports preemptions of these machines. If
-            True, an error of `read_key` is logged as a warning; if False, as info.
+            True, an error of `read_key` is logged as a warning; if False, as debug.
+        framework: name of the framework, for logs.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class NativeKeySource(NoticeSourceBase):
         *,
         identity: Hashable = None,
         is_alone: bool = False,
+        framework: str = "tensorflow",
     ) -> None:
-        super().__init__("tensorflow:preemption-notice")
+        super().__init__(f"{framework}:preemption-notice")
         self.is_alone = is_alone
         self._read_key = read_key
         self._identity = read_key if identity is None else identity
@@ -108,9 +111,9 @@ class _KeyReader:
                 self.is_reading = False
                 is_missed = any(each.is_alone for each in self.sources)
             _logger.log(
-                logging.WARNING if is_missed else logging.INFO,
-                "the watch of TensorFlow's preemption key ended (%s: %s): the cluster "
-                "is shutting down, or has no coordination service",
+                logging.WARNING if is_missed else logging.DEBUG,
+                "the watch of the preemption key in the coordination service ended "
+                "(%s: %s): the cluster is shutting down, or has no such service",
                 type(error).__name__,
                 error,
             )

@@ -1,7 +1,7 @@
 """Named States: ready-made classes, and functions that save and load States.
 
 Each name is imported at its first use, so a program without TensorFlow does not import
-TensorFlow.
+TensorFlow. `PyTreeState` is in tfpreempt/jax.
 
 api                save_all_states(), save_state() and load_state()
 loaders            a ready-made State for the position of a data loader, such as Grain's
@@ -23,6 +23,7 @@ from tfpreempt.core.lazy_import import loader
 if TYPE_CHECKING:
     from tfpreempt.checkpoint.state.state import State
     from tfpreempt.core.restarts import num_restarts
+    from tfpreempt.jax.pytree_state import PyTreeState
     from tfpreempt.states.api import load_state, save_all_states, save_state
     from tfpreempt.states.loaders import LoaderState
     from tfpreempt.states.random_states import NumpyRandomState, PythonRandomState
@@ -38,6 +39,7 @@ __all__ = [
     "JsonState",
     "LoaderState",
     "NumpyRandomState",
+    "PyTreeState",
     "PythonRandomState",
     "State",
     "StepCounter",
@@ -57,6 +59,7 @@ _HOMES = {
     "StepCounter": "tfpreempt.states.values",
     "JsonState": "tfpreempt.states.values",
     "ArrayDictState": "tfpreempt.states.values",
+    "PyTreeState": "tfpreempt.jax.pytree_state",
     "PythonRandomState": "tfpreempt.states.random_states",
     "NumpyRandomState": "tfpreempt.states.random_states",
     "LoaderState": "tfpreempt.states.loaders",

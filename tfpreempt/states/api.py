@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 
+from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.mirror.store_selection import (
@@ -20,7 +21,7 @@ from tfpreempt.checkpoint.mirror.store_selection import (
 )
 from tfpreempt.checkpoint.state import state_file
 from tfpreempt.checkpoint.state.state import REGISTRY, State, check_state, sync_states
-from tfpreempt.core.cluster import Cluster, cluster_from_environment
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import is_url
 from tfpreempt.handler import current_session
@@ -100,9 +101,16 @@ def save_state(
         SaveError: the disk failed; the old file is intact.
         DirectoryLockedError: another program uses the directory.
         ConfigurationError: the directory cannot be used, or `state` is not a State.
+        UsageError: the State has arrays that are divided among the workers.
     """
     check_state(state, "save_state(state, checkpoint_dir)")
-    cluster = _cluster()
+    if state._needs_every_worker():
+        raise errors.UsageError(
+            f"save_state() got {state!r}, which has arrays that are divided among the "
+            "workers, so no single file has them. Save by a "
+            "PreemptionCheckpointHandler, or by save_all_states()."
+        )
+    cluster = current_session.current_cluster()
     if (current := current_session.current()) is not None:
         # Otherwise an asynchronous commit with an older value could end after the save.
         current.wait_for_save()
@@ -176,7 +184,7 @@ def _alone_in(directory: str) -> StandaloneStates:
     """
     named = os.environ.get(_VARIABLE, "").strip()
     is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
-    key = (paths.absolute(directory), _cluster())
+    key = (paths.absolute(directory), current_session.current_cluster())
     if key not in _alone:
         storage = RunStorage(directory=directory, max_to_keep=MAX_TO_KEEP)
         if is_copied:
@@ -204,9 +212,3 @@ def _files_of(directory: str) -> Files:
         if lease is not None and layout.is_same(run.directory.path, directory):
             return FencedFiles(LocalFiles(directory), lease)
     return _alone_in(directory).hold()
-
-
-def _cluster() -> Cluster:
-    """Returns the cluster of this process's handlers; before a handler, TF_CONFIG's."""
-    current = current_session.current()
-    return current.cluster if current else cluster_from_environment(os.environ)

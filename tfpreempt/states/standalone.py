@@ -110,7 +110,7 @@ class StandaloneStates:
                 "State is deleted with its last reference: create a State, and keep a "
                 "reference to the State."
             )
-        own = [state for state in states if state.per_worker]
+        own = [each for each in states if each.per_worker and each.should_save()]
         if own and self._cluster.num_workers > 1:
             raise errors.ConfigurationError(
                 f"{own[0]!r} has per_worker=True and is saved by each of the "

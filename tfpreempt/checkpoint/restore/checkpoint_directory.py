@@ -182,6 +182,12 @@ class Directory:
 
     # --- saving ----------------------------------------------------------------------
 
+    def needs_peers(self) -> bool:
+        """Returns whether a save needs every worker: to capture, or for its part."""
+        states = self.registry.in_order()
+        needs_parts = any(each._needs_every_worker() for each in states)
+        return self.contents.needs_peers() or needs_parts
+
     def try_states(self) -> None:
         """Tries to save the named States, and logs a warning for each that cannot be
         saved. Called on the main thread."""
@@ -348,7 +354,7 @@ class Directory:
                 is_there = load_worker_state(
                     candidate, state, self.cluster
                 ) or not has_part_of(candidate, self.cluster)
-            if not is_there:
+            if not (is_there or state._is_optional):
                 _log.warning(
                     "%s has no State %r; the State keeps the initial value of the "
                     "program",

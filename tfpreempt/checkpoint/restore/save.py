@@ -71,6 +71,7 @@ class Save(StagedSave):
         # The intent of a flat checkpoint. Set before TensorFlow writes files, because a
         # failed write leaves incomplete files, which `discard` must find.
         self._intent: flat_commit.Intent | None = None
+        self._needs_every_worker = False
 
     # --- the phases ------------------------------------------------------------------
 
@@ -89,6 +90,7 @@ class Save(StagedSave):
         """
         directory = self.directory
         states = directory.registry.in_order()
+        self._needs_every_worker = any(each._needs_every_worker() for each in states)
         with self._discarded_on_failure("save"):
             try:
                 directory.contents.capture(self, *args, **kwargs)
@@ -181,6 +183,7 @@ class Save(StagedSave):
             if self.cancel_token is not None:
                 self.cancel_token.check()
             present = self._keep_parts_of(workers)
+            self._check_parts(present)
             if self.is_dealt:
                 directory.contents.complete(self, workers)
             path, manifest = self._commit(because, present, parent)
@@ -301,6 +304,18 @@ class Save(StagedSave):
                 self.staging,
             )
         return [worker for worker in workers if worker not in missing]
+
+    def _check_parts(self, present: Collection[int]) -> None:
+        """Raises SaveError if a State needs the parts of workers that are missing."""
+        cluster = self.directory.cluster
+        if not self._needs_every_worker or cluster.saves_all:
+            return
+        if missing := sorted({*range(cluster.num_workers)}.difference(present)):
+            raise errors.SaveError(
+                f"Step {self.step} cannot be committed: workers {missing} have not "
+                "written their shards of the arrays that are divided among all "
+                "workers. Restart all workers; they resume from the last commit."
+            )
 
     def _commit(
         self, because: str, workers: Sequence[int], parent: Parent | None

@@ -10,6 +10,6 @@ state_file           reads and writes the file of a single State, outside of any
 unfinished_caches    deletes the unfinished files of Dataset.cache(path)
 unsaved_state_check  warns of values that a step changes and no commit holds
 
-Imported by checkpoint/mirror, checkpoint/restore, checkpoint/tensors, handler, keras,
-states, tfpreempt.
+Imported by checkpoint/mirror, checkpoint/restore, checkpoint/tensors, handler, jax,
+keras, states, tfpreempt.
 """

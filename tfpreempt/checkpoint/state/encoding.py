@@ -31,7 +31,9 @@ _EXPECTED = (
 )
 
 
-def write_parts(fileobj: IO[bytes], header: Any, parts: list[bytes]) -> None:
+def write_parts(
+    fileobj: IO[bytes], header: Any, parts: Sequence[bytes | memoryview]
+) -> None:
     """Writes a JSON header and byte strings, in the format read by `read_parts`."""
     head = json.dumps({"header": header, "sizes": [len(p) for p in parts]}).encode()
     fileobj.write(_HEADER.pack(MAGIC, len(head)))
@@ -144,10 +146,14 @@ def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:
             "times of a simple dtype, not objects or records"
         )
     name = dtype.str if dtype.kind in _KINDS else dtype.name
-    data = value.tobytes()
+    # Keep Fortran order: the memory order decides the last bit of a sum.
+    is_fortran = value.flags.f_contiguous and not value.flags.c_contiguous
+    data = value.tobytes("F" if is_fortran else "C")
     if isinstance(value, np.generic):
         return {"scalar": data.hex(), "dtype": name}
     found = {"array": data.hex(), "dtype": name, "shape": list(value.shape)}
+    if is_fortran:
+        found["order"] = "F"
     if arrays is not None:
         found["array"] = len(arrays)
         arrays.append(data)
@@ -190,7 +196,8 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
         return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
     where = encoded["array"]
     data = bytes.fromhex(where) if isinstance(where, str) else arrays[where]
-    return np.ndarray(encoded["shape"], dtype, data).copy()
+    order = encoded.get("order", "C")
+    return np.ndarray(encoded["shape"], dtype, data, order=order).copy(order)
 
 
 def _shown(value: Any) -> str:

@@ -127,6 +127,7 @@ class State(metaclass=_Complete):
     """
 
     _is_reserved = False  # True in tfpreempt's own States: allows RESERVED names
+    _is_optional = False  # True if a commit may lack the State: no warning
 
     def __init__(
         self,
@@ -199,6 +200,18 @@ class State(metaclass=_Complete):
     def should_save(self) -> bool:
         """Returns whether to save the State now; if not, the commit lacks the State."""
         return True
+
+    def _needs_every_worker(self) -> bool:
+        """Returns whether a commit is of no use without the part of every worker.
+
+        True for a State with a value that is divided among the workers.
+        """
+        return False
+
+    def _try_save(self) -> None:
+        """Raises the error that `save` would raise now; keeps no file."""
+        with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY) as file:
+            self.save(file)
 
     def unregister(self) -> None:
         """Excludes the State from later commits."""
@@ -285,8 +298,7 @@ def try_states(states: Iterable[State]) -> None:
             continue
         try:
             if state.should_save():
-                with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY) as file:
-                    state.save(file)
+                state._try_save()
         except Exception as error:  # noqa: BLE001 - from user code
             _log.warning(
                 "%r cannot be saved: %s: %s. Until this is fixed, every save fails, "

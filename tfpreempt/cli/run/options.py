@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfpreempt.cli.run.restart_policy import RestartLimits
-from tfpreempt.cli.run.tf_config import make_tf_config
+from tfpreempt.cli.run.tf_config import make_jax_variables, make_tf_config
 from tfpreempt.core import heartbeat
 from tfpreempt.core.scratch import local_directory
 from tfpreempt.core.snapshot_memory import VARIABLES, SnapshotMemory
@@ -86,8 +86,9 @@ class RunOptions:
 
         If the user has set TF_CONFIG, the worker inherits TF_CONFIG, and
         TFPREEMPT_INCARNATION is not set: its value must be equal on all workers, but
-        the supervisor of every machine chooses different names. TFPREEMPT_SUPERVISED is
-        always set; the workers record its value in their journals.
+        the supervisor of every machine chooses different names. The same applies to
+        JAX_COORDINATOR_ADDRESS. TFPREEMPT_SUPERVISED is always set; the workers record
+        its value in their journals.
 
         Args:
             worker: index of the worker on this machine.
@@ -107,7 +108,9 @@ class RunOptions:
             own["TFPREEMPT_MIRROR_DIR"] = self.mirror_dir
         if self.task is None:
             own["TF_CONFIG"] = make_tf_config(ports, worker)
-            own["TFPREEMPT_INCARNATION"] = incarnation
+            if "JAX_COORDINATOR_ADDRESS" not in self.environment:
+                own |= make_jax_variables(ports, worker)
+                own["TFPREEMPT_INCARNATION"] = incarnation
         if self.memory is not None:
             own |= self.memory.to_environment()
         # Do not pass on these variables: an outer supervisor may have set them.

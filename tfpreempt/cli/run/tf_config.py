@@ -1,4 +1,4 @@
-"""Chooses free ports, and creates the TF_CONFIG for the workers of one machine."""
+"""Chooses free ports, and makes the variables that name the workers of one machine."""
 
 from __future__ import annotations
 
@@ -29,6 +29,27 @@ def make_tf_config(ports: Sequence[int], index: int) -> str:
     return json.dumps(
         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     )
+
+
+def make_jax_variables(ports: Sequence[int], index: int) -> dict[str, str]:
+    """Returns the variables from which a program on JAX connects its processes.
+
+    JAX itself reads JAX_COORDINATOR_ADDRESS. The program passes the other two to
+    `jax.distributed.initialize`; `keras.distribution.initialize` reads its own.
+
+    Args:
+        ports: ports of the workers; process 0 hosts JAX's coordination service.
+        index: index of the worker.
+    """
+    address, count = f"{_HOST}:{ports[0]}", str(len(ports))
+    return {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": count,
+        "JAX_PROCESS_ID": str(index),
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": count,
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
+    }
 
 
 @contextlib.contextmanager

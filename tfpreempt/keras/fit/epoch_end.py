@@ -91,7 +91,7 @@ class EpochEnd:
         except BaseException as error:
             self._guards.close()
             is_error = isinstance(error, Exception) and is_running(self._fit)
-            needs_peers = self._run.directory.contents.needs_peers()
+            needs_peers = self._run.directory.needs_peers()
             if is_error and self._run.has_moved and not needs_peers:
                 with self.assigned():
                     self._session.saves.try_save(self._run, because="error")

@@ -1,4 +1,4 @@
-"""The store of a real coordination service: this process is a cluster of one worker."""
+"""The stores of real coordination services: this process is a cluster of one worker."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.ports import free_ports
 from tfpreempt.coordination.key_value_store import KeyValueStore
 
 
-def make() -> tuple[KeyValueStore, None]:
+def tensorflow() -> tuple[KeyValueStore, None]:
     """The store, emptied; its service lives as long as the process."""
     from tfpreempt.handler.tensorflow_adapter import TensorFlowStore
 
-    start_service()
+    start_tensorflow()
     store = TensorFlowStore([("worker", 1)])
     store.delete("c")
     return store, None
 
 
 @functools.cache
-def start_service() -> None:
+def start_tensorflow() -> None:
     (port,) = free_ports(1)
     cluster = {"worker": [f"127.0.0.1:{port}"]}
     task = {"type": "worker", "index": 0}
@@ -29,3 +29,21 @@ def start_service() -> None:
     import tensorflow as tf
 
     tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def jax() -> tuple[KeyValueStore, None]:
+    """The store, emptied; its service lives as long as the process."""
+    from tfpreempt.jax.distributed import JaxStore
+
+    start_jax()
+    store = JaxStore()
+    store.delete("c")
+    return store, None
+
+
+@functools.cache
+def start_jax() -> None:
+    import jax
+
+    (port,) = free_ports(1)
+    jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)

@@ -1,0 +1,119 @@
+"""Starts the processes of a JAX program, and waits for their output and their end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.multiprocess.harness import LIMIT, PROGRAMS, ROOT, wait_until
+from tests.ports import free_ports
+
+PROGRAM = PROGRAMS / "jax_loop.py"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that computes on one CPU device."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TFPREEMPT_")}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    kept |= {"PYTHONPATH": path, "TFPREEMPT_PLATFORM": "generic"}
+    kept |= {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    return kept | more
+
+
+class JaxProcess:
+    """One process, with what it has printed so far.
+
+    Args:
+        log: file with the output.
+        process: the process, or the supervisor of the process.
+    """
+
+    def __init__(self, log: Path, process: subprocess.Popen[bytes]) -> None:
+        self._log = log
+        self.process = process
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def lines(self, word: str) -> list[str]:
+        """What follows a word, in each whole line that begins with the word."""
+        whole = self.output.rpartition("\n")[0].split("\n")
+        return [
+            line[len(word) + 1 :] for line in whole if f"{line} ".startswith(f"{word} ")
+        ]
+
+    def wait_line(self, word: str, count: int = 1) -> str:
+        """Waits for a line that begins with a word; returns what follows the word."""
+
+        def found() -> bool:
+            is_there = len(self.lines(word)) >= count
+            assert is_there or self.process.poll() is None, self.output[-6000:]
+            return is_there
+
+        wait_until(found, f"line {word!r}", say=self.output[-6000:])
+        return self.lines(word)[count - 1]
+
+
+@contextmanager
+def jax_processes(
+    folder: Path,
+    *words: str,
+    count: int = 2,
+    program: Path = PROGRAM,
+) -> Iterator[list[JaxProcess]]:
+    """Context manager that starts the processes of one program, and ends them.
+
+    Args:
+        folder: directory of the logs, in which the processes run.
+        *words: arguments of the program.
+        count: number of processes.
+        program: Python file.
+    """
+    (port,) = free_ports(1)
+    variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
+    variables["JAX_NUM_PROCESSES"] = str(count)
+    started = []
+    for index in range(count):
+        log = folder / f"log-{index}.txt"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, str(program), *words],
+                stdout=out,
+                stderr=out,
+                env=environment(**variables, JAX_PROCESS_ID=str(index)),
+                cwd=folder,
+            )
+        started.append(JaxProcess(log, process))
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.process.kill()
+            each.process.wait()
+
+
+def ended(
+    processes: list[JaxProcess], *codes: int | None, limit: float = LIMIT
+) -> None:
+    """Waits until all processes have ended, and checks the exit codes.
+
+    Args:
+        processes: the processes.
+        *codes: expected exit code of each; None: any.
+        limit: longest wait in seconds.
+    """
+    wait_until(
+        lambda: None not in [each.process.poll() for each in processes],
+        "all processes end",
+        limit,
+        say="\n".join(each.output[-4000:] for each in processes),
+    )
+    found = [each.process.returncode for each in processes]
+    said = "\n---\n".join(each.output[-4000:] for each in processes)
+    expected = [f if c is None else c for f, c in zip(found, codes, strict=True)]
+    assert found == expected, f"{found}\n{said}"

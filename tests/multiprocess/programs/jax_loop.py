@@ -1,0 +1,147 @@
+"""A training loop on JAX in one or several processes; what it does is told in words.
+
+python jax_loop.py DIRECTORY [WORD ...]
+
+sharded        half of the momentum is in each process
+hold=N         process 1 stays in its step N while the file DIRECTORY/../hold exists
+fail=N         process 1 raises an error in its step N
+late           jax.distributed.initialize comes after the handler
+slow           waits between jax.distributed.initialize and the handler
+grace=S        seconds of the grace period
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import tfpreempt
+from tfpreempt.states import PyTreeState
+
+STEPS = 40
+DIRECTORY = sys.argv[1]
+WORDS = dict(word.partition("=")[::2] for word in sys.argv[2:])
+NUM_PROCESSES = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+PROCESS = int(os.environ.get("JAX_PROCESS_ID", "0"))
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def initialize() -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if NUM_PROCESSES > 1:
+        jax.distributed.initialize(
+            num_processes=NUM_PROCESSES,
+            process_id=PROCESS,
+            heartbeat_timeout_seconds=20,
+        )
+
+
+def hold() -> None:
+    say("holds")
+    while (Path(DIRECTORY).parent / "hold").exists():
+        time.sleep(0.005)
+
+
+@jax.jit
+def update(state: Any, x: Any, y: Any) -> Any:
+    key, mine = jax.random.split(state["key"])
+    kept = x * jax.random.bernoulli(mine, 0.8, x.shape)
+    weights = state["weights"]
+    gradient = jax.grad(lambda w: jnp.mean((kept @ w - y) ** 2))(weights)
+    momentum = 0.9 * state["momentum"] + gradient
+    return {
+        "weights": (weights - 0.05 * momentum).astype(weights.dtype),
+        "momentum": momentum,
+        "key": key,
+        "step": state["step"] + 1,
+    }
+
+
+def main() -> None:
+    config = tfpreempt.GenericTerminationConfig(
+        grace_period=float(WORDS["grace"]) if "grace" in WORDS else None
+    )
+    if "late" not in WORDS:
+        initialize()
+        mesh = Mesh(np.array(jax.devices()), ("data",))
+        by_row, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+
+        def placed(array: np.ndarray[Any, Any], sharding: NamedSharding) -> jax.Array:
+            return jax.make_array_from_callback(
+                array.shape, sharding, array.__getitem__
+            )
+
+        zeros = np.zeros((8, 4), "float32")
+        is_sharded = "sharded" in WORDS
+        value = {
+            "weights": placed(zeros, everywhere),
+            "momentum": placed(zeros, by_row if is_sharded else everywhere),
+            "key": jax.random.key(7),
+            "step": 0,
+        }
+        shardings = {
+            "weights": everywhere,
+            "momentum": by_row if is_sharded else everywhere,
+            "key": everywhere,
+            "step": everywhere,
+        }
+        train = jax.jit(update, donate_argnums=0, out_shardings=shardings)
+        state = PyTreeState("training", value)
+    if "slow" in WORDS:
+        say("waits")
+        threading.Event().wait(5.0)
+    directory = f"{DIRECTORY}-{PROCESS}" if "late" in WORDS else DIRECTORY
+    with tfpreempt.PreemptionCheckpointHandler(
+        None, None, directory, config, save_freq=None if "hold" in WORDS else 7
+    ) as handler:
+        say("starts", handler.total_run_calls)
+        if "late" in WORDS:
+            initialize()
+
+        def step() -> None:
+            if "late" in WORDS:
+                return
+            number = handler.total_run_calls
+            random = np.random.default_rng(number)
+            x = random.normal(size=(24, 8)).astype("float32")
+            batch = placed(x, by_row), placed(x[:, :4], by_row)
+            state.value = jax.block_until_ready(train(state.value, *batch))
+            if PROCESS == 1 and WORDS.get("fail") == str(number):
+                raise RuntimeError("a bug of process 1")
+            if PROCESS == 1 and WORDS.get("hold") == str(number):
+                hold()
+            time.sleep(0.01)
+
+        while handler.total_run_calls < STEPS:
+            handler.run(step)
+            say("step", handler.total_run_calls)
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(state.value):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        raw = jax.random.key_data(leaf) if is_key else leaf
+        for shard in raw.addressable_shards:
+            found.update(np.asarray(shard.data).tobytes())
+    say("final", found.hexdigest())
+    for shard in state.value["momentum"].addressable_shards:
+        for row, numbers in enumerate(
+            np.asarray(shard.data), shard.index[0].start or 0
+        ):
+            say("row", row, numbers.tobytes().hex())
+    say("TensorFlow", "tensorflow" in sys.modules)
+
+
+main()

@@ -1,0 +1,128 @@
+"""Loops on JAX: real processes of `jax.distributed`, preempted, killed and resumed."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.harness import RESTART, records
+from tests.multiprocess.jax_processes import (
+    ended,
+    jax_processes,
+)
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
+
+
+@pytest.mark.parametrize("word", ["replicated", "sharded"])
+def test_two_processes_resume_exactly(tmp_path: Path, word: str) -> None:
+    """SIGTERM to either process, at any step: all exit, and resume byte for byte."""
+    seed = random.SystemRandom().randrange(1000)
+    print("seed", seed)
+    chance = random.Random(seed)
+    with jax_processes(tmp_path, str(tmp_path / "undisturbed"), word) as processes:
+        ended(processes, 0, 0)
+        expected = [each.lines("final") for each in processes]
+        assert [each.lines("TensorFlow") for each in processes] == [["False"]] * 2
+    directory = tmp_path / "run"
+    step = 0
+    for signalled in (1, 0):
+        step += chance.randrange(1, 15)
+        with jax_processes(tmp_path, str(directory), word) as processes:
+            start = int(processes[0].wait_line("starts"))
+            processes[signalled].wait_line("step", max(1, step - start))
+            processes[signalled].process.send_signal(signal.SIGTERM)
+            ended(processes, RESTART, RESTART)
+    commits = records(directory, "commit", because="preemption")
+    assert len(commits) == 2
+    with jax_processes(tmp_path, str(directory), word) as processes:
+        assert int(processes[1].wait_line("starts")) == commits[-1]["step"]
+        ended(processes, 0, 0)
+        assert [each.lines("final") for each in processes] == expected
+
+
+def test_a_peer_that_is_killed_under_a_notice_costs_no_hang_and_no_commit(
+    tmp_path: Path,
+) -> None:
+    """Process 1 is killed in its step, after the computation: process 0 commits."""
+    directory = tmp_path / "run"
+    (tmp_path / "hold").touch()
+    words = (str(directory), "hold=9", "grace=8")
+    with jax_processes(tmp_path, *words) as processes:
+        processes[1].wait_line("holds")
+        processes[0].process.send_signal(signal.SIGTERM)
+        processes[0].wait_line(
+            "tfpreempt: WARNING: preemption notice from signal:SIGTERM;"
+        )
+        processes[1].process.kill()
+        ended(processes, RESTART, -signal.SIGKILL, limit=12.0)
+    [commit] = records(directory, "commit", because="preemption")
+    assert commit["step"] == 10
+    with jax_processes(tmp_path, str(directory)) as processes:
+        assert processes[1].wait_line("starts") == "10"
+        ended(processes, 0, 0)
+
+
+def test_without_the_host_of_the_service_the_rest_ends_and_resumes(
+    tmp_path: Path,
+) -> None:
+    """JAX aborts the others when process 0 is gone, if they do not exit before."""
+    directory = tmp_path / "run"
+    with jax_processes(tmp_path, str(directory)) as processes:
+        processes[0].wait_line("step", 16)
+        processes[1].process.send_signal(signal.SIGTERM)
+        processes[0].process.kill()
+        ended(processes, -signal.SIGKILL, None)
+        assert processes[1].process.returncode in (RESTART, -signal.SIGABRT)
+    newest = records(directory, "commit")[-1]["step"]
+    with jax_processes(tmp_path, str(directory)) as processes:
+        assert int(processes[1].wait_line("starts")) == newest
+        ended(processes, 0, 0)
+
+
+def test_an_error_in_one_process_ends_both_soon(tmp_path: Path) -> None:
+    """Without tfpreempt each waits for the other, until JAX's timeout of minutes."""
+    with jax_processes(tmp_path, str(tmp_path / "run"), "fail=5") as processes:
+        ended(processes, 1, 1, limit=60.0)
+        assert "RuntimeError: a bug of process 1" in processes[1].output
+        assert "worker 1 failed first: RuntimeError: a bug" in processes[0].output
+
+
+def test_processes_that_jax_connects_after_the_handler_are_an_error(
+    tmp_path: Path,
+) -> None:
+    with jax_processes(tmp_path, str(tmp_path / "run"), "late") as processes:
+        ended(processes, 1, 1)
+        for index, each in enumerate(processes):
+            error = f"this process, {index} of 2, would train and commit alone"
+            assert error in each.output
+
+
+def test_a_notice_before_the_handler_ends_every_process(tmp_path: Path) -> None:
+    """JAX's own SIGTERM handler, which is in C++, gets the signal there."""
+    with jax_processes(tmp_path, str(tmp_path / "run"), "slow") as processes:
+        processes[1].wait_line("waits")
+        processes[1].process.send_signal(signal.SIGTERM)
+        ended(processes, RESTART, RESTART)
+        assert "notice from jax:preemption-notice" in processes[0].output
+
+
+def test_divided_arrays_are_restored_by_other_numbers_of_processes(
+    tmp_path: Path,
+) -> None:
+    """From two to one, and from one to four."""
+    rows = []
+    for count in (2, 1, 4):
+        words = (str(tmp_path / "run"), "sharded")
+        with jax_processes(tmp_path, *words, count=count) as processes:
+            ended(processes, *[0] * count)
+            starts = {each.wait_line("starts") for each in processes}
+            assert starts == {"0" if count == 2 else "40"}
+            rows.append(
+                sorted({row for each in processes for row in each.lines("row")})
+            )
+    assert len(rows[0]) == 8
+    assert rows[1] == rows[2] == rows[0]

@@ -1,0 +1,7 @@
+"""JAX: imported only after the program has imported JAX, and without TensorFlow.
+
+distributed   adapter: the processes, errors and service of `jax.distributed`
+pytree_state  a ready-made State for a pytree of arrays
+
+Imported by states.
+"""
