@@ -117,7 +117,7 @@ def describe(error: TfpreemptError) -> str:
 def _wait_for_answers(
     store: KeyValueStore, prefix: str, num_workers: int, timeout: float
 ) -> dict[str, str]:
-    """On the chief: waits for the answers of the other workers.
+    """Waits, on the chief, for the answers of the other workers.
 
     Returns:
         The objections, by worker index.

@@ -286,7 +286,7 @@ def saved(settings: ProtocolConfig, state: WorkerState, event: ev.Saved) -> Move
 def marker(
     settings: ProtocolConfig, state: WorkerState, others: tuple[int, ...]
 ) -> Moved:
-    """On the chief: starts the commit.
+    """Starts the commit, on the chief.
 
     Args:
         settings: constants of the chief.
@@ -455,7 +455,7 @@ def next_round(state: WorkerState) -> Moved:
 
 
 def gather_counts(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """On the chief: starts to read the counts of the other workers, once per round."""
+    """Starts, on the chief, to read the counts of the other workers, once per round."""
     if not settings.host or state.counts:
         return state, ()
     assert state.own is not None
@@ -473,7 +473,7 @@ def counts_read(
 
 
 def decide(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """On the chief: inserts the decision, if all counts and the notice are known.
+    """Inserts the decision, on the chief, if all counts and the notice are known.
 
     If there is no notice and every count is final, inserts the notice `FINISHED`.
     """
