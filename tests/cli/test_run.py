@@ -735,10 +735,13 @@ def test_a_supervisor_started_with_closed_streams(
 ) -> None:
     shut = " ".join(f"{number}>&-" for number in closed)
     wrapper = ["sh", "-c", f'exec "$@" {shut}', "sh"]
-    code, _, _ = supervised.run("print('said')", "--workers", "2", wrapper=wrapper)
+    files = "[os.readlink(f'/proc/{os.getppid()}/fd/{number}') for number in (1, 2)]"
+    program = f"print('said', {files})"
+    code, _, _ = supervised.run(program, "--workers", "2", wrapper=wrapper)
     assert code == 0
     assert "said" in supervised.log(0)
     assert "said" in supervised.log(1)
+    assert "supervisor.jsonl" not in supervised.log(0)
 
 
 def test_a_given_tf_config_is_left_alone(supervised: Run) -> None:

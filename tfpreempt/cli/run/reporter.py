@@ -314,6 +314,7 @@ def claim(journal: JsonLines, supervisor: str) -> None:
     here = lease_record.this_process(0.0)
     owner = dataclasses.asdict(here)
     journal.append({"event": "opened", "supervisor": supervisor, "owner": owner})
+    journal.close()  # if stdout or stderr is closed, the file may have got its number
     earlier: dict[str, lease_record.LeaseOwner] = {}  # by id of the supervisor
     with (
         contextlib.suppress(OSError),
