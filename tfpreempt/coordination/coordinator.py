@@ -325,7 +325,7 @@ class Coordinator:
             self.notes.lost_because = self.notes.lost_because or reason
             match key:
                 case Key.NOTICE if round != self.state.round:
-                    self.dispatch(ev.NoticeRead(round, value))  # of a later round
+                    self.dispatch(ev.NoticeRead(round, value))  # a later notice
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
                     is_periodic = value is NoticeKind.PERIODIC
@@ -484,7 +484,7 @@ class Coordinator:
             self.deadlines.forget()
             self.extra.clear()
             return
-        self.notes.timeouts_left = before.timeouts_left  # one budget for all rounds
+        self.notes.timeouts_left = before.timeouts_left  # all rounds share a budget
         if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.schedule_final_round()
 

@@ -31,8 +31,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket or a device
 _PIECE = 1 << 16
-_MAKING_RETRIES = 10  # while other processes remove empty directories
-_MOST_COPIED = 1 << 28  # bytes of the largest file to copy; logs are smaller
+_MAKING_RETRIES = 10  # if other processes remove the new, empty directories
+_MOST_COPIED = 1 << 28  # bytes of the largest file that is replaced by a copy
 
 
 class UnsafeFileError(OSError):
@@ -85,7 +85,7 @@ def directory(
 
 _kept = threading.local()
 _NONE_KEPT: dict[tuple[str, str], int] = {}  # value outside of `parents_kept_open`
-_MOST_KEPT = 16  # directories to keep open; further directories are opened per file
+_MOST_KEPT = 16  # maximum number of directories that are kept open
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "TFPREEMPT_HEARTBEAT_FILE"
 _NAME = "tfpreempt-life"
-_LINK = f"/memfd:{_NAME} "  # how the link in /proc/PID/fd to the file begins
+_LINK = f"/memfd:{_NAME} "  # beginning of the file's link target in /proc/PID/fd
 HEARTBEAT_INTERVAL = 0.5  # seconds between two heartbeats
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
@@ -119,7 +119,8 @@ def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
     write()
     thread = ManagedThread("tfpreempt-life", work)
     thread.start()
-    # A last heartbeat: the exit may take long, and the thread ends at its beginning.
+    # Write a last heartbeat: the thread ends when the exit begins, and the exit may
+    # take long.
     atexit.register(write)
 
 
@@ -169,7 +170,7 @@ class HeartbeatFile:
         Returns:
             Whether the signal was sent.
         """
-        # After an error: the process has ended, or belongs to another user.
+        # An error means that the process has ended, or belongs to another user.
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:

@@ -260,7 +260,7 @@ def open_file(path: Path, flags: int) -> int:
             folder, path.name, flags, 0o644, path=str(path), copies=True
         )
         if flags & os.O_CREAT:
-            os.fsync(folder)  # a synced file is lost if its name is lost
+            os.fsync(folder)  # else a crash may lose the name, and so the file
     return descriptor
 
 

@@ -83,7 +83,7 @@ class Reached:
     """
 
     def __init__(self) -> None:
-        self._is_whole = False  # the walk has ended, and no object was deleted since
+        self._is_whole = False  # whether the walk has ended, and no object was deleted
         self._groups: dict[PartsOf, _Group] = {}
         self._held: dict[int, Any] = {}  # held, so that no new object gets the same id
 
@@ -130,7 +130,7 @@ class Reached:
                 for value in group.values
             ]
         self._is_whole = True
-        self._held = held  # drops references: objects created only for the walk end
+        self._held = held  # lets objects that exist only for the walk be deleted
 
     def is_unchanged(self) -> bool:
         """Returns whether a new walk would find the same objects at the same paths.
@@ -263,7 +263,7 @@ def walk(
         if not is_inside and not enters(type(value)):
             continue
         is_whole = is_inside and is_data(value)
-        # Not for a tuple, whose items cannot change.
+        # A tuple is not recorded, because its items cannot change.
         if reached and type(value) is not tuple:
             reached.add([value], _of_data if is_whole else _contents_of(value))
         skipped: dict[PartsOf, list[Any]] = {}

@@ -152,7 +152,7 @@ def map_in_threads(
 
     workers: list[ManagedThread] = []
     try:
-        while todo and len(workers) < threads:  # the first threads may have done all
+        while todo and len(workers) < threads:  # jobs may be done already
             workers.append(ManagedThread(f"{name}-{len(workers)}", work))
             workers[-1].start()
         while workers and not is_done.wait(_TICK_SECONDS):

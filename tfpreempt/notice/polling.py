@@ -127,7 +127,7 @@ class PollingLoop:
         """Stops polling; logs a warning if the thread does not end within 2 s."""
         self._thread.stop_event.set()
         self._cut_off()
-        # If called on the thread itself, it cannot be waited for, and ends by itself.
+        # If the polling thread calls close(), it cannot wait for its own end.
         is_own = self._thread is threading.current_thread()
         if not self._thread.join(CLOSE_LIMIT_SECONDS) and not is_own:
             _logger.warning(
@@ -145,7 +145,7 @@ class PollingLoop:
                 pause = self._poll()
             except BaseException as error:  # noqa: BLE001 - a poll's sys.exit() is one
                 if stop.is_set():
-                    return  # cut off by close()
+                    return  # close() has ended the poll
                 pause = self._retry(self._failures.count + 1)
                 self._failures.note_failure(error, pause)
             else:

@@ -152,7 +152,7 @@ def probe_all(
 
     def ask(probe: Probe) -> None:
         finding = None
-        # No server, or a server that is not a metadata server.
+        # An error means: no server, or a server that is no metadata server.
         with contextlib.suppress(Exception):
             finding = probe(environment, limit_seconds)
         answers.put(finding)

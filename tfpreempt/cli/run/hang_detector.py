@@ -30,7 +30,7 @@ _MOST_BETWEEN = 2.0
 _LONG_SECONDS = 3600.0
 _LEAST_SECONDS = 120.0
 _STEPS = 20
-_TRACES = 2  # with AUTO, the timeout is at least twice the first step: a retrace
+_TRACES = 2  # AUTO allows twice the first step, since a later step may be traced again
 _KEPT = 101  # number of step times for the median
 # Phases in which a process is not exempt if the kernel has stopped it (state T).
 _NOT_EXEMPT_IF_STOPPED = (WorkerPhase.APART, WorkerPhase.WAITS)
@@ -53,7 +53,7 @@ class WorkerProgress:
     _received_at: float = 0.0  # time of the newest heartbeat
     _at: Heartbeat | None = None  # heartbeat at the newest boundary or change of phase
     _since: float = 0.0  # time of `_at`
-    _first: float = 0.0  # longest first step, with the work of the program before
+    _first: float = 0.0  # longest first step, including the program's work before it
     _times: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_KEPT)
     )

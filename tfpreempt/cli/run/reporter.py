@@ -253,7 +253,7 @@ class Reporter:
                 before = f"{found}, all made before this run: " if found else ""
                 found = f"{before}{advice}"
             self._print(f"no worker wrote a journal in {journal}: {found}")
-        # The preemptions do not include the signal to stop, which usually is another.
+        # The numbers do not include the signal to stop, usually one more preemption.
         earlier = "earlier " if verdict.cause is Cause.STOPPED else ""
         self._print(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "

@@ -53,7 +53,7 @@ class WorkerGroup:
     ) -> None:
         self._leave_seconds = leave_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._left_behind: dict[int, float] = {}  # group -> time of SIGKILL
+        self._left_behind: dict[int, float] = {}  # process group -> time of its SIGKILL
         self._started: list[subprocess.Popen[bytes]] = []
         # Make orphans of the workers children of this process. Otherwise process 1
         # would be the parent. In a container process 1 may never reap children, and an
