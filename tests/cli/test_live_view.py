@@ -372,7 +372,7 @@ def test_a_run_on_a_terminal(
     code, out, err = supervised.finish()
     assert (code, out, err) == (143, "", "")
     said = terminal.read().decode()
-    assert "tfpreempt: SIGTERM: waiting" in said
+    assert "tfpreempt: received SIGTERM" in said
     assert ERASE.decode() in said.rpartition("no commit yet")[2]  # the line has gone
 
 
