@@ -506,7 +506,7 @@ def test_no_file_without_a_subject() -> None:
 
 # In `keras/`, and yet without Keras: the table of a fit's phases, and what it leads to.
 PURE_KERAS = ("keras/__init__.py", "keras/fit/phases.py", "keras/fit/resume_plan.py")
-JAX = ("jax/distributed.py", "jax/pytree_state.py")
+JAX = ("jax/distributed.py", "jax/pytree_state.py", "jax/values.py")
 
 
 @pytest.mark.slow  # starts a process

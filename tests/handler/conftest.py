@@ -25,6 +25,7 @@ NEED_NO_TENSORFLOW = {
     "test_snapshot_scheduler.py",
     "test_status_file.py",
     "test_step_timer.py",
+    "test_unsaved_jax.py",
 }
 
 

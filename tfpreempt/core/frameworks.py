@@ -35,6 +35,7 @@ ADAPTERS: dict[str, dict[str, str]] = {
     "jax": {
         "errors": "tfpreempt.jax.distributed",
         "coordination": "tfpreempt.jax.distributed",
+        "values": "tfpreempt.jax.values",
     },
 }
 """For every framework (by its package name): the adapter module for every question."""

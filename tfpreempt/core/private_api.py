@@ -44,7 +44,7 @@ SEEN = {
         *("3.15.1", "3.16.0.dev2026102704"),
     ),
     "tf_keras": ("2.16.0", "2.17.0", "2.18.0", "2.19.0", "2.20.1", "2.21.0"),
-    "jax": ("0.10.2",),
+    "jax": ("0.6.2", "0.10.2"),
 }
 """Versions with which the compatibility matrix or all tests passed."""
 

@@ -462,6 +462,11 @@ class _Assembled:
         return found
 
 
+def local_numbers(array: jax.Array) -> list[np.ndarray[Any, Any]]:
+    """Returns the numbers of an array in the different shards on this process."""
+    return list(_parts(array).values())
+
+
 def _is_whole(array: jax.Array) -> bool:
     """Returns whether every process holds every element of an array."""
     if array.is_fully_addressable:

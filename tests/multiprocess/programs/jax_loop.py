@@ -43,11 +43,7 @@ def say(*words: object) -> None:
 def initialize() -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if NUM_PROCESSES > 1:
-        jax.distributed.initialize(
-            num_processes=NUM_PROCESSES,
-            process_id=PROCESS,
-            heartbeat_timeout_seconds=20,
-        )
+        jax.distributed.initialize(num_processes=NUM_PROCESSES, process_id=PROCESS)
 
 
 def hold() -> None:

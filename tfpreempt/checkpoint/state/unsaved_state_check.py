@@ -50,6 +50,12 @@ _NOT_CHECKED = (
     "cannot check whether the step changes state that is not in the commits; a restart "
     "may lose such state without a warning. Training continues"
 )
+_NOTHING = (
+    "no State is registered, so the commits hold only the step and the random "
+    "generators. Put everything that a step changes into named States "
+    "(tfpreempt.states); create the States before the handler, and keep references to "
+    "the States"
+)
 _ADVICE = "Put these values into a named State (tfpreempt.states)."
 
 _ANY_ITEM = ("item", ...)  # the index or dict key is not a constant
@@ -169,8 +175,9 @@ def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath
 def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     """Returns the attributes and names whose new value is computed from the old value.
 
-    Examples: `n += 1` and `n = f(n)`, but not `loss = f(x)`. Functions whose source
-    does not exist, such as functions typed at a prompt, are skipped.
+    Examples: `n += 1`, `n = f(n)` and `n, loss = f(n, x)`, but not `loss = f(x)`.
+    Functions whose source does not exist, such as functions typed at a prompt, are
+    skipped.
 
     Args:
         locations: locations; the functions among their values are read.
@@ -196,8 +203,13 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                 case ast.AugAssign(target=target):
                     keys.add(_key(target, outer))
                 case ast.Assign(targets=[target], value=value):
-                    if ast.unparse(target) in map(ast.unparse, ast.walk(value)):
-                        keys.add(_key(target, outer))
+                    texts = set(map(ast.unparse, ast.walk(value)))
+                    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                    keys |= {
+                        _key(each, outer)
+                        for each in parts
+                        if ast.unparse(each) in texts
+                    }
     return keys
 
 
@@ -309,6 +321,8 @@ class UnsavedStateCheck:
         if key in self._functions:
             return
         self._functions[key] = function
+        if self.checkpoint is None and not self.registry.in_order():
+            _log.warning(_NOTHING)
         with _errors_logged():
             call = functools.partial(function, *args, **kwargs)
             values: list[Values] = frameworks.adapters("values")
@@ -405,9 +419,9 @@ class _Call:
         locations = reachable(self._roots, _is_searched)
         self._updated = updated_keys(locations)
         self._before = {  # refers to the objects, so that no new object gets their id
-            key: (location, thing, self._mark(thing))
+            key: (location, thing, self._mark(key, thing))
             for key, (location, thing) in self._things(locations).items()
-            if key not in saved
+            if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
         }
         self.unread = {
             location.path: location.value
@@ -422,7 +436,7 @@ class _Call:
         changed = {
             id(things[key][0]): things[key][0].path
             for key, (_, _, mark) in self._before.items()
-            if key in things and self._mark(things[key][1]) != mark
+            if key in things and self._mark(key, things[key][1]) != mark
         }
         counts = collections.Counter[str]()
         names = []
@@ -437,16 +451,20 @@ class _Call:
         """Returns the values to compare, with their locations, by key.
 
         The key of a mutable object is its id. The key of an immutable value is its
-        location (owner and key), because a step replaces the value itself.
+        location (owner and key), because a step replaces the value itself. A step may
+        also replace a tree of such values, such as a dict of JAX arrays.
         """
         replaced = sum((each.REPLACED for each in self.values), _SCALARS)
         found: dict[Any, tuple[ObjectPath, Any]] = {}
         for location in locations:
             value = location.value
-            if not isinstance(value, replaced):
+            is_replaced = isinstance(value, replaced)
+            if not is_replaced:
                 for thing in self._mutable(location):
                     found.setdefault(id(thing), (location, thing))
-            elif is_updated(location, self._updated):
+            if is_updated(location, self._updated) and (
+                is_replaced or self._sample(value) is not None
+            ):
                 found.setdefault((id(location.owner), location.key), (location, value))
         return found
 
@@ -462,10 +480,19 @@ class _Call:
         is_generator = isinstance(value, _GENERATORS)
         return [value] if is_generator else _variables(value, self.values)
 
-    def _mark(self, thing: Any) -> Any:
+    def _sample(self, thing: Any) -> np.ndarray[Any, Any] | None:
+        """Returns elements of an object of a framework; None for another object."""
+        samples = (each.sample(thing, _SAMPLES) for each in self.values)
+        return next((each for each in samples if each is not None), None)
+
+    def _mark(self, key: Any, thing: Any) -> Any:
         """Returns a value that stays equal while an object is unchanged.
 
         Only a sample of a large object is read.
+
+        Args:
+            key: key of the object, as in `_things`.
+            thing: the object.
         """
         if isinstance(thing, np.random.Generator):
             return repr(thing.bit_generator.state)
@@ -473,16 +500,20 @@ class _Call:
             return repr(thing.get_state())
         if isinstance(thing, random.Random):
             return hash(thing.getstate())
-        if isinstance(thing, object_graph.GROWING):
+        if isinstance(thing, object_graph.GROWING) and isinstance(key, int):
             return len(thing)  # items are compared at their own locations
-        if isinstance(thing, _SCALARS):
+        if _is_scalar(thing):
             return type(thing), repr(thing)
         if isinstance(thing, np.ndarray):
             return _mark_of_array(thing)
-        for each in self.values:
-            if (sample := each.sample(thing, _SAMPLES)) is not None:
-                return _mark_of_array(sample)
+        if (sample := self._sample(thing)) is not None:
+            return _mark_of_array(sample)
         return type(thing), repr(thing)
+
+
+def _is_scalar(thing: Any) -> bool:
+    """Returns whether a value is a number or text, which many locations may share."""
+    return isinstance(thing, _SCALARS)
 
 
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:

@@ -1,0 +1,57 @@
+"""Adapter of JAX: the arrays that a step replaces, for the check of unsaved state.
+
+`checkpoint/state/unsaved_state_check.py` uses the functions. JAX has no variables and
+no iterators: a step computes new arrays, and the program assigns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tfpreempt.jax.pytree_state import local_numbers
+
+SAVED_WHOLE: tuple[type, ...] = ()
+REPLACED: tuple[type, ...] = (jax.Array,)
+ADVICE = "Put arrays and random keys into a tfpreempt.states.PyTreeState."
+
+
+def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
+    """Returns no objects: the arrays of JAX are saved by named States."""
+    return [], []
+
+
+def variables(value: Any) -> Sequence[Any]:
+    """Returns no variables."""
+    return ()
+
+
+def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
+    """Returns bytes of about `size` elements of an array or a pytree of arrays.
+
+    Returns None for an object without arrays of JAX. Arrays that were donated to a
+    computation are left out.
+    """
+    arrays = [each for each in jax.tree.leaves(thing) if isinstance(each, jax.Array)]
+    if not arrays:
+        return None
+    found = [
+        part.reshape(-1)[:: max(1, part.size * len(arrays) // size)].tobytes()
+        for each in arrays
+        if not each.is_deleted()
+        for part in local_numbers(each)
+    ]
+    return np.frombuffer(b"".join(found), np.uint8)
+
+
+def restarts(iterator: Any) -> bool:
+    """Returns False: JAX has no iterators over data."""
+    return False
+
+
+def advice_on_iterators(unread: Mapping[str, Any]) -> str:
+    """Returns no text: JAX has no iterators over data."""
+    return ""
