@@ -48,13 +48,13 @@ def save_all_states() -> str | None:
     commits.)
 
     Without a handler, the chief commits only the States, in the directory in
-    TFPREEMPT_CHECKPOINT_DIR. The workers are the workers in TF_CONFIG; with several
-    workers, States with per_worker=True need a handler. If TFPREEMPT_MIRROR_DIR is set,
-    every commit is uploaded to that mirror in the background, and the first call of a
-    process imports a newer commit from the mirror.
+    TFPREEMPT_CHECKPOINT_DIR. The number of workers comes from `jax.distributed` or
+    TF_CONFIG; with several workers, States with per_worker=True need a handler. If
+    TFPREEMPT_MIRROR_DIR is set, every commit is uploaded to that mirror in the
+    background, and the first call of a process imports a newer commit from the mirror.
 
-    Without a handler and without the variable nothing is saved: the function only calls
-    `sync()`, and logs one warning per process.
+    Without a handler and without TFPREEMPT_CHECKPOINT_DIR nothing is saved: the
+    function only calls `sync()`, and logs a warning once per process.
 
     Returns:
         On the chief the commit's directory; the checkpoint directory if a
@@ -87,9 +87,10 @@ def save_state(
 
     Every worker must call the function. The chief writes `states/<name>.state` in the
     directory; with `per_worker=True`, every worker writes `worker-<i>/<name>.state`.
-    The file is replaced atomically and durably. As after `save_all_states`, the chief
-    holds the lease of the directory: otherwise `load_state` could load a file of
-    another run as the newest value of this run.
+    The file is replaced atomically and durably. The chief acquires and keeps the lease
+    of the directory, unless an open handler has the lease. Without the lease, another
+    run could write the file, and `load_state` would load the value as the newest value
+    of this run.
 
     Args:
         state: State to save; need not be registered.
@@ -128,10 +129,11 @@ def load_state(state: State) -> bool:
     """Loads the newest saved value of a State.
 
     Every worker must call the function. With an open handler, the value comes from the
-    commit that the workers have restored, or from a commit made since. Without a
+    commit that the workers have restored, or from a later commit of the run. Without a
     handler, the value comes from the newest intact commit in the directory in
-    TFPREEMPT_CHECKPOINT_DIR. If `save_state` has written a file in the directory, the
-    file is loaded instead if newer than the commit, or if the commit lacks the State.
+    TFPREEMPT_CHECKPOINT_DIR. A file that `save_state` has written in the directory
+    takes precedence over the commit if the file is newer, or if the commit lacks the
+    State.
 
     Without a handler, and with TFPREEMPT_MIRROR_DIR, the first call of a process
     imports the newest commit from that mirror, if newer than the directory's commits.
@@ -180,7 +182,7 @@ def _alone_in(directory: str) -> StandaloneStates:
     Only the directory in TFPREEMPT_CHECKPOINT_DIR has a mirror.
 
     Args:
-        directory: directory as named by the user.
+        directory: path of the checkpoint directory, as given by the user.
     """
     named = os.environ.get(_VARIABLE, "").strip()
     is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
@@ -196,8 +198,8 @@ def _alone_in(directory: str) -> StandaloneStates:
 def _files_of(directory: str) -> Files:
     """Returns file operations on a directory, guarded by the lease of the directory.
 
-    The lease is the lease of an open handler in this directory; otherwise the lease is
-    acquired, on the chief.
+    An open handler in the directory has the lease already. Otherwise the chief acquires
+    the lease, and the other workers need none.
 
     Args:
         directory: the checkpoint directory.

@@ -3,7 +3,7 @@
 A loader is an object with `get_state()` and `set_state(state)`, like Grain's iterators,
 or with `state_dict()` and `load_state_dict(state)`, like torchdata's loaders. The saved
 position is the position after the last element that the program has received. A loader
-that reads ahead must return that position itself.
+that reads ahead must itself subtract the elements that the program has not received.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LoaderAccessor:
 
         Args:
             state: saved result of `get`.
-            loader: name of the loader in an error.
+            loader: description of the loader for an error message.
 
         Raises:
             CheckpointMismatchError: the loader does not accept the state.
@@ -75,7 +75,7 @@ class LoaderState(State):
 
     The State can be loaded before or after the first element is read, if the loader
     supports both. Build the loader with the same data and options as before the
-    restart: most loaders save little more than a number, and do not detect a change.
+    restart: most loaders save little more than a number, and do not detect other data.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -142,7 +142,7 @@ def _check(loader: Any, what: str) -> LoaderAccessor:
 
     Args:
         loader: the loader.
-        what: description of the State in an error.
+        what: description of the State for an error message.
 
     Raises:
         ConfigurationError: the object has neither of the two pairs of methods.

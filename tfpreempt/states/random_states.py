@@ -52,7 +52,7 @@ class PythonRandomState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Derives a new worker's generator from the chief's generator."""
+        """Loads this worker's generator, or derives a new worker's from the chief's."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             self._generator.seed(seed)
 
@@ -103,7 +103,7 @@ class NumpyRandomState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Derives a new worker's generator from the chief's generator."""
+        """Loads this worker's generator, or derives a new worker's from the chief's."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if isinstance(self._generator, np.random.Generator):
                 self._set(type(self._generator.bit_generator)(seed).state)

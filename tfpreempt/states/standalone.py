@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 class StandaloneStates:
     """Saves and loads named States in a directory; used on the main thread.
 
-    Every worker calls `sync()` of the States, and the chief writes the commit. No
-    worker waits for another worker, so a commit cannot have values that differ between
-    workers.
+    Every worker calls `sync()` of the States, and the chief writes the commit. The
+    chief does not wait for the other workers, so a commit cannot contain States with
+    `per_worker=True`.
 
     Args:
-        storage: the checkpoint directory, created by the first save if missing; and the
-            mirror, if any.
+        storage: the checkpoint directory, which the first save creates if missing; and
+            the object store of the mirror, if any.
         cluster: the workers of the run.
     """
 
@@ -64,7 +64,7 @@ class StandaloneStates:
             )
         self._opened: Directory | None = None  # set by the first save
         self._has_directory = False  # set by the first save of the registered States
-        self._has_held = False  # set by the first save, also of a single State
+        self._has_held = False  # set by the first save, also by `save_state`
         self._is_warned = False
 
     def load(self, state: State) -> bool:
@@ -147,7 +147,8 @@ class StandaloneStates:
                 lease=self._lease,
             )
             opened.start()
-        # A handler closes the mirror; `begin` has then made a new mirror.
+        # Use the current mirror: an open handler may have closed the mirror of the last
+        # save, and `begin` has then made a new mirror.
         opened.mirror = mirror
         save = Save(opened, self._step(states), f"states-{uuid.uuid4().hex[:12]}")
         save.capture()
@@ -159,11 +160,12 @@ class StandaloneStates:
     def hold(self) -> Files:
         """Acquires the lease of the directory, on the chief, until the process ends.
 
-        The other workers need no lease, and do not check for foreign commits: if a
-        commit appeared after they loaded their States, their own chief has made it.
+        The other workers acquire no lease, and do not check for commits of other
+        programs: a commit made after the workers loaded their States comes from their
+        own chief.
 
         Returns:
-            The file operations on the directory; they fail once the lease is lost.
+            File operations on the directory, which fail once the lease is lost.
 
         Raises:
             DirectoryLockedError: another program uses the directory, or has committed
@@ -183,7 +185,8 @@ class StandaloneStates:
     def _check_nothing_came(self) -> None:
         """Raises an error if another program has committed since the first load.
 
-        A load acquires no lease, so another program can commit before the first save.
+        A load acquires no lease, so another program can commit between the first load
+        and the first save.
 
         Raises:
             DirectoryLockedError: another program has committed.
@@ -203,8 +206,8 @@ class StandaloneStates:
     def _warn_if_chief_committed(self) -> None:
         """Logs a warning, once, if the chief committed between two loads of a worker.
 
-        Called on a worker that has not saved yet: its States could then come from two
-        commits.
+        Called on a worker that has not saved yet. The States of the worker could come
+        from two commits.
         """
         if not self._is_warned and self._lease.head.has_moved(self._commits()):
             self._is_warned = True

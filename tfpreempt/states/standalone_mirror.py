@@ -1,8 +1,8 @@
 """`StandaloneMirror`: the mirror of a program without a handler.
 
-Like a handler, it imports the newest commit at the start, uploads commits in the
-background, and waits for the last upload at the end. But the workers do not agree on a
-commit: every worker looks for the newest commit by itself.
+Like the mirror of a handler, the mirror imports the newest commit at the start, uploads
+commits in the background, and waits for the last upload at the end. But the workers do
+not agree on a commit to restore: every worker finds the newest commit for itself.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class StandaloneMirror:
         files: file operations on the directory, guarded by the lease that the chief
             holds.
         scratch: the scratch directory, if the user's checkpoint directory is a URL.
-        seconds: timeout of the last upload at the end of the program. With a scratch
-            directory there is no timeout while the upload makes progress.
+        seconds: timeout in seconds of the last upload, at the end of the program. With
+            a scratch directory there is no timeout while the upload makes progress.
 
     Attributes:
         mirror: mirror of the directory; opened by `begin`, on the chief.
@@ -77,15 +77,16 @@ class StandaloneMirror:
         """Imports the newest commit of the mirror, and starts the uploads.
 
         Called before each load or save. The import happens at the first call only. On
-        the chief, the upload thread starts, beginning with a commit that the last run
-        has not uploaded. An open handler uploads by itself; after its end, a call of
-        this method continues the uploads.
+        the chief, the upload thread starts, and first uploads a commit that the last
+        run has not uploaded. An open handler closes the mirror, and uploads its commits
+        itself; after the end of the handler, the next call of `begin` starts the
+        uploads again.
 
         Args:
             hold: function that acquires the lease of the directory, on the chief.
-                Called with the file lock held, so that no other worker imports at this
-                time: a worker that then finds the lease acquired knows that the chief
-                has already compared the scratch directory with the mirror.
+                Called while this worker holds the file lock, so that no other worker
+                imports at this time. So if another worker finds the lease acquired, the
+                chief has already compared the scratch directory with the mirror.
 
         Raises:
             CheckpointCorruptedError: no commit in the store is intact, and there is no
@@ -148,14 +149,15 @@ class StandaloneMirror:
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[Files | None]:
-        """Context for `import_commit.settle`, which may change the directory.
+        """Context manager: lets `import_commit.settle` change the directory.
 
-        A worker other than the chief acquires the lease of its scratch directory inside
-        the context. If the lease is held already, the chief is on this machine and uses
-        the directory.
+        A worker other than the chief holds the lease of its scratch directory inside
+        the context. If the lease is held by another process, the chief is on this
+        machine and uses the same scratch directory.
 
         Yields:
-            The file operations for `settle`; None if the worker must change nothing.
+            The file operations for `settle`; None if the worker must not change the
+            directory.
         """
         if self.cluster.is_chief or self.scratch is None:
             yield self.files
@@ -171,9 +173,9 @@ class StandaloneMirror:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Context with a file lock: one worker of a shared directory imports at a time.
+        """Context manager: lets only one worker of a directory import at a time.
 
-        The other workers wait, and find the imported commit in the directory.
+        The other workers wait for the lock, and then find the imported commit.
         """
         path = os.path.join(self.directory, layout.FETCH_LOCK)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW

@@ -29,13 +29,15 @@ from tfpreempt.core import private_api
 class TensorFlowRandomState(State):
     """Saves a `tf.random.Generator`, or the random state of eager ops.
 
-    Not saved is the state of random ops with their own seed, and of random ops inside a
-    tf.function, because TensorFlow does not show that state. Use a generator instead.
+    The state of random ops with an op-level seed, and of random ops inside a
+    tf.function, is not saved, because TensorFlow does not show this state. Use a
+    `tf.random.Generator` for such ops.
 
     Args:
         name: name of the State, unique among the existing States.
-        generator: a `tf.random.Generator`. None: the global generator, if the program
-            has made it, and the state of eager ops after `tf.random.set_seed`.
+        generator: a `tf.random.Generator`. None: the state of eager ops after
+            `tf.random.set_seed`, and TensorFlow's global generator, if the program has
+            created this generator.
         per_worker: whether each worker saves its own state; False: the chief's state is
             restored on every worker.
         registry: registry of States; None does not register the State.
@@ -77,7 +79,7 @@ class TensorFlowRandomState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Derives a new worker's generator from the chief's generator."""
+        """Loads this worker's generator, or derives a new worker's from the chief's."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if self._generator is None:
                 program_values.reseed(seed)
@@ -88,9 +90,10 @@ class TensorFlowRandomState(State):
 class DatasetIteratorState(State):
     """Saves the position of a `tf.data` iterator, with its shuffle buffers.
 
-    The State can be loaded before or after the first element is read. The dataset must
-    be built as before the restart. Later iterators of the dataset, such as those of the
-    next epochs, have the order that they would have without the restart.
+    The State can be loaded before or after the first element is read. Build the dataset
+    with the same data and operations as before the restart. Later iterators of the
+    dataset, such as the iterators of the next epochs, have the same order as without
+    the restart.
 
     Args:
         name: name of the State, unique among the existing States.

@@ -35,8 +35,8 @@ class JsonState(State):
     Attributes:
         value: the value; assign a new value, or change the value in place. Supported
             are dictionaries with strings as keys, lists, strings, numbers, booleans and
-            None. For a value that JSON would change, such as a tuple, a save raises
-            SaveError.
+            None. A save raises SaveError for a value that JSON would change, such as a
+            tuple.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class JsonState(State):
 
 
 def _why_not_json(value: Any, path: str, depth: int) -> str | None:
-    """Returns why JSON cannot restore a value exactly, or None."""
+    """Returns the reason for which JSON cannot restore a value exactly, or None."""
     if depth == 0:
         return f"{path[:60]}... is nested too deep, or contains itself"
     if value is None or isinstance(value, bool | int | float | str):
@@ -106,7 +106,7 @@ class StepCounter(State):
     """Saves the number of completed steps.
 
     Without a handler, `save_all_states` uses the value as the step of the commit, if
-    there is a single StepCounter.
+    the program has exactly one StepCounter.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -190,8 +190,8 @@ class ArrayDictState(State):
 
     Attributes:
         arrays: the arrays by name. A load replaces the dictionary's contents; the
-            loaded arrays are new and writable. Structured dtypes are supported. For
-            arrays of Python objects, masked arrays and dtypes of other packages
+            loaded arrays are new and writable. NumPy's structured dtypes are supported.
+            For arrays of Python objects, masked arrays and dtypes of other packages
             (bfloat16), a save raises SaveError, because they could not be restored
             exactly.
     """
@@ -243,7 +243,7 @@ class ArrayDictState(State):
 
 
 def _why_not_exact(name: object, array: object) -> str | None:
-    """Returns why an array cannot be restored exactly, or None."""
+    """Returns the reason for which an array cannot be restored exactly, or None."""
     if not isinstance(name, str):
         return f"the name {name!r} is a {type(name).__name__}; expected a string"
     if type(array) not in (np.ndarray, np.memmap):
@@ -279,12 +279,13 @@ def _dtype(text: str) -> np.dtype[Any]:
 def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
     """Returns the array described by an entry of a file's header.
 
-    Allocates no more memory than `part` has, whatever a hostile entry says. Raises one
+    Allocates no more memory than `part` has, even for a forged entry. Raises an error
     of `UNREADABLE` if the entry does not match the bytes.
 
     Args:
-        entry: the entry: name, dtype, shape and order.
-        part: the bytes of the array.
+        entry: description of the array: a dict with name, dtype, shape and memory
+            order.
+        part: the array's bytes, read from the file.
     """
     dtype, shape = _dtype(entry["dtype"]), tuple(entry["shape"])
     if not all(type(size) is int and size >= 0 for size in shape):
