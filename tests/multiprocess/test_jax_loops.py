@@ -44,13 +44,17 @@ def test_two_processes_resume_exactly(tmp_path: Path, word: str) -> None:
         assert [each.lines("final") for each in processes] == expected
 
 
+@pytest.mark.parametrize("word", ["replicated", "sharded"])
 def test_a_peer_that_is_killed_under_a_notice_costs_no_hang_and_no_commit(
-    tmp_path: Path,
+    tmp_path: Path, word: str
 ) -> None:
-    """Process 1 is killed in its step, after the computation: process 0 commits."""
+    """Process 1 is killed in its step, after the computation: process 0 commits.
+
+    Not if process 1 alone has shards of an array.
+    """
     directory = tmp_path / "run"
     (tmp_path / "hold").touch()
-    words = (str(directory), "hold=9", "grace=8")
+    words = (str(directory), word, "hold=9", "grace=8")
     with jax_processes(tmp_path, *words) as processes:
         processes[1].wait_line("holds")
         processes[0].process.send_signal(signal.SIGTERM)
@@ -59,10 +63,11 @@ def test_a_peer_that_is_killed_under_a_notice_costs_no_hang_and_no_commit(
         )
         processes[1].process.kill()
         ended(processes, RESTART, -signal.SIGKILL, limit=12.0)
-    [commit] = records(directory, "commit", because="preemption")
-    assert commit["step"] == 10
-    with jax_processes(tmp_path, str(directory)) as processes:
-        assert processes[1].wait_line("starts") == "10"
+    commits = records(directory, "commit", because="preemption")
+    step = 10 if word == "replicated" else 0
+    assert [each["step"] for each in commits] == [step] * (step > 0)
+    with jax_processes(tmp_path, str(directory), word) as processes:
+        assert processes[1].wait_line("starts") == f"{step}"
         ended(processes, 0, 0)
 
 
