@@ -52,7 +52,7 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
 def _rows(
     root: Path, rounds: int, mebibytes: int, *, has_bar: bool
 ) -> Iterator[dict[str, Any]]:
-    from tfpreempt.checkpoint.tensors.bundle_writer import THREADS
+    from tfpreempt.checkpoint.bundles.bundle_writer import THREADS
 
     every = [
         _State(name, mebibytes, root / str(number))
@@ -113,7 +113,7 @@ class _State:
 
     def measure(self, number: int) -> None:
         """Each side once; the figures of the first time are not kept."""
-        from tfpreempt.checkpoint.tensors import bundle_writer
+        from tfpreempt.checkpoint.bundles import bundle_writer
 
         memory = [np.asarray(variable) for variable in self.variables]
         found = {

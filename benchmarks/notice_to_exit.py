@@ -78,7 +78,7 @@ def saved_mebibytes(strike: Strike) -> int:
 
 def plain_write(mebibytes: int) -> float:
     """Seconds to write and sync so many bytes, by as many threads as a commit has."""
-    from tfpreempt.checkpoint.tensors.bundle_writer import THREADS  # imports TensorFlow
+    from tfpreempt.checkpoint.bundles.bundle_writer import THREADS  # imports TensorFlow
 
     memory = np.ones(mebibytes << 20, np.uint8)
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory:

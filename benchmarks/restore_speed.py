@@ -37,7 +37,7 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
         rounds: processes of each side, for each state.
         mebibytes: size of a state of tensors.
     """
-    from tfpreempt.checkpoint.tensors.bundle_writer import THREADS
+    from tfpreempt.checkpoint.bundles.bundle_writer import THREADS
 
     for name in (*states.TENSORS, *states.MODELS):
         root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=MEMORY))

@@ -733,7 +733,7 @@ def listening() -> Iterator[Ears]:
 def prepare() -> Iterator[Trial]:
     """The commits of each form, which every trial copies. A handler is of a process, so
     trials take turns."""
-    from tfpreempt.checkpoint.tensors import bundle_writer
+    from tfpreempt.checkpoint.bundles import bundle_writer
 
     turn = threading.Lock()
     with (

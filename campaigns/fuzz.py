@@ -31,6 +31,8 @@ from campaigns.campaign import Campaign, Facts, Trial, silent
 from campaigns.target import Target, as_json, environment, store_of, written
 from tests.checkpoint.remote_commits import FILES, manifest_of
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle
+from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
 from tfpreempt.checkpoint.directory import (
     catalog,
     checkpoint_state,
@@ -44,9 +46,8 @@ from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror.download import download
 from tfpreempt.checkpoint.mirror.download_target import PROGRESS
 from tfpreempt.checkpoint.restore.verification import faults
-from tfpreempt.checkpoint.state import bundle, encoding, state_file
+from tfpreempt.checkpoint.state import encoding, state_file
 from tfpreempt.checkpoint.state.contents import StagedSave
-from tfpreempt.checkpoint.state.partitioning import DenseTensor
 from tfpreempt.checkpoint.tensors.replica_parallel import ReplicaParallelWriter
 from tfpreempt.cli import main as command
 from tfpreempt.cli.journals.tail import JournalTailer

@@ -10,7 +10,13 @@ WITHOUT_TENSORFLOW = (
 """A statement after `import sys`: Python imports no module that is None there."""
 
 
-def python_path_without(folder: Path) -> str:
+WITHOUT_TENSORFLOW_ALONE = (
+    "sys.modules |= dict.fromkeys(('tensorflow', 'tf_keras', 'tensorboard'))"
+)
+"""Keras is installed, for another backend."""
+
+
+def python_path_without(folder: Path, statement: str = WITHOUT_TENSORFLOW) -> str:
     """Makes a folder for PYTHONPATH, with which no process can import TensorFlow.
 
     Python runs the file `sitecustomize.py` before a program. All processes that a
@@ -18,7 +24,8 @@ def python_path_without(folder: Path) -> str:
 
     Args:
         folder: is made.
+        statement: hides the modules.
     """
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(f"import sys\n{WITHOUT_TENSORFLOW}\n")
+    (folder / "sitecustomize.py").write_text(f"import sys\n{statement}\n")
     return str(folder)

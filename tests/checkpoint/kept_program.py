@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfpreempt
-from tfpreempt.checkpoint.tensors import bundle_writer
+from tfpreempt.checkpoint.bundles import bundle_writer
 
 STEPS = 8
 

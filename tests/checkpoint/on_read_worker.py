@@ -75,8 +75,8 @@ def main():
     import tensorflow as tf
 
     from tests.checkpoint.fakes import write_part
+    from tfpreempt.checkpoint.bundles import bundle_writer
     from tfpreempt.checkpoint.restore import opening
-    from tfpreempt.checkpoint.tensors import bundle_writer
     from tfpreempt.core.cluster import read_cluster
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -16,7 +16,8 @@ from tensorflow.python.ops import resource_variable_ops  # noqa: E402
 
 from tests.checkpoint.test_bundle_writer import Holder, in_bytes  # noqa: E402
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_writer, reader  # noqa: E402
+from tfpreempt.checkpoint.bundles import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.tensors import reader  # noqa: E402
 from tfpreempt.checkpoint.tensors.reader import assigning_directly  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import local_parts, walk  # noqa: E402
 from tfpreempt.core import private_api  # noqa: E402

@@ -8,7 +8,7 @@ import google_crc32c
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import bundle
+from tfpreempt.checkpoint.bundles import bundle
 
 MAGIC = 0xDB4775248B80FB57
 

@@ -27,13 +27,17 @@ from tests.checkpoint.test_bundle_writer import (  # noqa: E402
 )
 from tests.fakes.storage import damage  # noqa: E402
 from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint.bundles import (  # noqa: E402
+    bundle,
+    bundle_writer,
+    tensor_reader,
+)
+from tfpreempt.checkpoint.bundles.bundle_writer import data_file  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
 from tfpreempt.checkpoint.restore import restore as restore_  # noqa: E402
-from tfpreempt.checkpoint.state import bundle  # noqa: E402
 from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_reader  # noqa: E402
 from tfpreempt.checkpoint.tensors.bundle_reader import reading_in_threads  # noqa: E402
-from tfpreempt.checkpoint.tensors.bundle_writer import data_file  # noqa: E402
 from tfpreempt.core import private_api  # noqa: E402
 from tfpreempt.storage import file_reading  # noqa: E402
 
@@ -114,7 +118,7 @@ def test_small_tensors_that_were_read_ahead(tmp_path_factory, structure, rng):
 
 def test_a_small_tensor_keeps_no_large_memory():
     sizes = [8, 1 << 20, 8, 1 << 20, 100]
-    memory = bundle_reader._allocate(sizes)
+    memory = tensor_reader._allocate(sizes)
     assert [each.nbytes for each in memory] == sizes
     assert all(each.ctypes.data % 64 == 0 for each in memory)
     for size, each in zip(sizes, memory, strict=True):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfpreempt.checkpoint.state import bundle
+from tfpreempt.checkpoint.bundles import bundle
 
 
 @given(st.dictionaries(st.binary(max_size=300), st.binary(max_size=300)))

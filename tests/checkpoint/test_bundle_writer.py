@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
+from tensorflow.core.protobuf import tensor_bundle_pb2  # noqa: E402
+
 from tests.checkpoint.fakes import capture_part  # noqa: E402
 from tests.checkpoint.test_writer import Job, stock  # noqa: E402
 from tests.fakes.storage import (  # noqa: E402
@@ -23,9 +25,13 @@ from tests.fakes.storage import (  # noqa: E402
     damage,
 )
 from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint.bundles import (  # noqa: E402
+    bundle,
+    bundle_writer,
+    tensor_copies,
+)
 from tfpreempt.checkpoint.directory.commit import CancellationToken  # noqa: E402
-from tfpreempt.checkpoint.state import bundle  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
+from tfpreempt.checkpoint.tensors import gather  # noqa: E402
 from tfpreempt.core import private_api  # noqa: E402
 from tfpreempt.storage import checksum  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
@@ -298,7 +304,7 @@ def entries_of(path):
     found = {}
     for key, value in bundle.entries(path.read_bytes()):
         if key:
-            entry = private_api.tensor_bundle.BundleEntryProto.FromString(value)
+            entry = tensor_bundle_pb2.BundleEntryProto.FromString(value)
             entry.shard_id = entry.offset = 0
             found[key] = str(entry)
     return found
@@ -421,7 +427,7 @@ def test_what_nothing_else_has_is_not_copied():
         name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
     )
     own = shared._replace(is_shared=False)
-    (first, second), memory = gather.copied([shared, own], 2)
+    (first, second), memory = tensor_copies.copied([shared, own], 2)
     assert not np.shares_memory(first.data, data)
     assert np.shares_memory(first.data, memory)
     assert second.data is data
@@ -430,7 +436,7 @@ def test_what_nothing_else_has_is_not_copied():
 
 @pytest.mark.parametrize("at_once", [1, 5, 8, 1 << 20])
 def test_copies_use_the_memory_of_copies_of_the_same_size(at_once, monkeypatch):
-    monkeypatch.setattr(gather, "_COPIED_AT_ONCE", at_once)
+    monkeypatch.setattr(tensor_copies, "_COPIED_AT_ONCE", at_once)
     whole = np.arange(30, dtype=np.uint8)
     tensors = [
         bundle_writer.DenseTensor(
@@ -438,15 +444,15 @@ def test_copies_use_the_memory_of_copies_of_the_same_size(at_once, monkeypatch):
         )
         for part in (whole[:8], whole[8:8], whole[8:21], whole[21:])
     ]
-    copies, memory = gather.copied(tensors, 2)
+    copies, memory = tensor_copies.copied(tensors, 2)
     assert [each.data.tolist() for each in copies] == [
         each.data.tolist() for each in tensors
     ]
     whole += 1
-    copies, again = gather.copied(tensors, 2, memory)
+    copies, again = tensor_copies.copied(tensors, 2, memory)
     assert again is memory
     assert np.array_equal(memory, whole)
-    assert gather.copied(tensors[:1], 2, memory)[1].nbytes == 8
+    assert tensor_copies.copied(tensors[:1], 2, memory)[1].nbytes == 8
 
 
 def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):

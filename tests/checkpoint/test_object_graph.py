@@ -13,9 +13,10 @@ pytestmark = pytest.mark.tensorflow
 
 from tests.checkpoint.fakes import watch_searches  # noqa: E402
 from tests.checkpoint.test_bundle_writer import Holder, assert_same  # noqa: E402
+from tfpreempt.checkpoint.bundles import bundle_writer  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
 from tfpreempt.checkpoint.restore.save import Save  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
+from tfpreempt.checkpoint.tensors import gather  # noqa: E402
 from tfpreempt.checkpoint.tensors.iterator_state import keep_seeds  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
 from tfpreempt.core import private_api  # noqa: E402

@@ -26,14 +26,18 @@ from tests.fakes.storage import (  # noqa: E402
     damage,
 )
 from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint.bundles import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.bundles.partitioning import (  # noqa: E402
+    DenseTensor,
+    TensorSlice,
+    partition,
+)
 from tfpreempt.checkpoint.directory import layout  # noqa: E402
 from tfpreempt.checkpoint.directory.commit import CancellationToken  # noqa: E402
 from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
-from tfpreempt.checkpoint.state.partitioning import DenseTensor, TensorSlice, partition  # noqa: E402
 from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
 from tfpreempt.checkpoint.tensors import (  # noqa: E402
-    bundle_writer,
     replica_parallel,
     tensor_contents,
     variables,

@@ -21,10 +21,10 @@ from tests.checkpoint.fakes import (
 )
 from tests.fakes.storage import FaultyFiles, SimulatedCrash, damage
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import checkpoint_state
 from tfpreempt.checkpoint.restore import restore
 from tfpreempt.checkpoint.restore.handle import Checkpoint
-from tfpreempt.checkpoint.state import bundle
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.core import progress_bar
 from tfpreempt.storage import file_reading

@@ -35,6 +35,7 @@ def is_here(feature: str) -> bool:
         private_api.MODULES[name] for name in private_api.FEATURES[feature].names
     )
     roots = {module.partition(".")[0] for module in modules}
+    roots |= {"jax"} if feature == "keras_fit_jax" else set()
     return all(importlib.util.find_spec(root) is not None for root in roots)
 
 

@@ -44,6 +44,7 @@ RUN_BY = {
     "fit/data.md": "test_fit_pages",
     "fit/example.md": "test_image_example",
     "fit/index.md": "test_fit_pages",
+    "fit/jax.md": "test_fit_pages",
     "fit/many-workers.md": "test_fit_pages",
     "fit/restored-state.md": "test_fit_pages",
     "fit/several-fits.md": "test_fit_pages",

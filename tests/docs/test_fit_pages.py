@@ -25,12 +25,14 @@ PAGES = (
     "index.md",
 )
 WORKERS = "fit/many-workers.md"
+JAX = "fit/jax.md"
 
 
 def run(command: list[str], directory: Path) -> str:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     ended = subprocess.run(
@@ -71,6 +73,16 @@ def test_two_workers(tmp_path: Path) -> None:
     found = blocks(WORKERS, "bash")
     run(found[0].split(), tmp_path)
     assert list((tmp_path / "ckpt-keras-2").glob("*/COMMITTED"))
+
+
+@pytest.mark.multiprocess
+def test_keras_on_jax(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    (program,) = blocks(JAX)
+    (tmp_path / "keras_jax.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "keras_jax.py"]
+    for said in ("epochs in the history: 20", "nothing is left to train"):
+        assert said in run(command, tmp_path)
 
 
 def messages() -> list[str]:

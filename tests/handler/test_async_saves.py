@@ -19,8 +19,8 @@ from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tests.handler.test_heartbeat import opened_once_apart
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle_writer
 from tfpreempt.checkpoint.directory.commit import CancellationToken
-from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.core.deadline import SAFETY, until_end
 from tfpreempt.core.events import Outcome
 from tfpreempt.handler import current_session
@@ -405,7 +405,7 @@ def test_a_copy_that_cannot_be_made_ends_no_training(
     def copied(*args: Any) -> Any:
         raise problem
 
-    monkeypatch.setattr("tfpreempt.checkpoint.tensors.gather.copied", copied)
+    monkeypatch.setattr("tfpreempt.checkpoint.bundles.tensor_copies.copied", copied)
     with program.handler(save_freq=3) as handler:
         steps(program, handler, 5)
     [fault] = program.events("fault")

@@ -20,8 +20,8 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle_writer
 from tfpreempt.checkpoint.state.state import State, StateRegistry
-from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.handler import activity, current_session, session

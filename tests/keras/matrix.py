@@ -20,6 +20,7 @@ import importlib
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -29,8 +30,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import SEED
+
+LINES = ("keras", "tf_keras", "jax")  # "jax": Keras 3 on JAX
 DATA = ("tfdata", "arrays", "sequence", "generator")
 INTERRUPTIONS = ("first", "middle", "last", "validation", "twice", "three")
+# On JAX only; for TensorFlow see test_kinds_of_models.py.
+DATA_ON_JAX = ("in_order", "random_batches", "workers", "grain", "indexed")
+KINDS = (
+    *("plain", "uncompiled", "eager", "float16", "ema", "accumulating"),
+    *("own_step", "own_loss", "lora"),
+)
+RANDOM = "random"  # on JAX only
 
 EPOCHS, BATCH = 3, 8
 SAMPLES = 77  # 10 batches, of which the last is smaller and does not split evenly
@@ -47,6 +58,7 @@ class Cell:
     devices: int
     steps: int  # steps_per_execution
     interruption: str
+    kind: str = "plain"
 
     @property
     def id(self) -> str:
@@ -57,9 +69,12 @@ class Cell:
 def cells() -> list[Cell]:
     """The whole matrix; Keras 3 itself fails with several steps on two devices."""
     names = [field.name for field in dataclasses.fields(Cell)]
-    values = (("keras", "tf_keras"), DATA, (1, 2), (1, 4), INTERRUPTIONS)
+    on_tensorflow = (LINES[:2], DATA, (1, 2), (1, 4), INTERRUPTIONS, KINDS[:1])
+    data, interruptions = (*DATA, *DATA_ON_JAX), (*INTERRUPTIONS, RANDOM)
+    on_jax = (LINES[2:], data, (1,), (1, 4), interruptions, KINDS)
     every = [
         Cell(**dict(zip(names, each, strict=True)))
+        for values in (on_tensorflow, on_jax)
         for each in itertools.product(*values)
     ]
     return [each for each in every if not fails_by_itself(each)]
@@ -70,8 +85,18 @@ def fails_by_itself(cell: Cell) -> bool:
 
 
 def pairwise(every: Sequence[Cell]) -> list[Cell]:
-    """A few cells that hold every pair of values; always the same ones."""
-    uncovered = frozenset().union(*map(pairs, every))
+    """A few cells that hold every pair of values; always the same ones.
+
+    The pairs are covered on TensorFlow and on JAX.
+    """
+    of_each = (
+        [each for each in every if (each.line == "jax") is on] for on in (False, True)
+    )
+    return [cell for some in of_each for cell in _pairwise(some)]
+
+
+def _pairwise(every: Sequence[Cell]) -> list[Cell]:
+    uncovered = frozenset[Any]().union(*map(pairs, every))
     chosen: list[Cell] = []
 
     def worth(cell: Cell) -> tuple[int, ...]:
@@ -87,8 +112,10 @@ def pairwise(every: Sequence[Cell]) -> list[Cell]:
 
 @functools.cache
 def pairs(cell: Cell) -> frozenset[Any]:
-    """Any two of its values."""
-    return frozenset(itertools.combinations(dataclasses.asdict(cell).items(), 2))
+    """Any two of its values, but the kind of model with the kind of data."""
+    every = itertools.combinations(dataclasses.asdict(cell).items(), 2)
+    independent = {"data", "kind"}
+    return frozenset(pair for pair in every if {*dict(pair)} != independent)
 
 
 @functools.cache
@@ -110,7 +137,16 @@ def cuts(cell: Cell) -> list[tuple[str, int, int]]:
         "validation": [("test", 1, cell.steps)],
         "twice": [("begin", 1, 4), ("begin", 1, 8)],
         "three": [("begin", 0, 0), ("begin", 1, last), ("begin", 2, 4)],
+        RANDOM: at_random(cell),
     }[cell.interruption]
+
+
+def at_random(cell: Cell) -> list[tuple[str, int, int]]:
+    """Two points in the order of training, by the seed of the tests."""
+    drawn = random.Random(f"{SEED} {cell.id}")
+    steps = range(0, BATCHES, cell.steps)
+    points = [("begin", epoch, step) for epoch in range(EPOCHS) for step in steps]
+    return sorted(drawn.sample(points, 2), key=points.index)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,21 +177,21 @@ class Program:
         import tensorflow as tf
 
         self.tf = tf
-        self.keras = importlib.import_module(line)
+        self.keras = importlib.import_module("keras" if line == "jax" else line)
         self.line = line
         [cpu] = tf.config.list_physical_devices("CPU")
         device = tf.config.LogicalDeviceConfiguration()
         tf.config.set_logical_device_configuration(cpu, [device] * 2)
         tf.config.experimental.enable_op_determinism()
-        self.without_collecting = (False,) if line == "keras" else ()
+        self.without_collecting = () if line == "tf_keras" else (False,)
         if line == "tf_keras":  # or Dropout keeps its state where nobody can reach it
             self.keras.backend.experimental.enable_tf_random_generator()
-        random = np.random.default_rng(0)
-        self.x = random.normal(size=(SAMPLES + HELD_OUT, 4)).astype("float32")
-        targets = self.x.sum(axis=1) + random.normal(size=len(self.x))
+        rng = np.random.default_rng(0)
+        self.x = rng.normal(size=(SAMPLES + HELD_OUT, 4)).astype("float32")
+        targets = self.x.sum(axis=1) + rng.normal(size=len(self.x))
         index = np.arange(1, len(self.x) + 1)
         self.y = np.stack([targets, index], axis=1).astype("float32")
-        self.undisturbed = functools.cache(self.train)
+        self.undisturbed = functools.cache(self.train_undisturbed)
 
     def run_cell(self, cell: Cell, directory: Path) -> dict[str, Any]:
         """Trains with interruptions; what differs from a training without."""
@@ -178,6 +214,12 @@ class Program:
             "seconds": round(time.monotonic() - began, 1),
         }
 
+    def train_undisturbed(self, cell: Cell, directory: Path) -> Outcome:
+        if cell.data != "workers":
+            return self.train(cell, directory)
+        # Without us the order depends on the threads' times: see docs/fit/data.md.
+        return self.train(cell, directory / cell.id, [])
+
     def train(
         self, cell: Cell, directory: Path, left: list[Any] | None = None
     ) -> Outcome:
@@ -185,7 +227,7 @@ class Program:
         directory.mkdir(exist_ok=True)
         self.keras.backend.clear_session(*self.without_collecting)
         self.keras.utils.set_random_seed(7)
-        model = self.model(cell)
+        model = self.made(cell)
         log = directory / f"{cell.id}.csv"
         held_out = slice(SAMPLES, None)
         history = model.fit(
@@ -205,6 +247,14 @@ class Program:
             epoch=history.epoch,
             csv=log.read_bytes(),
         )
+
+    def made(self, cell: Cell) -> Any:
+        """The model, unbuilt."""
+        if self.line == "jax":
+            from tests.keras import jax_models
+
+            return jax_models.make(self.keras, cell.kind, cell.steps)
+        return self.model(cell)
 
     def model(self, cell: Cell) -> Any:
         """Unbuilt."""
@@ -259,7 +309,23 @@ class Program:
             return {"x": x, "y": y, "batch_size": BATCH, "shuffle": True}
         if kind == "sequence":
             return {"x": sequence(self.keras, x, y), "shuffle": True}
-        return {"x": generator(x, y), "steps_per_epoch": BATCHES}
+        if kind == "generator":
+            return {"x": generator(x, y), "steps_per_epoch": BATCHES}
+        if kind == "in_order":
+            return {"x": x, "y": y, "batch_size": BATCH, "shuffle": False}
+        if kind == "random_batches":
+            return {"x": x, "y": y, "batch_size": BATCH, "shuffle": "batch"}
+        if kind == "workers":
+            return {"x": sequence(self.keras, x, y, workers=2), "shuffle": True}
+        if kind == "indexed":
+            from tfpreempt.data import from_arrays
+
+            return {"x": from_arrays((x, y), batch_size=BATCH, seed=7)}
+        assert kind == "grain"
+        import grain
+
+        rows = grain.MapDataset.range(len(x)).seed(3).shuffle()
+        return {"x": rows.map(lambda row: (x[row], y[row])).batch(BATCH)}
 
     def keras_alone_on_two_devices(self) -> None:
         """What the matrix leaves out, without our callback."""
@@ -296,7 +362,7 @@ def order(keras: Any) -> Any:
     return Order()
 
 
-def sequence(keras: Any, x: Any, y: Any) -> Any:
+def sequence(keras: Any, x: Any, y: Any, **options: Any) -> Any:
     """Shuffled by itself between epochs, and by Keras within."""
     import numpy as np
 
@@ -304,7 +370,7 @@ def sequence(keras: Any, x: Any, y: Any) -> Any:
 
     class Shuffled(kind):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(**options)
             self._random = np.random.default_rng(5)
             self._order = np.arange(len(x))
 
@@ -324,9 +390,9 @@ def sequence(keras: Any, x: Any, y: Any) -> Any:
 def generator(x: Any, y: Any) -> Any:
     import numpy as np
 
-    random = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     while True:
-        rows = random.integers(0, len(x), BATCH)
+        rows = rng.integers(0, len(x), BATCH)
         yield x[rows], y[rows]
 
 
@@ -375,7 +441,11 @@ def digest(variables: Iterable[Any]) -> str:
     """Of all bytes of all replicas."""
     from tfpreempt.checkpoint.tensors.variables import local_parts
 
-    parts = [part.numpy().tobytes() for each in variables for part in local_parts(each)]
+    parts = [
+        part.numpy().tobytes()
+        for each in variables
+        for part in local_parts(each) or (each,)
+    ]
     assert parts
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 

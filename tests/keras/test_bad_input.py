@@ -431,12 +431,12 @@ def test_outside_of_fit(on: Machine, line: str) -> None:
 def test_another_backend(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on.keras.backend, "backend", lambda: "jax")
+    monkeypatch.setattr(on.keras.backend, "backend", lambda: "torch")
 
     def program() -> None:
         on.preemption().set_model(on.keras.Sequential([]))
 
-    words = ("'jax'", "expected the backend 'tensorflow'", "KERAS_BACKEND=tensorflow")
+    words = ("'torch'", "the backend 'tensorflow' or 'jax'", "KERAS_BACKEND=tensorflow")
     refused(on, errors.ConfigurationError, program, *words)
 
 

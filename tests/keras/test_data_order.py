@@ -21,10 +21,10 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint.tensors import data_order  # noqa: E402
+from tfpreempt.checkpoint.state import data_order  # noqa: E402
 from tfpreempt.data import from_arrays, from_index  # noqa: E402
+from tfpreempt.keras.backends.keras3 import Keras3Fit  # noqa: E402
 from tfpreempt.keras.data.position import Position  # noqa: E402
-from tfpreempt.keras.fit.keras3 import Keras3Fit  # noqa: E402
 
 Data = Callable[[], dict[str, Any]]
 OTHER_ORDER = "have another order than in the interrupted run"

@@ -34,7 +34,8 @@ from tests.keras.small_fit import (  # noqa: E402
     values,
 )
 from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.bundles import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_reader  # noqa: E402
 from tfpreempt.core.journal import journal_directory  # noqa: E402
 from tfpreempt.keras.fit.train_function import TrainFunctionWrapper  # noqa: E402
 from tfpreempt.keras.fit_record import EncodedValue  # noqa: E402

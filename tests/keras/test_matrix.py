@@ -21,9 +21,20 @@ from typing import Any
 
 import pytest
 
-from tests.keras.matrix import Cell, cells, cuts, fails_by_itself, pairs, pairwise
+from tests.keras.matrix import (
+    DATA_ON_JAX,
+    KINDS,
+    LINES,
+    Cell,
+    cells,
+    cuts,
+    fails_by_itself,
+    pairs,
+    pairwise,
+)
 from tests.multiprocess.harness import ROOT, wait_until, worker_environment
 
+ENVIRONMENT = {"jax": {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}}
 LIMIT = 290.0  # seconds for a cell, with all that are run before it
 
 
@@ -49,7 +60,7 @@ class Runner:
                 stdin=files.enter_context((directory / "in").open()),
                 stdout=files.enter_context(self._out.open("w")),
                 stderr=files.enter_context(self._err.open("w")),
-                env=worker_environment(directory),
+                env=worker_environment(directory) | ENVIRONMENT.get(line, {}),
                 cwd=ROOT,
             )
 
@@ -81,7 +92,7 @@ def runners(requests: Sequence[Cell | None]) -> Iterator[dict[str, Runner]]:
     place = Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=memory))
     made: dict[str, Runner] = {}
     try:
-        for line in ("keras", "tf_keras"):
+        for line in LINES:
             of_line = [r for r in requests if (r.line if r else "keras") == line]
             if of_line:
                 made[line] = Runner(line, of_line, place / line)
@@ -138,9 +149,13 @@ def test_what_is_left_out_fails_without_us(lines: dict[str, Runner]) -> None:
 
 def test_the_matrix_is_whole_and_the_cover_covers_it() -> None:
     every, few = cells(), pairwise(cells())
-    assert len(every) == 2 * 4 * 2 * 2 * 6 - 24
+    on_jax = (4 + len(DATA_ON_JAX)) * 2 * 7 * len(KINDS)
+    assert len(every) == 2 * 4 * 2 * 2 * 6 - 24 + on_jax
     assert len(set(every)) == len(every)
     assert not any(map(fails_by_itself, every))
-    assert len(few) <= 30
-    covered = set().union(*map(pairs, few))
-    assert covered == set(itertools.chain.from_iterable(map(pairs, every)))
+    for on_jax, most in ((False, 30), (True, 70)):
+        here = [cell for cell in few if (cell.line == "jax") is on_jax]
+        all_here = [cell for cell in every if (cell.line == "jax") is on_jax]
+        assert len(here) <= most
+        covered = set().union(*map(pairs, here))
+        assert covered == set(itertools.chain.from_iterable(map(pairs, all_here)))

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.storage import FaultyObjectStore
 from tests.keras.small_fit import machine, values
 from tfpreempt import errors
-from tfpreempt.checkpoint.tensors import bundle_writer
+from tfpreempt.checkpoint.bundles import bundle_writer
 
 pytestmark = pytest.mark.tensorflow
 

@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import Machine, X, Y, machine, values  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
-from tfpreempt.keras.fit.held_values import HeldValues  # noqa: E402
+from tfpreempt.keras.backends.tensorflow_variables import HeldValues  # noqa: E402
 
 ROWS = 16  # 4 batches, as many for the validation
 ARRAYS = {

@@ -33,6 +33,8 @@ ADAPTERS: dict[str, dict[str, str]] = {
         "coordination": "tfpreempt.handler.tensorflow_adapter",
     },
     "jax": {
+        "generators": "tfpreempt.checkpoint.state.keras_generator",
+        "checkpoints": "tfpreempt.checkpoint.state.array_contents",
         "errors": "tfpreempt.jax.distributed",
         "coordination": "tfpreempt.jax.distributed",
         "values": "tfpreempt.jax.values",

@@ -82,13 +82,16 @@ MODULES = {
     "shuffle_op": _TF + "data.ops.shuffle_op",
     "skip_op": _TF + "data.ops.skip_op",
     "stateful_random_ops": _TF + "ops.stateful_random_ops",
-    "tensor_bundle": "tensorflow.core.protobuf.tensor_bundle_pb2",
     "tensor_pb2": "tensorflow.core.framework.tensor_pb2",
     "trackable_base": _TF + "trackable.base",
     "trackable_utils": _TF + "trackable.trackable_utils",
     "jax_client": "jaxlib._jax",
     "jax_distributed": "jax._src.distributed",
     "jax_lax": "jax._src.lax.lax",
+    "keras_data": _KERAS + "trainers.data_adapters.data_adapter_utils",
+    "keras_distribution": _KERAS + "distribution.distribution_lib",
+    "keras_jax_trainer": _KERAS + "backend.jax.trainer",
+    "keras_rng": _KERAS + "utils.rng_utils",
     "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
     "keras_callback_list": _KERAS + "callbacks.callback_list",
     "keras_generator_adapter": _KERAS + "trainers.data_adapters.generator_data_adapter",
@@ -172,7 +175,6 @@ FEATURES = {
             "saveable_object_util": "SaveableCompatibilityConverter "
             "saveable_objects_from_trackable trackable_has_serialize_to_tensor",
             "stateful_random_ops": "global_generator",
-            "tensor_bundle": "BundleEntryProto BundleHeaderProto",
             "trackable_base": "Trackable Trackable._gather_saveables_for_checkpoint,"
             "_self_unconditional_checkpoint_dependencies,_serialize_to_tensors,"
             "_trackable_children,_update_uid",
@@ -257,16 +259,35 @@ FEATURES = {
             "trackable_base": "Trackable._track_trackable",
         },
     ),
-    "keras_fit": PrivateApiGroup(
+    "keras_fit_data": PrivateApiGroup(
         what="PreemptionCallback in model.fit of Keras 3",
         names={
-            "keras_array_adapter": "ArrayDataAdapter._shuffle",
+            "keras_array_adapter": "ArrayDataAdapter._get_iterator,_shuffle",
             "keras_callback_list": "CallbackList._flush_futures",
             "keras_generator_adapter": "GeneratorDataAdapter.generator",
-            "keras_layer": "Layer._flatten_layers",
             "keras_py_dataset_adapter": "PyDatasetAdapter._epoch,_standardize_batch,"
             "enqueuer,py_dataset,shuffle OrderedEnqueuer.indices",
-            "keras_seeds": "SeedGenerator global_state",
+            "keras_seeds": "SeedGenerator backend global_state",
+        },
+    ),
+    "keras_fit_jax": PrivateApiGroup(
+        what="PreemptionCallback in model.fit of Keras 3 on JAX",
+        names={
+            "keras_data": "get_jax_iterator",
+            "keras_distribution": "distribution",
+            "keras_jax_trainer": "JAXEpochIterator JAXEpochIterator._current_iterator,"
+            "_enumerate_iterator,_get_iterator,_num_batches,_steps_seen,data_adapter "
+            "JAXTrainer._get_jax_state,_get_metrics_result_or_logs,_initial_epoch,"
+            "_jax_state,_jax_state_synced,_should_eval,jax_state_sync "
+            "JAXTrainer.fit:epoch_iterator,callbacks,epoch_logs,validation_data,x "
+            "JAXTrainer.evaluate:use_cached_eval_dataset is_nnx_enabled",
+            "keras_rng": "get_random_seed",
+        },
+    ),
+    "keras_fit": PrivateApiGroup(
+        what="PreemptionCallback in model.fit of Keras 3 on TensorFlow",
+        names={
+            "keras_layer": "Layer._flatten_layers",
             "keras_trainer": "TFEpochIterator TFEpochIterator._current_iterator,"
             "_distributed_dataset,_enumerate_iterator,_num_batches,_steps_seen,"
             "data_adapter TensorFlowTrainer._get_metrics_result_or_logs,_initial_epoch,"

@@ -31,7 +31,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.tensors.data_order import first_positions, with_permutation
+from tfpreempt.checkpoint.state.data_order import first_positions
+from tfpreempt.checkpoint.tensors.data_order import with_permutation
 from tfpreempt.checkpoint.tensors.shuffle_seeds import DRAWS_SEEDS
 from tfpreempt.data.slices import with_batch_size
 

@@ -4,5 +4,5 @@ distributed   adapter: the processes, errors and service of `jax.distributed`
 pytree_state  a ready-made State for a pytree of arrays
 values        adapter: the arrays that a step replaces
 
-Imported by states.
+Imported by keras, states.
 """

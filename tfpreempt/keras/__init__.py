@@ -2,6 +2,7 @@
 
 The names are loaded on first use, so an import of the package imports no Keras.
 
+backends/     the running `model.fit` of each Keras and backend
 callback      PreemptionCallback, the callback that a program adds to `model.fit`
 callbacks/    the user's callbacks of a fit: saves and restores their state
 data/         the position in the training data
@@ -10,7 +11,7 @@ fit_protocol  the interface to a running `model.fit` of Keras 3 or tf_keras
 fit_record    values that a commit of a fit has besides the tf.train.Checkpoint
 multi_worker  makes `fit` of Keras 3 work with two workers or more
 
-Imported by cli, keras/callbacks, keras/data, keras/fit, tfpreempt.
+Imported by cli, keras/backends, keras/callbacks, keras/data, keras/fit, tfpreempt.
 """
 
 from __future__ import annotations

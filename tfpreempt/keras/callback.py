@@ -33,6 +33,7 @@ from tfpreempt.keras.fit.frame_lookup import (
     is_of_tf_keras,
     is_running,
     is_validation,
+    keras_backend,
 )
 from tfpreempt.keras.fit.training import FitOptions, Training
 from tfpreempt.keras.fit_record import EncodedValue
@@ -249,17 +250,15 @@ class PreemptionCallback:
         """Stores the model at the start of a fit.
 
         Raises:
-            ConfigurationError: Keras 3 runs on another backend than TensorFlow.
+            ConfigurationError: Keras 3 runs on another backend than TensorFlow and JAX.
         """
-        if not is_of_tf_keras(model):
-            import keras
-
-            if (backend := keras.backend.backend()) != "tensorflow":
-                raise errors.ConfigurationError(
-                    f"Keras runs on the backend {backend!r}; expected the backend "
-                    "'tensorflow'. Set KERAS_BACKEND=tensorflow before keras is "
-                    "imported."
-                )
+        backend = "tensorflow" if is_of_tf_keras(model) else keras_backend()
+        if backend not in ("tensorflow", "jax"):
+            raise errors.ConfigurationError(
+                f"Keras runs on the backend {backend!r}; expected the backend "
+                "'tensorflow' or 'jax'. Set KERAS_BACKEND=tensorflow or "
+                "KERAS_BACKEND=jax before keras is imported."
+            )
         self.model = model
         callbacks = callbacks_of(model)
         self._names.close()  # left open by a fit that an error ended

@@ -1,22 +1,21 @@
 """Defines `Fit`, the interface to a running `model.fit` of Keras 3 or tf_keras.
 
-`fit/keras3.py` and `fit/tf_keras.py` implement `Fit`, so other modules need not know
-which Keras runs. `fit/frame_lookup.py` finds the running fit.
+The classes in `backends/` implement `Fit`, so other modules need not know which Keras
+runs, on which backend. `fit/frame_lookup.py` finds the running fit.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol
 
-import tensorflow as tf
-
-log = logging.getLogger(__name__)
+AUTOTUNE = -1
+"""Number of batches to prefetch: the framework decides."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +51,125 @@ class SequenceData:
     workers: int
 
 
+class Pipelines(Protocol):
+    """Functions for the datasets and iterators of a fit; one module per framework.
+
+    A "tracker" is a class of `data/position.py`.
+    """
+
+    def is_seeded(self) -> bool:
+        """Returns whether the program has set a global random seed."""
+
+    def make_iterator(self, dataset: Any) -> Any:
+        """Returns an iterator over a dataset of the fit; attributes can be set."""
+
+    def read(self, iterator: Any) -> None:
+        """Reads a batch of an iterator and drops the batch.
+
+        Raises:
+            StopIteration: the data have ended.
+        """
+
+    def choose(self, fit: Fit, dataset: Any, iterator: Any) -> tuple[Any, str | None]:
+        """Returns the best tracker for a dataset, and a warning or None.
+
+        Args:
+            fit: the fit.
+            dataset: dataset of the fit.
+            iterator: the first iterator used for training, before a read.
+        """
+
+    def way_of(self, kind: str) -> Any:
+        """Returns the tracker for a kind of position; None for an unknown kind."""
+
+    def order(self, fit: Fit, dataset: Any) -> dict[str, int]:
+        """Returns fingerprints of a dataset's order that are equal in every epoch."""
+
+    def draw_again(self, fit: Fit, data: Any, position: Any) -> None:
+        """Draws again what earlier iterators drew, before batches are read again.
+
+        Args:
+            fit: the fit.
+            data: the `CountedDataset` of the fit.
+            position: the position to restore.
+        """
+
+    def has_global_batches(self, dataset: Any) -> bool:
+        """Returns whether a count of global batches is a position in the dataset."""
+
+    def check_shares(self, fit: Fit, dataset: Any) -> None:
+        """Checks that the replicas can divide a batch equally.
+
+        Raises:
+            ConfigurationError: the replicas cannot.
+        """
+
+    def validation_problem(self, data: Any) -> str | None:
+        """Returns a warning if a restart may validate with other results, or None."""
+
+    def validation_caches(self, data: Any) -> list[str]:
+        """Returns the paths of the cache files that validation data are read from."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerVariable:
+    """A variable with a value per worker: a variable of a metric or a seed generator.
+
+    Attributes:
+        name: name of the variable.
+        kind: dtype and shape; equal on every worker.
+        variable: the variable, possibly distributed.
+        parts: the variables on the single replicas of this worker, of which `variable`
+            consists.
+    """
+
+    name: str
+    kind: str
+    variable: Any
+    parts: tuple[Any, ...]
+
+
+class HeldValues(Protocol):
+    """The values of a fit's variables on this worker, at an earlier moment."""
+
+    def assigned(self) -> AbstractContextManager[None]:
+        """Context manager: gives the variables the values, until the body ends.
+
+        Afterwards the variables have their previous values again.
+        """
+
+
+class FitVariables(Protocol):
+    """The variables of a fit, as a checkpoint. Use on the main thread only.
+
+    Attributes:
+        checkpoint: the checkpoint, as `handler.registration.register` takes it.
+    """
+
+    checkpoint: Any
+
+    def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
+        """Returns the variables whose number and kinds a restore compares first.
+
+        Args:
+            is_attached: whether `of_worker` was called before at this step.
+        """
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Tells under which names a commit has the variables of `of_worker`.
+
+        Called before the checkpoint is restored.
+        """
+
+    def hold(self) -> HeldValues:
+        """Returns a copy of all values of this worker."""
+
+
 class Fit(Protocol):
     """A running `model.fit`. Use on the main thread only.
 
-    A "Keras line" is Keras 3 or tf_keras. Methods that have a body here are optional
-    for the implementations.
+    A "Keras line" is Keras 3 on a backend, or tf_keras. Methods that have a body here
+    are optional for the implementations.
 
     Attributes:
         model: the model.
@@ -64,10 +177,9 @@ class Fit(Protocol):
             optimizer.
         frame: stack frame of the call of `fit`. None after the end of the fit; if an
             error ended the fit, the next fit sets None.
-        line: Keras line, "keras" or "tf_keras".
+        line: Keras line, "keras", "keras on JAX" or "tf_keras".
+        pipelines: functions for the datasets of the fit.
         loop: the local variable of `fit` that holds the data.
-        dataset_name: name of the attribute of `loop` that holds the dataset; `loop`
-            makes its iterators from this dataset.
         adapter: Keras' own data adapter.
         callbacks: the CallbackList of the fit.
         arguments: arguments of `fit` by name, with the values at the start of training:
@@ -88,8 +200,8 @@ class Fit(Protocol):
     optimizer: Any
     frame: FrameType | None
     line: str
+    pipelines: Pipelines
     loop: Any
-    dataset_name: str
     adapter: Any
     callbacks: Any
     arguments: Mapping[str, Any]
@@ -165,13 +277,13 @@ class Fit(Protocol):
         return
 
     def distribute(
-        self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
+        self, batches: Callable[[], Iterator[Any]], ahead: int = AUTOTUNE
     ) -> Any:
         """Returns a dataset of given batches, distributed in the same way as by `fit`.
 
         Args:
             batches: function returning an iterator over the batches.
-            ahead: number of batches to prefetch.
+            ahead: number of batches to prefetch; -1: the framework decides.
         """
 
     def read_one_pass(self) -> Any:
@@ -236,7 +348,7 @@ class Fit(Protocol):
         """Removes the changes that `start_at` made on the model; also after errors."""
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        """Returns the `tf.function` inside a train function, if it can be traced.
+        """Returns the traceable function inside a train function, if there is one.
 
         Args:
             train_function: train function made by Keras or by the program.
@@ -244,6 +356,7 @@ class Fit(Protocol):
 
         Returns:
             The `tf.function`, which takes an iterator; tracing it makes the variables.
+            None on JAX, where Keras makes all variables before training.
             None if `build` must make the variables, for example because steps run
             eagerly.
         """
@@ -256,20 +369,69 @@ class Fit(Protocol):
             train_function: train function made by Keras.
         """
 
-    def trace(self, step: Any, iterator: Any) -> None:
-        """Makes the variables of a step by tracing it for one batch; reads no data."""
-
-        def traced(data: Any) -> Any:
-            return self.model.distribute_strategy.run(step, args=(data,))
-
-        tf.function(traced).get_concrete_function(iterator.element_spec)
-
     def build_test(self, iterator: Any) -> None:
         """Makes variables that only test steps use, as in metrics; reads no data."""
-        try:
-            self.trace(self.model.test_step, iterator)
-        except Exception as error:  # noqa: BLE001 - the restore names missing variables
-            log.debug("the test step cannot be traced: %s", error)
+        return
+
+    # --- the backend -------------------------------------------------------------
+
+    def replace_dataset(self, instead: Any) -> Any:
+        """Makes the fit take its iterators from another dataset.
+
+        Args:
+            instead: the other dataset, an iterable.
+
+        Returns:
+            The dataset from which the fit took its iterators before.
+        """
+
+    def make_variables(self) -> FitVariables:
+        """Returns the variables of the fit."""
+
+    def runs_eagerly(self) -> bool:
+        """Returns whether the Python code of a step runs in every step."""
+
+    def batch_kinds(self, name: str, iterator: Any) -> Sequence[Any]:
+        """Returns the kinds of batches for which a function is traced separately.
+
+        Args:
+            name: "train" or "test".
+            iterator: argument of the function.
+        """
+        del name
+        # None for test_on_batch of Keras 3, which passes a plain generator.
+        spec = getattr(iterator, "element_spec", None)
+        return () if spec is None else (spec,)
+
+    def as_step(self, name: str, function: Any) -> Callable[[Any], Any]:
+        """Returns a train or test function of Keras as a function of an iterator.
+
+        Args:
+            name: "train" or "test".
+            function: function made by Keras or by the program.
+        """
+        del name
+        return function  # type: ignore[no-any-return]  # Keras is untyped
+
+    def as_keras_calls(self, name: str, step: Callable[[Any], Any]) -> Any:
+        """Returns a function of an iterator in the form in which Keras calls it.
+
+        The inverse of `as_step`.
+
+        Args:
+            name: "train" or "test".
+            step: function called with the iterator; returns the logs.
+        """
+        del name
+        return step
+
+    def sync(self) -> None:
+        """Gives the variables of the model the current values.
+
+        During an epoch Keras on JAX keeps the values outside of the variables. Called
+        before the variables are read or assigned.
+        """
+        return
 
 
 def instead_once(

@@ -9,10 +9,12 @@ from typing import IO
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.state.encoding import read_parts, readable, write_parts
 from tfpreempt.checkpoint.state.random_state import load_own_or_first
 from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
-from tfpreempt.checkpoint.tensors import data_order, program_values
+from tfpreempt.checkpoint.tensors import program_values
+from tfpreempt.checkpoint.tensors.data_order import of_iterator
 from tfpreempt.checkpoint.tensors.iterator_state import (
     check_position,
     keep_seeds,
@@ -139,7 +141,7 @@ class DatasetIteratorState(State):
                 "with from_generator, py_function or unseeded random operations has no "
                 "position that can be saved; use tfpreempt.data."
             ) from error
-        order = data_order.of_iterator(self.iterator)
+        order = of_iterator(self.iterator)
         write_parts(fileobj, {"kind": "tf.data", "order": order}, parts)
 
     def load(self, fileobj: IO[bytes]) -> None:
@@ -153,7 +155,7 @@ class DatasetIteratorState(State):
             raise errors.CheckpointCorruptedError(
                 f"The saved state of {self!r} cannot be read: {error}"
             ) from error
-        here = data_order.of_iterator(self.iterator)
+        here = of_iterator(self.iterator)
         data_order.check(order, here, f"The data of {self!r}")
         keep_seeds(self.iterator)
         try:

@@ -35,8 +35,8 @@ import file_events  # noqa: E402 - the network comes first
 from toy_model import INDEX, Model, hold, say  # noqa: E402 - the network comes first
 
 from tfpreempt import State  # noqa: E402
+from tfpreempt.checkpoint.bundles import bundle_writer  # noqa: E402
 from tfpreempt.checkpoint.directory.layout import MARKER  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_writer  # noqa: E402
 from tfpreempt.handler.tensorflow_adapter import TensorFlowStore  # noqa: E402
 
 ROUND = re.compile(r"tfpreempt/[^/]+/\d+/(\w+)(?:/\d+)?")

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfpreempt.checkpoint.tensors import bundle_writer
+from tfpreempt.checkpoint.bundles import bundle_writer
 
 INDEX = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
 HOLD_LIMIT = 60.0

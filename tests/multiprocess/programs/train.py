@@ -23,7 +23,7 @@ from toy_model import (
 )
 
 from tfpreempt import PreemptionCheckpointHandler, State, TerminationConfig
-from tfpreempt.checkpoint.tensors import bundle_writer
+from tfpreempt.checkpoint.bundles import bundle_writer
 
 FAILURES = {
     "tensorflow": tf.errors.ResourceExhaustedError(None, None, "no room for the batch"),

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import checkpoint_state, flat_commit, layout
 from tfpreempt.checkpoint.directory.catalog import (
     CommitStatus,
@@ -24,7 +25,6 @@ from tfpreempt.checkpoint.directory.catalog import (
     in_order,
     reader,
 )
-from tfpreempt.checkpoint.state import bundle
 from tfpreempt.storage import checksum, file_reading, paths
 
 _log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import catalog, flat_commit, layout
 from tfpreempt.checkpoint.directory.catalog import (
     CommitStatus,
@@ -23,7 +24,6 @@ from tfpreempt.checkpoint.directory.catalog import (
 )
 from tfpreempt.checkpoint.restore import external_checkpoints
 from tfpreempt.checkpoint.restore.verification import THREADS, faults
-from tfpreempt.checkpoint.state import bundle
 from tfpreempt.storage import file_reading, open_store, paths
 
 _MAX_EXTRA = 5

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.restore import external_checkpoints
 from tfpreempt.checkpoint.restore.verification import faults
-from tfpreempt.checkpoint.state import bundle
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.progress_bar import ByteBar
 from tfpreempt.storage.os_errors import ADVICE

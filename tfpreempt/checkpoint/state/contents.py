@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles.partitioning import DenseTensor, Part
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.commit import StagedFiles
-from tfpreempt.checkpoint.state.partitioning import DenseTensor, Part
 from tfpreempt.checkpoint.state.state import State
 
 

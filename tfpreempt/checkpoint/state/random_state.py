@@ -28,11 +28,13 @@ from tfpreempt.core import frameworks
 _log = logging.getLogger(__name__)
 _SEED_BYTES = 16
 _FRAMEWORKS = {
-    "tensorflow": frozenset({"tf_seed", "tf_rng", "tf_generator", "keras_seed"}),
+    "tensorflow": frozenset({"tf_seed", "tf_rng", "tf_generator"}),
 }
 """The keys of a record that hold generators of a framework. Its adapter ("generators"
 in `core/frameworks.py`) has `record()`, which returns a JSON-able value or None for
 each key, `load(record)` and `reseed(seed)`."""
+_KERAS_SEED = "keras_seed"
+"""The key of the generator of Keras 3, held by the framework on which Keras runs."""
 
 
 class GlobalRngState(State):
@@ -52,6 +54,7 @@ class GlobalRngState(State):
 
     def save(self, fileobj: IO[bytes]) -> None:
         record = dict.fromkeys(key for keys in _FRAMEWORKS.values() for key in keys)
+        record[_KERAS_SEED] = None
         record["python"] = encode(random.getstate())
         record["numpy"] = encode(np.random.get_state(legacy=False))
         for each in frameworks.adapters("generators"):
@@ -101,9 +104,11 @@ class GlobalRngState(State):
                 for framework, keys in _FRAMEWORKS.items()
                 if any(record.get(key) is not None for key in keys)
             ]
+            if record.get(_KERAS_SEED) is not None:
+                others += frameworks.adapters("generators")
             random.setstate(decode(record["python"]))
             np.random.set_state(generator)
-            for each in others:
+            for each in dict.fromkeys(others):
                 if each is not None:
                     each.load(record)
 

@@ -1,8 +1,7 @@
 """TensorFlow's part of a save: variables, iterators, TensorFlow's checkpoint files.
 
-bundle_reader     reads the large tensors of a restore with many threads
-bundle_writer     writes large tensors beside TensorFlow's files with many threads
-data_order        fingerprints of the order of training data, compared by a restore
+bundle_reader     lets TensorFlow restore large tensors that many threads have read
+data_order        fingerprints of the order of tf.data pipelines
 gather            reads the values to save, on all workers; takes out large tensors
 iterator_state    positions in tf.data pipelines, and their cache files
 per_replica       variables with a different value on each replica; saved per worker

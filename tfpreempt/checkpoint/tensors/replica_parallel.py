@@ -25,15 +25,15 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from tfpreempt.checkpoint.directory import layout
-from tfpreempt.checkpoint.state.contents import StagedSave
-from tfpreempt.checkpoint.state.partitioning import (
+from tfpreempt.checkpoint.bundles import bundle_writer
+from tfpreempt.checkpoint.bundles.partitioning import (
     DenseTensor,
     Part,
     TensorSlice,
     partition,
 )
-from tfpreempt.checkpoint.tensors import bundle_writer
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import Files

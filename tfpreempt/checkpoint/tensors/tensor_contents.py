@@ -21,11 +21,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle_writer, tensor_copies
 from tfpreempt.checkpoint.directory import checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.state.contents import Contents, StagedSave
 from tfpreempt.checkpoint.state.state import State
-from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer, gather, reader
+from tfpreempt.checkpoint.tensors import bundle_reader, gather, reader
 from tfpreempt.checkpoint.tensors.data_order import OrderState
 from tfpreempt.checkpoint.tensors.gather import (
     LargeTensors,
@@ -424,7 +425,7 @@ class _OwnContents(_Tracked):
     worker_parts: ReplicaParallelWriter | None
     counts_saves: bool
     keeps_copies: bool
-    _spare: gather.Bytes | None = dataclasses.field(default=None, init=False)
+    _spare: tensor_copies.Bytes | None = dataclasses.field(default=None, init=False)
 
     needs_prefix = True
 
@@ -478,7 +479,7 @@ class _OwnContents(_Tracked):
         if save.is_async:
             spare, self._spare = self._spare, None
             threads = bundle_writer.THREADS
-            save.tensors, memory = gather.copied(large.found, threads, spare)
+            save.tensors, memory = tensor_copies.copied(large.found, threads, spare)
             if self.keeps_copies:
                 self._spare = memory
         save.is_dealt = bool(

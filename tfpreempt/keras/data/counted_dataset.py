@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpreempt.data.iterators import make_iterator
 from tfpreempt.keras.fit_protocol import Fit
 
 _MARK = "_tfpreempt_made"
@@ -31,8 +30,8 @@ class CountedDataset:
 
     def __init__(self, fit: Fit) -> None:
         self.made = 0
-        self.dataset = getattr(fit.loop, fit.dataset_name)
-        setattr(fit.loop, fit.dataset_name, self)
+        self.dataset = fit.replace_dataset(self)
+        self._make_iterator = fit.pipelines.make_iterator
         self.instead: tuple[int, Any] = (0, None)
         self.before_next: Callable[[], None] = lambda: None
 
@@ -40,9 +39,11 @@ class CountedDataset:
         self.before_next()
         self.made += 1
         number, rest = self.instead
-        iterator: Any = make_iterator(rest if number == self.made else self.dataset)
+        iterator: Any = self._make_iterator(
+            rest if number == self.made else self.dataset
+        )
         setattr(iterator, _MARK, (self, self.made))
-        return iterator  # type: ignore[no-any-return]  # TensorFlow is untyped
+        return iterator  # type: ignore[no-any-return]  # of any framework
 
     def number(self, iterator: Any) -> int:
         """Returns the number, from 1, of an iterator of the fit; 0 for any other."""
@@ -51,4 +52,4 @@ class CountedDataset:
 
     def spare(self) -> Any:
         """Returns an additional iterator, without counting."""
-        return make_iterator(self.dataset)
+        return self._make_iterator(self.dataset)

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tensors import data_order
+from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.tensors.shuffle_seeds import parts, reshuffles
 
 _MANY = 1 << 20  # number of samples whose order takes too long to draw at a start

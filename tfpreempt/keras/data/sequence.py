@@ -25,12 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from tfpreempt.checkpoint.state import data_order
+from tfpreempt.checkpoint.state.data_order import Order
 from tfpreempt.checkpoint.state.encoding import decode, encode
-from tfpreempt.checkpoint.tensors import data_order
-from tfpreempt.checkpoint.tensors.data_order import Order
-from tfpreempt.checkpoint.tensors.program_values import is_seeded
 from tfpreempt.core import object_graph
 from tfpreempt.keras.callbacks.builtin_callbacks import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
@@ -114,7 +112,7 @@ class SequenceTracker(Tracker):
         mro = type(self._sequence).__mro__
         users = [k for k in mro if k.__module__.partition(".")[0] not in _KERAS]
         changes = any(hook in vars(kind) for hook in HOOKS for kind in users)
-        if changes and not self._has_state and not is_seeded():
+        if changes and not self._has_state and not fit.pipelines.is_seeded():
             log.warning("%s.", _UNSEEDED)
 
     def epoch_begins(self) -> None:
@@ -153,7 +151,7 @@ class SequenceTracker(Tracker):
             self._sequence.set_state(decode(more["state"]))
         else:
             for hook, generators in self._calls:
-                _set_generators(generators)
+                set_generators(generators)
                 getattr(self._sequence, hook, lambda: None)()
         if position.batches:
             rest = self._rest(position.batches)
@@ -181,10 +179,10 @@ class SequenceTracker(Tracker):
         def noted() -> None:
             self._name_changes()
             if self._again:
-                _set_generators(self._again.pop(0)[1])
-            before = _generators()
+                set_generators(self._again.pop(0)[1])
+            before = generators()
             inner()
-            drew = encode(before) != encode(_generators())
+            drew = encode(before) != encode(generators())
             self._calls.append([hook, before if drew else None])
 
         setattr(self.fit.adapter, hook, noted)
@@ -250,12 +248,12 @@ def _marks(sequence: Any) -> dict[str, Any]:
     return found
 
 
-def _generators() -> tuple[Any, Any]:
+def generators() -> tuple[Any, Any]:
     """Returns the states of the global generators of Python and NumPy."""
     return random.getstate(), np.random.get_state(legacy=False)
 
 
-def _set_generators(states: Any) -> None:
+def set_generators(states: Any) -> None:
     """Sets the global generators to recorded states; does nothing for None."""
     if states is not None:
         random.setstate(states[0])
@@ -283,16 +281,3 @@ def _in_order(
             yield waiting.popleft().result()
             for index in itertools.islice(left, 1):
                 waiting.append(pool.submit(get, index))
-
-
-def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) -> Any:
-    """Returns a dataset of given batches, with the element spec of another dataset.
-
-    Args:
-        like: the other dataset.
-        batches: function returning an iterator over the batches.
-        ahead: number of batches to prefetch.
-    """
-    spec = like.element_spec
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    return dataset.prefetch(ahead)

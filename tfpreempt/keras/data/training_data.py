@@ -6,21 +6,15 @@ import dataclasses
 import logging
 from typing import Any
 
-import tensorflow as tf
-
 from tfpreempt import errors
-from tfpreempt.checkpoint.tensors import data_order
-from tfpreempt.data.slices import batch_size, check_shares, global_batches
-from tfpreempt.keras.data import pipeline
+from tfpreempt.checkpoint.state import data_order
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.loader import LoaderTracker, warn_of_states
 from tfpreempt.keras.data.position import (
-    WAYS,
     IndexTracker,
     Position,
     ReplayTracker,
     Tracker,
-    choose,
 )
 from tfpreempt.keras.data.sequence import SequenceTracker
 from tfpreempt.keras.fit_protocol import Fit
@@ -44,15 +38,10 @@ class TrainingData:
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self.dataset = CountedDataset(fit)
-        # Under a TPUStrategy the position of a loader cannot be tracked, because
-        # iterators are read before the first step shows which iterator is used for
-        # training.
-        strategy = fit.model.distribute_strategy
-        has_position = not isinstance(strategy, tf.distribute.TPUStrategy)
         way: type[Tracker] = Tracker
         if fit.sequence is not None:
             way = SequenceTracker
-        elif fit.loader is not None and has_position:
+        elif fit.loader is not None:
             way = LoaderTracker
         self.tracker = way(fit, self.dataset)
         self._iterator: Any = None  # the iterator used for training
@@ -76,7 +65,9 @@ class TrainingData:
         self._read += 1
         self._iterator = iterator
         if type(self.tracker) is Tracker:  # no way to save the position is chosen yet
-            way, problem = choose(self._fit, self.dataset.dataset, iterator)
+            way, problem = self._fit.pipelines.choose(
+                self._fit, self.dataset.dataset, iterator
+            )
             if problem is not None:
                 log.warning("%s.", problem)
             self._choose(way)
@@ -84,10 +75,7 @@ class TrainingData:
 
     def _choose(self, way: type[Tracker]) -> None:
         self.tracker = way(self._fit, self.dataset)
-        roots = pipeline.roots(self.dataset.dataset)
-        self._order = data_order.of_pipeline(*roots, has_seeds=True)
-        if self._fit.array_way is not None:
-            self._order |= pipeline.permutation(roots)
+        self._order = self._fit.pipelines.order(self._fit, self.dataset.dataset)
         if way is ReplayTracker:
             warn_of_states()
 
@@ -126,14 +114,7 @@ class TrainingData:
             ConfigurationError: the batch size is not a multiple of the number of
                 replicas.
         """
-        replicas = self._fit.model.distribute_strategy.num_replicas_in_sync
-        size: int | None = None
-        if self._fit.sequence is not None:
-            size = len(tf.nest.flatten(self._fit.sequence.data[0])[0])
-        elif (shared := global_batches(self.dataset.dataset)) is not None:
-            size = self._fit.array_batch or batch_size(shared[0])
-        if size is not None:
-            check_shares(size, replicas)
+        self._fit.pipelines.check_shares(self._fit, self.dataset.dataset)
 
     def prepare(self, saved: Position | None, batches: int) -> None:
         """Prepares the iterator with which the fit resumes, before Keras makes it.
@@ -149,7 +130,8 @@ class TrainingData:
         """
         if saved is not None and saved.is_shared:
             is_counted = saved.kind in (IndexTracker.kind, SequenceTracker.kind)
-            if not is_counted and global_batches(self.dataset.dataset) is None:
+            has_global_batches = self._fit.pipelines.has_global_batches
+            if not is_counted and not has_global_batches(self.dataset.dataset):
                 # This dataset has no global batches, so the count does not apply.
                 saved = None
         if saved is None:
@@ -163,13 +145,13 @@ class TrainingData:
                 )
             saved = Position(kind="replay", made=0, read=0, batches=batches)
         if saved.kind not in (self.tracker.kind, *self.tracker.other_kinds):
-            if saved.kind not in WAYS:
+            if (way := self._fit.pipelines.way_of(saved.kind)) is None:
                 raise errors.CheckpointMismatchError(
                     "The position in the training data was saved for data of the kind "
                     f"{saved.kind!r}; this fit has data of another kind. Pass the data "
                     "of the interrupted run, or use another checkpoint directory."
                 )
-            self._choose(WAYS[saved.kind])
+            self._choose(way)
         if missing := self.tracker.prepare(saved):
             log.warning(
                 "the training data are read from a cache, and files of the cache are "

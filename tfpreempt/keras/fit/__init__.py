@@ -4,12 +4,9 @@ epoch_end          the state after an epoch's last step, kept during the validat
 fit_progress       the progress of a fit as a value; compares a checkpoint with a fit
 fit_state          the contents of a commit of a running fit: captures and restores
 frame_lookup       finds the running `model.fit` on the stack of the main thread
-held_values        keeps earlier values of variables for a later save
-keras3             `model.fit` of Keras 3 with the TensorFlow backend
 phases             the phases of a fit under the callback, as a table
 python_attributes  attributes of a model with plain Python values that training changes
 resume_plan        how a fit begins, given the checkpoint and the earlier fits
-tf_keras           `model.fit` of tf_keras 2.x
 traced_functions   the train and test functions of a model in a fit, and their traces
 train_function     replaces `model.train_function`, to count the steps of a fit
 training           a fit under the callback, from `on_train_begin` to `on_train_end`

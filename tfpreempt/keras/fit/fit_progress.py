@@ -180,7 +180,7 @@ GIVE_EACH = "If the program has several fits, give each fit its own directory."
 """Last sentence of errors about a checkpoint that may belong to another fit."""
 
 _FIXES = {
-    "keras": ("keras", "train with the same Keras"),
+    "keras": ("keras", "train with the same Keras, on the same backend"),
     "optimizer": ("optimizer", "compile with the same optimizer"),
     "data": ("data", "pass the same kind of data to fit"),
     "samples": ("the number of samples", "pass data of the same length"),

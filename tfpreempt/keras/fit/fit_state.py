@@ -1,4 +1,4 @@
-"""Captures and restores the state of a running fit besides the tf.train.Checkpoint.
+"""Captures and restores the state of a running fit.
 
 A state is restored at the point of the loop where it was captured. So the restore also
 overwrites what Keras and the user's callbacks have changed since the start of the fit.
@@ -9,10 +9,11 @@ The points are:
   restart then repeats the validation;
 - at the end, after `on_train_end` of the user's callbacks.
 
-The tf.train.Checkpoint has the weights and the optimizer. Every worker saves its own
-metrics and seed generators, as in custom loops (`checkpoint/tensors/per_replica.py`);
-this module compares their dtypes and shapes before any variable is assigned. A
-validation may change any variable, so `Moment` keeps the values from its beginning.
+The variables are in a checkpoint of the framework (`FitVariables`). On TensorFlow every
+worker saves its own metrics and seed generators beside the tf.train.Checkpoint, as in
+custom loops (`checkpoint/tensors/per_replica.py`). This module compares dtypes and
+shapes before any variable is assigned. A validation may change any variable, so
+`Moment` keeps the values from its beginning.
 """
 
 from __future__ import annotations
@@ -21,48 +22,22 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-import tensorflow as tf
-
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.random_state import GlobalRngState
-from tfpreempt.checkpoint.tensors.variables import (
-    Attached,
-    attach,
-    attached,
-    local_parts,
-)
 from tfpreempt.handler.run import Run
 from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit.fit_progress import Progress, check_same, made_of
-from tfpreempt.keras.fit.held_values import HeldValues
 from tfpreempt.keras.fit.python_attributes import Attributes
-from tfpreempt.keras.fit_protocol import Fit
+from tfpreempt.keras.fit_protocol import Fit, HeldValues, WorkerVariable
 from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 
 Taken = dict[str, EncodedValue]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerVariable:
-    """A variable with a value per worker: a variable of a metric or a seed generator.
-
-    Attributes:
-        name: name of the variable.
-        kind: dtype and shape; equal on every worker.
-        variable: the variable, possibly distributed.
-        parts: the variables on the single replicas of this worker, of which `variable`
-            consists.
-    """
-
-    name: str
-    kind: str
-    variable: Any
-    parts: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +114,7 @@ class FitState:
 
     Attributes:
         attributes: the plain Python values of the model.
-        checkpoint: the tf.train.Checkpoint of weights and optimizer; TensorFlow can
-            restore it without tfpreempt.
+        variables: the variables of the fit.
         shared: values equal on every worker; the chief saves them.
         own: values of this worker; `own.loaded` is None if the commit has no values of
             this worker.
@@ -168,10 +142,7 @@ class FitState:
         self.attributes = Attributes(fit.model)
         self.shared = FitRecord("tfpreempt.keras", take_shared)
         self.own = WorkerRecord("tfpreempt.keras.worker", take_own, per_worker=True)
-        tracked = {"model": fit.model, "optimizer": fit.optimizer}
-        self.checkpoint = tf.train.Checkpoint(
-            **{name: each for name, each in tracked.items() if each is not None}
-        )
+        self.variables = fit.make_variables()
 
     def close(self) -> None:
         """Unregisters the States, to exclude the fit from later saves."""
@@ -197,13 +168,13 @@ class FitState:
     def take_shared(self, reached: Progress) -> Taken:
         """Returns the values of the fit that are equal on every worker.
 
-        The caller has called `attach(self.checkpoint)` before.
+        The caller has called `variables.of_worker()` or saves the checkpoint.
 
         Args:
             reached: progress of the fit.
         """
         self._fit.settle()
-        now = of_worker(self._fit.model, attached(self.checkpoint))
+        now = self.variables.of_worker(is_attached=True)
         return {
             "progress": EncodedValue.of(dataclasses.asdict(reached)),
             "variables": EncodedValue.of([(own.name, own.kind) for own in now]),
@@ -213,11 +184,11 @@ class FitState:
     def take_own(self) -> Taken:
         """Returns this worker's values, without its log files and its data position.
 
-        The caller has called `attach(self.checkpoint)` before.
+        The caller has called `variables.of_worker()` or saves the checkpoint.
         """
         random = io.BytesIO()
         self._random.save(random)
-        now = of_worker(self._fit.model, attached(self.checkpoint))
+        now = self.variables.of_worker(is_attached=True)
         return {
             "random": EncodedValue.of(random.getvalue().decode()),
             "attributes": self.attributes.capture(),
@@ -231,11 +202,11 @@ class FitState:
             reached: progress of the fit.
         """
         self._fit.settle()
-        untracked = attach(self.checkpoint)
+        variables = self.variables.hold()
         return Moment(
             shared=self.take_shared(reached),
             own=self.take_own(),
-            variables=HeldValues(self.checkpoint, untracked),
+            variables=variables,
         )
 
     # --- before the first step -------------------------------------------------------
@@ -270,10 +241,10 @@ class FitState:
     # --- the restart -----------------------------------------------------------------
 
     def restore(self, run: Run, progress: Progress, *, extends: bool = False) -> None:
-        """Restores the tf.train.Checkpoint, this worker's values and the callbacks.
+        """Restores the variables, this worker's values and the callbacks.
 
         Args:
-            run: run of the fit; its `restore` restores the tf.train.Checkpoint.
+            run: run of the fit; its `restore` restores the variables.
             progress: progress in the commit.
             extends: whether epochs are added to a complete fit.
 
@@ -286,14 +257,14 @@ class FitState:
         directory = run.directory.path
         check_same(progress, made_of(self._fit, is_built=True), directory)
         saved = shared["variables"].value()
-        now = of_worker(self._fit.model, attach(self.checkpoint))
+        now = self.variables.of_worker()
         metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
         if metrics < progress.metrics or len(now) < len(saved):
             # A validation has made the missing variables. Making variables here does
             # not hang: the same variables are missing on every worker, so every worker
             # reaches this call.
             self._fit.build_test(self._data.any_iterator())
-            now = of_worker(self._fit.model, attach(self.checkpoint))
+            now = self.variables.of_worker()
         # If the position counts global batches, the number of replicas may have
         # changed.
         replicas = None
@@ -302,6 +273,7 @@ class FitState:
             if position is None or not position.is_shared:
                 replicas = own["replicas"].value()
         check(saved, now, replicas)
+        self.variables.expect([name for name, _ in saved])
         run.restore(named_states=False)
         if own is not None:
             self.attributes.restore(own["attributes"])
@@ -327,36 +299,6 @@ class FitState:
 # --- metrics and seed generators -----------------------------------------------------
 
 
-def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:
-    """Returns the metrics and seed generators of this worker, in a fixed order.
-
-    Args:
-        model: the model; all its metrics exist already.
-        untracked: the objects of the model that the tf.train.Checkpoint does not track.
-            The metrics and seed generators among them are returned, too.
-    """
-    metrics = [
-        # Do not use getattr with a default: to look up a missing attribute, an ON_READ
-        # variable reads the value, a reduction over the workers.
-        (variable.path if "path" in dir(type(variable)) else variable.name, variable)
-        for metric in model.metrics
-        for variable in metric.variables
-    ]
-    seen: set[int] = set()
-    found = []
-    for name, variable in [*metrics, *untracked.own]:
-        parts = local_parts(variable)
-        here = set(map(id, parts))
-        if here and not here & seen:
-            seen |= here
-            shape = parts[0].shape.as_list()
-            kind = f"{tf.as_dtype(variable.dtype).name}{shape or ''}"
-            found.append(
-                WorkerVariable(name=name, kind=kind, variable=variable, parts=parts)
-            )
-    return found
-
-
 def check(
     saved: Sequence[tuple[str, str]],
     now: Sequence[WorkerVariable],
@@ -376,11 +318,17 @@ def check(
             trained on another number of devices.
     """
     if [kind for _, kind in saved] != [own.kind for own in now]:
-        here = ", ".join(f"{own.name} {own.kind}" for own in now)
+        here = [f"{own.name} {own.kind}" for own in now]
+        there = [f"{name} {kind}" for name, kind in saved]
+        if len(here) == len(there):
+            pairs = zip(saved, now, strict=True)
+            differs = [kind != own.kind for (_, kind), own in pairs]
+            here = list(itertools.compress(here, differs))
+            there = list(itertools.compress(there, differs))
         raise errors.CheckpointMismatchError(
             "The metrics, seed generators or optimizer variables differ from the "
-            f"checkpoint. In the model: {here}. In the checkpoint: "
-            f"{', '.join(map(' '.join, saved))}. Compile the model as the interrupted "
+            f"checkpoint. In the model: {', '.join(here)}. In the checkpoint: "
+            f"{', '.join(there)}. Compile the model as the interrupted "
             "run did (metrics, loss, optimizer), or use another checkpoint directory."
         )
     for own, before in zip(now, replicas or (), strict=replicas is not None):

@@ -13,12 +13,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-import tensorflow as tf
-
 from tfpreempt import errors
 from tfpreempt.core import private_api
-from tfpreempt.keras.fit.keras3 import Keras3Fit
-from tfpreempt.keras.fit.tf_keras import TfKerasFit
 from tfpreempt.keras.fit_protocol import Fit
 
 LOOPS = ("epoch_iterator", "data_handler")
@@ -44,7 +40,11 @@ def find(model: Any) -> Fit:
             "number. Compile with a number."
         )
     line = "tf_keras" if is_of_tf_keras(model) else "keras"
-    private_api.check_available("pipelines", "iterators", f"{line}_fit")
+    if line == "keras" and keras_backend() == "jax":
+        private_api.check_available("keras_fit_data", "keras_fit_jax")
+    else:
+        features = ("keras_fit_data",) if line == "keras" else ()
+        private_api.check_available("pipelines", "iterators", *features, f"{line}_fit")
     private_api.name_if_unseen(line)
     frame = next(_calls(model, "fit", LOOPS), None)
     if frame is None:
@@ -54,7 +54,25 @@ def find(model: Any) -> Fit:
             "fit, call super().fit in the method. In a custom loop use "
             "tfpreempt.PreemptionCheckpointHandler."
         )
-    return (Keras3Fit if LOOPS[0] in frame.f_locals else TfKerasFit)(model, frame)
+    # Imported here, because a fit on one backend must not import another backend.
+    if LOOPS[0] not in frame.f_locals:
+        from tfpreempt.keras.backends.tf_keras import TfKerasFit
+
+        return TfKerasFit(model, frame)
+    if keras_backend() == "jax":
+        from tfpreempt.keras.backends.keras3_jax import Keras3JaxFit
+
+        return Keras3JaxFit(model, frame)
+    from tfpreempt.keras.backends.keras3_tensorflow import Keras3TensorFlowFit
+
+    return Keras3TensorFlowFit(model, frame)
+
+
+def keras_backend() -> str:
+    """Returns the backend of Keras 3, which the program has imported."""
+    import keras
+
+    return str(keras.backend.backend())
 
 
 def is_running(fit: Fit) -> bool:
@@ -95,7 +113,16 @@ def callbacks_of(model: Any) -> list[Any]:
     frame = next(_calls(model, "fit", LOOPS), None)
     given = None if frame is None else frame.f_locals["callbacks"]
     given = getattr(given, "callbacks", given)  # a CallbackList has the list
-    return tf.nest.flatten(given) if isinstance(given, list | tuple | dict) else []
+    return list(_leaves(given)) if isinstance(given, list | tuple | dict) else []
+
+
+def _leaves(given: Any) -> Iterator[Any]:
+    """Yields the objects in nested lists, tuples and dicts."""
+    if isinstance(given, list | tuple | dict):
+        for each in given.values() if isinstance(given, dict) else given:
+            yield from _leaves(each)
+    else:
+        yield given
 
 
 def is_of_tf_keras(model: Any) -> bool:

@@ -31,11 +31,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import readable
-from tfpreempt.core import object_graph
+from tfpreempt.core import frameworks, object_graph
 from tfpreempt.keras.fit_record import EncodedValue
 
 log = logging.getLogger(__name__)
@@ -101,7 +100,9 @@ _KINDS_WHY = (
     "the function is traced for each kind of data (structure, dtypes and shapes of a "
     "batch), settings have changed since its first trace, and only the settings of the "
     "first trace are restored. Call evaluate() in callbacks with data of the kind of "
-    "validation_data, or call make_test_function(force=True) after a change of settings"
+    "validation_data, or call make_test_function(force=True) after a change of "
+    "settings. On JAX a smaller last batch is another kind: make all batches equal, or "
+    "call make_train_function(force=True) after a change of settings"
 )
 
 
@@ -136,8 +137,9 @@ class Trace:
         is_due: whether the next call of the function must set `values` and trace.
         outdated: restored values that differ from the values used by the trace of this
             process.
-        kinds: element specs with which the function was called in this process;
-            TensorFlow makes a separate trace for every spec.
+        kinds: kinds of batches with which the function was called in this process;
+            the framework makes a separate trace for every kind. On TensorFlow these
+            are element specs.
     """
 
     function: Any = None
@@ -536,6 +538,8 @@ class Attributes:
         paths: dict[int, str] = {}
         # Containers that are saved as a whole, or do not belong to the user.
         dealt_with: set[int] = set()
+        known = frameworks.adapters("values")
+        tensors = tuple(kind for each in known for kind in each.REPLACED)
         for location in object_graph.walk(self._roots, _enters, reached=reached):
             owner, value = location.owner, location.value
             paths.setdefault(id(value), location.path)
@@ -549,7 +553,7 @@ class Attributes:
             setting = None
             # Skip tensors: a layer may convert a setting to a tensor when the layer is
             # built.
-            if is_attribute and not is_users and not isinstance(value, tf.Tensor):
+            if is_attribute and not is_users and not isinstance(value, tensors):
                 setting = _setting(kind, location.key)
             is_container = object_graph.is_container(value)
             if not is_users and setting is None:

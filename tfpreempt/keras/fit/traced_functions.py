@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import tensorflow as tf
-
 from tfpreempt.core import object_graph
 from tfpreempt.keras.fit.frame_lookup import is_running
 from tfpreempt.keras.fit.python_attributes import Attributes
@@ -42,8 +40,14 @@ class TracedFunctions:
         self._steps = steps
         self._attributes = attributes
         self.train = functools.partial(self.call, "train")
-        self._ours = {"train": steps, "test": functools.partial(self.call, "test")}
-        # The functions made by Keras, by name.
+        test = functools.partial(self.call, "test")
+        self._ours = {
+            "train": fit.as_keras_calls("train", steps),
+            "test": fit.as_keras_calls("test", test),
+        }
+        # The functions made by Keras, and the same as functions of an iterator, by
+        # name.
+        self._made: dict[str, Any] = dict.fromkeys(self._ours)
         self._inner: dict[str, Any] = dict.fromkeys(self._ours)
         for name in self._ours:
             self.take_over(name)
@@ -57,7 +61,7 @@ class TracedFunctions:
             uncover(model, method)
         for name, ours in self._ours.items():
             if getattr(model, f"{name}_function") is ours:
-                setattr(model, f"{name}_function", self._inner[name])
+                setattr(model, f"{name}_function", self._made[name])
 
     def call(self, name: str, iterator: Any) -> Any:
         """Calls the function that Keras made; the first call traces it.
@@ -66,17 +70,17 @@ class TracedFunctions:
             name: name of the function, "train" or "test".
             iterator: argument of the function.
         """
-        inner, trace = self._inner[name], self._attributes.traces[name]
-        # None for test_on_batch of Keras 3, which passes a plain generator.
-        spec = getattr(iterator, "element_spec", None)
-        if spec is not None and spec not in trace.kinds:
-            trace.kinds.append(spec)
-        if inner is trace.function or self._fit.model.run_eagerly:
+        inner, made = self._inner[name], self._made[name]
+        trace = self._attributes.traces[name]
+        for kind in self._fit.batch_kinds(name, iterator):
+            if kind not in trace.kinds:
+                trace.kinds.append(kind)
+        if made is trace.function or self._fit.model.run_eagerly:
             return inner(iterator)
         try:
             return self._attributes.traced_by(inner, iterator, name=name)
         finally:
-            trace.function = inner
+            trace.function = made
 
     def take_over(self, name: str) -> bool:
         """Replaces the model's current function, if Keras or a callback has made it.
@@ -92,10 +96,11 @@ class TracedFunctions:
         made = getattr(self._fit.model, f"{name}_function")
         if made is None or made is self._ours[name]:
             return False
-        self._inner[name] = made
+        self._made[name] = made
+        self._inner[name] = step = self._fit.as_step(name, made)
         setattr(self._fit.model, f"{name}_function", self._ours[name])
         if name == "train":
-            self._steps.inner, self._steps.stop_at = made, 0  # 0: the next step traces
+            self._steps.inner, self._steps.stop_at = step, 0  # 0: the next step traces
         return True
 
     def trace_again(self, *, only_for_settings: bool) -> None:
@@ -106,7 +111,7 @@ class TracedFunctions:
                 `Attributes.must_trace_again`.
         """
         model = self._fit.model
-        is_eager = model.run_eagerly or tf.config.functions_run_eagerly()
+        is_eager = self._fit.runs_eagerly()
         for name in self._ours:
             maker = getattr(type(model), f"make_{name}_function")
             if is_eager or object_graph.is_user_module(maker.__module__):
@@ -148,7 +153,7 @@ class TracedFunctions:
         name = "test" if method == "make_test_function" else "train"
         # Creating the first test function is no change: a restarted process creates one
         # as well.
-        is_first = name == "test" and self._inner[name] is None
+        is_first = name == "test" and self._made[name] is None
         is_again = not is_first or args or any(options.values())
         if self.take_over(name) and is_again:
             self._attributes.forget_trace(name)

@@ -41,7 +41,9 @@ class TrainFunctionWrapper:
     def __init__(
         self, fit: Fit, session: Session, run: Run, slow: Callable[[Any], Any]
     ) -> None:
-        self.inner: Callable[[Any], Any] = fit.model.train_function
+        self.inner: Callable[[Any], Any] = fit.as_step(
+            "train", fit.model.train_function
+        )
         self.iterator: Any = None
         self.logs: Any = None
         self.stop_at = self.epoch = 0
@@ -61,6 +63,7 @@ class TrainFunctionWrapper:
     def __call__(self, iterator: Any) -> Any:
         if iterator is self.iterator and self._run.steps_made < self.stop_at:
             return self.run(self.inner, iterator)
+        self._fit.sync()
         return self._slow(iterator)
 
     def run(self, step: Callable[[Any], Any], iterator: Any) -> Any:
@@ -76,6 +79,7 @@ class TrainFunctionWrapper:
         step_flag, run = self._step_flag, self._run
         step_flag.started += 1
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
+            self._fit.sync()
             self._session.enter(run, "a callback")
             run.stop_at = MEASURED.get(run.steps_made, NEVER)
         step_flag.busy = True

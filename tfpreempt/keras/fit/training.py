@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.unfinished_caches import expect_caches
-from tfpreempt.checkpoint.tensors.iterator_state import cache_paths
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.registration import CheckpointOptions, register
 from tfpreempt.handler.run import NEVER
-from tfpreempt.handler.tensorflow_adapter import END_OF_DATA
 from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.callbacks.callback_list import UserCallbacks
-from tfpreempt.keras.data import pipeline
-from tfpreempt.keras.data.position import Position, validation_problem
+from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import fit_progress, phases, resume_plan
 from tfpreempt.keras.fit.epoch_end import EpochEnd
@@ -106,12 +103,12 @@ class Training:
             # Join the session, and load the named States. Variables are restored later,
             # just before the first step. Some do not exist yet, and hooks that run
             # until then may change variables (a schedule sets the learning rate).
-            strategy = self.fit.model.distribute_strategy
+            strategy = getattr(self.fit.model, "distribute_strategy", None)
             resolver = getattr(strategy, "cluster_resolver", None)
             self.session = find_session(resolver, options.peer_timeout)
             with register(
                 self.session,
-                self._state.checkpoint,
+                self._state.variables.checkpoint,
                 resolve_config(options.termination_config),
                 options,
                 # Between the hooks of the callback the state of the fit is incomplete.
@@ -185,7 +182,8 @@ class Training:
             self._state.varies = True
 
         # The callbacks and the data of the fit.
-        if problem := validation_problem(arguments["validation_data"]):
+        held_out = arguments["validation_data"]
+        if problem := self.fit.pipelines.validation_problem(held_out):
             log.warning("%s.", problem)
         if self._phase is FitPhase.SKIP and files is not None:
             callback_state.restore_files(self._others.callbacks, files)
@@ -212,7 +210,7 @@ class Training:
             self._data.prepare(position, trained)
         else:
             self.run.adopt()
-        expect_caches(cache_paths(*pipeline.roots(arguments["validation_data"])))
+        expect_caches(self.fit.pipelines.validation_caches(held_out))
         self.run.clear_caches(is_all_restored=True)
 
         # Keras' loop.
@@ -365,9 +363,10 @@ class Training:
             steps.logs = logs  # a save at the boundary before this step needs the logs
         try:
             return steps.run(self._functions.train, iterator)
-        except END_OF_DATA:
+        except Exception as error:
             # Without a known length, Keras finds the end of the data only now.
-            if not logs or self.fit.ends_epoch_with(logs):
+            is_end = training_end.is_end_of_data(error)
+            if not is_end or not logs or self.fit.ends_epoch_with(logs):
                 raise
             self._phase = phases.after(self._phase, FitEvent.NO_MORE_DATA)
             self._others.silence()
@@ -425,8 +424,11 @@ class Training:
             # Repeat the call that finds the end of the data: in the original run, the
             # call also incremented the optimizer's iterations, which does not need
             # data.
-            with contextlib.suppress(*END_OF_DATA):
+            try:
                 self._functions.train(self._steps.iterator)
+            except Exception as error:
+                if not training_end.is_end_of_data(error):
+                    raise
 
     # --- validation, and the end of an epoch -----------------------------------------
 

@@ -2,7 +2,9 @@
 
 A V2 checkpoint has an index file (`<prefix>.index`): a table with a BundleEntryProto
 for each tensor, with the tensor's data file and range (tensorflow/core/util/
-tensor_bundle). A checkpoint without a manifest counts as complete if the table is
+tensor_bundle). The entry with the empty key is the BundleHeaderProto.
+
+A checkpoint without a manifest counts as complete if the table is
 intact and no data file ends before its last tensor.
 
 The table has LevelDB's format (tensorflow/tsl `lib/io/table_builder.cc`,
@@ -16,16 +18,57 @@ tfpreempt writes every key in full, which readers of the format accept.
 from __future__ import annotations
 
 import errno
+import functools
+import importlib
 import io
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO
+from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 from tfpreempt import errors
 from tfpreempt.storage import checksum, file_reading
 
 _MAX_INDEX_BYTES = 1 << 30
+
+DTYPES = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    14: "bfloat16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    22: "uint32",
+    23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+}
+"""NumPy's names of the dtypes that are plain memory, by number in TensorFlow's DataType
+(tensorflow/core/framework/types.proto). NumPy knows the names bfloat16 and float8 from
+the package ml_dtypes."""
+
+
+def numpy_dtype(number: int) -> np.dtype[Any]:
+    """Returns NumPy's dtype for a number in TensorFlow's DataType.
+
+    Raises:
+        KeyError: the dtype is not plain memory.
+        ImportError: the dtype needs the package ml_dtypes, which is not installed.
+    """
+    name: Any = DTYPES[number]
+    if name in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
+        name = getattr(importlib.import_module("ml_dtypes"), name)
+    found: np.dtype[Any] = np.dtype(name)
+    return found
 
 
 def check(prefix: str) -> None:
@@ -94,17 +137,124 @@ def _read(data: bytes) -> tuple[int, dict[int, int]]:
 
 def _fields(message: bytes) -> dict[int, int]:
     """Returns the varint fields of a protocol buffer message; skips other fields."""
-    found: dict[int, int] = {}
+    return {n: value for n, value in _each_field(message) if isinstance(value, int)}
+
+
+def _each_field(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yields the fields of a protocol buffer message by number, in their order.
+
+    Yields an int for a varint, and the bytes for any other field.
+    """
     file = io.BytesIO(message)
     while file.tell() < len(message):
         number, kind = divmod(varint(file), 8)
         if kind == 0:
-            found[number] = varint(file)
+            yield number, varint(file)
         elif kind in (1, 2, 5):
-            file.seek({1: 8, 5: 4}.get(kind) or varint(file), os.SEEK_CUR)
+            yield number, file.read({1: 8, 5: 4}.get(kind) or varint(file))
         else:
             raise ValueError("an entry of the index is not a valid protocol buffer")
-    return found
+
+
+# --- the entries of a tensor ---------------------------------------------------------
+
+
+class TensorEntry(NamedTuple):
+    """A BundleEntryProto: where a tensor, or a slice of a tensor, is stored.
+
+    Attributes:
+        dtype: number in TensorFlow's DataType.
+        shape: dimensions.
+        shard: number of the data file.
+        offset: first byte in the data file.
+        size: size in bytes.
+        crc32c: masked checksum of the bytes.
+        slices: of a tensor stored in slices, for each slice (start, length) of every
+            axis; the length is None for a whole axis. Empty for a tensor in one piece.
+    """
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int = 0
+    offset: int = 0
+    size: int = 0
+    crc32c: int = 0
+    slices: tuple[tuple[tuple[int, int | None], ...], ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """Returns the encoded message."""
+        where = _field(3, self.shard) + _field(4, self.offset) + _field(5, self.size)
+        crc = b"\x35" + struct.pack("<I", self.crc32c) if self.crc32c else b""
+        cut = (_field(7, b"".join(_extent(*axis) for axis in s)) for s in self.slices)
+        return _kind(self.dtype, self.shape) + where + crc + b"".join(cut)
+
+    @classmethod
+    def parse(cls, message: bytes) -> TensorEntry:
+        """Returns the entry of an encoded message.
+
+        Raises:
+            ValueError, TypeError, IndexError: the message is corrupt.
+        """
+        numbers: dict[int, Any] = {}
+        cut = []
+        for number, value in _each_field(message):
+            if number == 7:
+                cut.append(tuple(map(_parse_extent, _of_number(1, value))))
+            else:
+                numbers[number] = value
+        shape = (_fields(dim).get(1, 0) for dim in _of_number(2, numbers.get(2, b"")))
+        crc = numbers.get(6, bytes(4))
+        return cls(
+            dtype=numbers.get(1, 0),
+            shape=tuple(shape),
+            shard=numbers.get(3, 0),
+            offset=numbers.get(4, 0),
+            size=numbers.get(5, 0),
+            crc32c=struct.unpack("<I", crc)[0],
+            slices=tuple(cut),
+        )
+
+
+def header(shards: int) -> bytes:
+    """Returns the header entry of a checkpoint with a number of data files."""
+    version = _field(3, _field(1, 1))  # VersionDef.producer: the version of the format
+    return _field(1, shards) + version
+
+
+def num_shards(header_entry: bytes) -> int:
+    """Returns the number of data files that a header entry names."""
+    return _fields(header_entry).get(1, 0)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """Encodes a field of a protocol buffer message; nothing for 0, the default."""
+    if isinstance(value, bytes):
+        return _varint_bytes(number << 3 | 2) + _varint_bytes(len(value)) + value
+    return _varint_bytes(number << 3) + _varint_bytes(value) if value else b""
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _kind(dtype: int, shape: tuple[int, ...]) -> bytes:
+    """Encodes dtype and shape; a scalar has an empty shape, not a missing shape."""
+    dims = b"".join(_field(2, _field(1, size)) for size in shape)
+    return _field(1, dtype) + _field(2, dims)
+
+
+def _extent(start: int, length: int | None) -> bytes:
+    """Encodes the extent of a slice along an axis; no length is the whole axis."""
+    if length is None:
+        return _field(1, b"")
+    return _field(1, _field(1, start) + b"\x10" + _varint_bytes(length))
+
+
+def _parse_extent(message: bytes) -> tuple[int, int | None]:
+    fields = _fields(message)
+    return fields.get(1, 0), fields.get(2)
+
+
+def _of_number(number: int, message: Any) -> list[bytes]:
+    """Returns the messages in the fields of a number in a message."""
+    return [v for n, v in _each_field(message) if n == number and type(v) is bytes]
 
 
 _MAGIC_BYTES = struct.pack("<Q", 0xDB4775248B80FB57)

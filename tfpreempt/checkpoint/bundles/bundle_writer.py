@@ -1,4 +1,4 @@
-"""Adds large tensors, with many threads, to a checkpoint written by TensorFlow.
+"""Writes tensors with many threads: a checkpoint, or a part beside TensorFlow's files.
 
 TensorFlow writes in one thread and copies every tensor first, and the checksums of its
 files are only known after a second read. Here every thread has a separate data file,
@@ -8,9 +8,9 @@ after the write, while the piece is in the processor's cache; a checksum before 
 write would cost twice as much.
 
 A data file contains the bytes of its tensors, joined. The index is TensorFlow's, with
-additional entries. Data files have the number of files in their names, so TensorFlow's
-files are renamed. The file format is defined in
-tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
+additional entries; or a new index, if TensorFlow has written nothing. Data files have
+the number of files in their names, so TensorFlow's files are renamed. The file format
+is defined in tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import bundle
-from tfpreempt.checkpoint.state.partitioning import (
+from tfpreempt.checkpoint.bundles import bundle
+from tfpreempt.checkpoint.bundles.partitioning import (
     DenseTensor,
     Part,
     TensorSlice,
     partition,
 )
-from tfpreempt.core import private_api
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
 from tfpreempt.storage.files import Files
@@ -76,15 +74,46 @@ def add(
         OSError: error of the file system.
         Exception: an exception raised by `check`.
     """
-    index, header = _read_index(prefix)
+    index = _read_index(prefix)
     shares = deal_to_threads(
         [TensorSlice(tensor=tensor) for tensor in tensors], threads
     )
-    before = header.num_shards
+    before = bundle.num_shards(index[b""])
     count = before + len(shares)
     paths = [data_file(prefix, shard, count) for shard in range(before, count)]
     parts = write(files, dict(zip(paths, shares, strict=True)), check=check)
-    return _merge(files, prefix, parts, index, header)
+    return _merge(files, prefix, parts, index)
+
+
+def create(
+    files: Files,
+    prefix: str,
+    tensors: Sequence[DenseTensor],
+    threads: int,
+    *,
+    check: Callable[[], None] | None = None,
+) -> dict[str, tuple[int, int]]:
+    """Writes a checkpoint that consists of the given tensors; see `add`.
+
+    Args:
+        files: the file operations.
+        prefix: prefix of the files, a path; there are no files yet.
+        tensors: all tensors of the checkpoint.
+        threads: number of writing threads, and of data files.
+        check: function called between two pieces; see `add`.
+
+    Returns:
+        Size and crc32c of the data files, by path, as `add` returns them.
+
+    Raises:
+        OSError: error of the file system.
+        Exception: an exception raised by `check`.
+    """
+    slices = [TensorSlice(tensor=tensor) for tensor in tensors]
+    shares = deal_to_threads(slices, threads) or [[]]
+    paths = [data_file(prefix, n, len(shares)) for n in range(len(shares))]
+    parts = write(files, dict(zip(paths, shares, strict=True)), check=check)
+    return _merge(files, prefix, parts, {b"": bundle.header(0)})
 
 
 def deal_to_threads(
@@ -154,7 +183,7 @@ def merge(
     Raises:
         OSError: error of the file system.
     """
-    return _merge(files, prefix, parts, *_read_index(prefix))
+    return _merge(files, prefix, parts, _read_index(prefix))
 
 
 def data_file(prefix: str, shard: int, count: int) -> str:
@@ -168,11 +197,10 @@ def data_file(prefix: str, shard: int, count: int) -> str:
     return f"{prefix}.data-{shard:05d}-of-{count:05d}"
 
 
-def _read_index(prefix: str) -> tuple[dict[bytes, bytes], Any]:
-    """Returns TensorFlow's index entries by key, and the parsed header entry."""
+def _read_index(prefix: str) -> dict[bytes, bytes]:
+    """Returns TensorFlow's index entries by key."""
     with open(prefix + ".index", "rb") as file:
-        index = dict(bundle.entries(file.read()))
-    return index, private_api.tensor_bundle.BundleHeaderProto.FromString(index[b""])
+        return dict(bundle.entries(file.read()))
 
 
 def _merge(
@@ -180,11 +208,10 @@ def _merge(
     prefix: str,
     parts: Sequence[Part],
     index: dict[bytes, bytes],
-    header: Any,
 ) -> dict[str, tuple[int, int]]:
-    before = header.num_shards
-    header.num_shards = count = before + len(parts)
-    index[b""] = header.SerializeToString()
+    before = bundle.num_shards(index[b""])
+    count = before + len(parts)
+    index[b""] = bundle.header(count)
     index.update(_entries_of_cut(each for part in parts for each in part.slices))
     for shard in range(before):
         old = data_file(prefix, shard, before)
@@ -278,44 +305,37 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
     A BundleEntryProto gives the position of some rows of a tensor, or of the whole
     tensor.
     """
-    entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # key: type and shape
     for tensor_slice, offset, crc in zip(
         part.slices, part.offsets, part.sums, strict=True
     ):
         dtype, shape = tensor_slice.tensor.dtype, tensor_slice.tensor.shape
         if tensor_slice.rows is not None:
             shape = (tensor_slice.rows, *shape[1:])
-        entry = entries.get((dtype, shape))
-        if entry is None:
-            entries[dtype, shape] = entry = _proto(tensor_slice.tensor, shape)
-        entry.shard_id = shard
-        entry.offset = offset
-        entry.size = tensor_slice.data.nbytes
-        entry.crc32c = bundle.masked(crc)
-        yield _key(tensor_slice), entry.SerializeToString()
+        size = tensor_slice.data.nbytes
+        entry = bundle.TensorEntry(
+            dtype, shape, shard, offset, size, bundle.masked(crc)
+        )
+        yield _key(tensor_slice), entry.to_bytes()
 
 
 def _entries_of_cut(slices: Iterable[TensorSlice]) -> dict[bytes, bytes]:
     """Returns an index entry for every partitioned tensor, by key. The entry lists the
     slices of the tensor. Separate entries have the positions of the slices."""
-    entries: dict[str, Any] = {}
+    cuts: dict[str, list[tuple[tuple[int, int | None], ...]]] = {}
+    tensors: dict[str, DenseTensor] = {}
     for tensor_slice in sorted(slices, key=lambda each: each.start):
         if tensor_slice.rows is not None:
             name, shape = tensor_slice.tensor.name, tensor_slice.tensor.shape
-            entry = entries.setdefault(name, _proto(tensor_slice.tensor, shape))
-            extents = entry.slices.add().extent
-            extents.add(start=tensor_slice.start, length=tensor_slice.rows)
-            for _ in shape[1:]:
-                extents.add()  # no start and length: the whole axis
-    return {name.encode(): each.SerializeToString() for name, each in entries.items()}
-
-
-def _proto(tensor: DenseTensor, shape: tuple[int, ...]) -> Any:
-    entry = private_api.tensor_bundle.BundleEntryProto(dtype=tensor.dtype)
-    entry.shape.SetInParent()  # a scalar has an empty shape, not a missing shape
-    for size in shape:
-        entry.shape.dim.add(size=size)
-    return entry
+            tensors[name] = tensor_slice.tensor
+            whole_axes = [(0, None)] * (len(shape) - 1)
+            rows = tensor_slice.start, tensor_slice.rows
+            cuts.setdefault(name, []).append((rows, *whole_axes))
+    return {
+        name.encode(): bundle.TensorEntry(
+            tensor.dtype, tensor.shape, slices=tuple(cuts[name])
+        ).to_bytes()
+        for name, tensor in tensors.items()
+    }
 
 
 def _key(tensor_slice: TensorSlice) -> bytes:

@@ -17,8 +17,14 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.tensors.program_values import is_seeded
 from tfpreempt.core import private_api
-from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.fit_protocol import Fit, Loader, SequenceData, instead_once
+from tfpreempt.keras.backends.tensorflow_fit import TensorFlowFit
+from tfpreempt.keras.data.tensorflow_data import dataset_like
+from tfpreempt.keras.fit_protocol import (
+    AUTOTUNE,
+    Loader,
+    SequenceData,
+    instead_once,
+)
 from tfpreempt.states.loaders import accessor_of
 
 log = logging.getLogger(__name__)
@@ -32,7 +38,7 @@ _ARRAYS = (
 )
 
 
-class TfKerasFit(Fit):
+class TfKerasFit(TensorFlowFit):
     """Implements `fit_protocol.Fit` for tf_keras.
 
     Args:
@@ -47,7 +53,7 @@ class TfKerasFit(Fit):
     def __init__(self, model: Any, frame: FrameType) -> None:
         self.arguments = names = dict(frame.f_locals)
         self.model, self.optimizer = model, model.optimizer
-        self.frame = frame
+        self.frame: FrameType | None = frame
         self.callbacks = names["callbacks"]
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
@@ -109,7 +115,8 @@ class TfKerasFit(Fit):
             The Loader; None if the position of the data cannot be tracked.
         """
         is_iterator = type(self.adapter).__name__ == "GeneratorDataAdapter"
-        if not is_iterator or accessor_of(given) is None:
+        is_known = is_iterator and accessor_of(given) is not None
+        if not is_known or not self.has_positions():
             return None
         # `iter(given)` may return a new iterator for each epoch.
         if iter(given) is not given:
@@ -173,7 +180,7 @@ class TfKerasFit(Fit):
         self.adapter._standardize_batch = noted
 
     def distribute(
-        self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
+        self, batches: Callable[[], Iterator[Any]], ahead: int = AUTOTUNE
     ) -> Any:
         dataset = dataset_like(self.adapter.get_dataset(), batches, ahead)
         return self._distribute(dataset)

@@ -1,6 +1,6 @@
-"""`model.fit` of Keras 3 with the TensorFlow backend.
+"""`model.fit` of Keras 3: the part that does not depend on the backend.
 
-`fit` makes a `TFEpochIterator`. Its method `_enumerate_iterator` yields the steps of an
+`fit` makes an `EpochIterator`. Its method `_enumerate_iterator` yields the steps of an
 epoch, and makes the data iterators. A resumed fit sets `model._initial_epoch` to the
 first epoch; `fit` never clears the attribute.
 """
@@ -9,27 +9,15 @@ from __future__ import annotations
 
 import collections
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-import tensorflow as tf
-
-from tfpreempt.checkpoint.tensors.program_values import is_seeded
-from tfpreempt.core import private_api
-from tfpreempt.keras.data.sequence import dataset_like
 from tfpreempt.keras.fit_protocol import Fit, Loader, SequenceData, instead_once
-from tfpreempt.keras.multi_worker import of_one_replica
-
-log = logging.getLogger(__name__)
-
-_TRACED = "multi_step_on_iterator"
-"""Name of TensorFlow's function in a train function that Keras makes."""
 
 
 class Keras3Fit(Fit):
-    """Implements `fit_protocol.Fit` for Keras 3.
+    """Implements `fit_protocol.Fit` for Keras 3, with a subclass for each backend.
 
     Args:
         model: the model.
@@ -37,14 +25,13 @@ class Keras3Fit(Fit):
     """
 
     line = "keras"
-    dataset_name = "_distributed_dataset"
     cuts_last_step = False
     first_iterator = 1
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         self.arguments = dict(frame.f_locals)
         self.model, self.optimizer = model, model.optimizer
-        self.frame = frame
+        self.frame: FrameType | None = frame
         self.callbacks = self.arguments["callbacks"]
         self.loop = self.arguments["epoch_iterator"]
         self.adapter = self.loop.data_adapter
@@ -59,20 +46,19 @@ class Keras3Fit(Fit):
             )
         self.loader: Loader | None = None
         if type(self.adapter).__name__ == "GrainDatasetAdapter":
-            self.loader = self._grain_loader(self.arguments["x"])
+            self.loader = self.grain_loader(self.arguments["x"])
         self._note: Callable[[int], None] = lambda index: None
         self._skip = 0
         self._steps_seen_before_epoch = 0
         self._adapter_epoch: int | None = None  # value before the current epoch
 
-    def _grain_loader(self, given: Any) -> Loader | None:
-        """Returns the Grain loader of the data, if batches consist of plain arrays."""
-        spec = tf.nest.flatten(self.adapter.get_tf_dataset().element_spec)
-        if not all(isinstance(each, tf.TensorSpec) for each in spec):
-            return None
-        from keras.tree import lists_to_tuples
+    def grain_loader(self, given: Any) -> Loader | None:
+        """Returns the Grain loader of the data, if its position can be tracked.
 
-        return Loader(open=lambda: iter(given), taken=list, standardize=lists_to_tuples)
+        Args:
+            given: the training data passed to `fit`.
+        """
+        return None
 
     @property
     def steps(self) -> int | None:
@@ -85,25 +71,9 @@ class Keras3Fit(Fit):
         return int(self.adapter.batch_size) if is_of_arrays else None
 
     @property
-    def array_way(self) -> str | None:
-        if type(self.adapter).__name__ != "ArrayDataAdapter":
-            return None
-        # shuffle="batch" uses a random op, and the state of the op cannot be saved.
-        is_random = self.adapter._shuffle == "batch" and is_seeded()
-        return "replay" if is_random else "iterator"
-
-    @property
     def sequence_length(self) -> int | None:
         length = self.adapter.py_dataset.num_batches
         return None if length is None else int(length)
-
-    def validation_calls(self) -> list[tuple[Any, str]]:
-        calls = [
-            (self.model, "evaluate"),
-            (private_api.keras_trainer, "TFEpochIterator"),
-        ]
-        has_data = getattr(self.model, "_eval_epoch_iterator", None) is not None
-        return calls[:1] if has_data else calls
 
     def settle(self) -> None:
         flush = getattr(self.callbacks, "_flush_futures", None)  # since Keras 3.12
@@ -128,13 +98,6 @@ class Keras3Fit(Fit):
                 yield batch
 
         self.adapter.generator = noted
-
-    def distribute(
-        self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
-    ) -> Any:
-        dataset = dataset_like(self.adapter.get_tf_dataset(), batches, ahead)
-        strategy = self.model.distribute_strategy
-        return strategy.experimental_distribute_dataset(dataset)
 
     def read_one_pass(self) -> Any:
         if (shared := self.adapter.enqueuer) is None:
@@ -178,7 +141,7 @@ class Keras3Fit(Fit):
             if (epochs := loop_state.get("adapter_epoch")) is not None:
                 self.adapter._epoch = epochs  # otherwise Keras would count from 0 again
             if self.keeps_iterator:
-                self.loop._current_iterator = iter(self.loop._distributed_dataset)
+                self.loop._current_iterator = self.new_iterator()
                 self.loop._steps_seen = loop_state["steps_seen"]
 
     def epoch_begins(self) -> None:
@@ -201,57 +164,15 @@ class Keras3Fit(Fit):
         collections.deque(itertools.islice(steps, skipped), maxlen=0)
         yield from steps
 
-    def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        def result(found: Any) -> Any:
-            return self.model._get_metrics_result_or_logs(found or dict(logs))
-
-        instead_once(self.model, "_get_metrics_result_or_logs", result)
-        return True
+    def new_iterator(self) -> Any:
+        """Returns a new data iterator, made as the loop makes its iterators."""
+        raise NotImplementedError
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
         instead_once(self.model, "_get_metrics_result_or_logs", lambda _: dict(logs))
 
     def ends(self) -> None:
         self.model._initial_epoch = None
-
-    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        # None, if Keras has made the variables already (under a strategy), or if no
-        # step follows: then `build` takes less time than a trace that is never used.
-        if self.model._distribute_strategy is not None or not trains:
-            return None
-        names = getattr(getattr(train_function, "__code__", None), "co_freevars", ())
-        if _TRACED not in names or tf.config.functions_run_eagerly():
-            return None
-        found = train_function.__closure__[names.index(_TRACED)].cell_contents
-        return found if hasattr(found, "get_concrete_function") else None
-
-    def build(self, iterator: Any, train_function: Any) -> None:
-        del train_function
-        model, strategy = self.model, self.model.distribute_strategy
-        # Call the model symbolically if this makes the same variables as training. That
-        # holds for Keras' own layers, unless a layer is frozen: then gradients would
-        # not reach the new variables even after the layer is unfrozen. Under a
-        # strategy, Keras builds models by a symbolic call, too.
-        is_plain = all(
-            type(layer).__module__.startswith("keras.") and layer.trainable
-            for layer in model._flatten_layers()
-        )
-        if is_plain or model.run_eagerly or model._distribute_strategy is not None:
-            spec = tf.nest.map_structure(of_one_replica, iterator.element_spec)
-            is_own = type(model).train_step.__module__.startswith("keras.")
-            try:
-                with strategy.scope():
-                    model._symbolic_build(data_batch=spec)
-                if model.run_eagerly or is_own:
-                    return
-            except Exception as error:  # noqa: BLE001 - a model may have no `call`
-                log.debug("the train step is to be traced: %s", error)
-                if model.run_eagerly:
-                    # The step cannot be traced, because its Python code needs values.
-                    # If variables are missing, the restore names them.
-                    return
-        # A trace of the train step also makes variables that only training uses.
-        self.trace(model.train_step, iterator)
 
 
 def _noting(kind: Any, note: Callable[[int], None]) -> Any:

@@ -1,4 +1,4 @@
-"""Keeps earlier values of variables for a later save.
+"""The variables of a fit on TensorFlow, and earlier values of them for a later save.
 
 Keeping a value copies nothing: a read returns the variable's own buffer. If the
 variable changes while the buffer is in use, TensorFlow writes the new value into a new
@@ -14,13 +14,53 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfpreempt.checkpoint.tensors.gather import is_large, read_variables
-from tfpreempt.checkpoint.tensors.variables import Attached, local_parts, reached
+from tfpreempt.checkpoint.tensors.variables import (
+    Attached,
+    attach,
+    attached,
+    local_parts,
+    reached,
+)
+from tfpreempt.keras.fit_protocol import WorkerVariable
+
+
+class TensorFlowVariables:
+    """Implements `fit_protocol.FitVariables` for a fit on TensorFlow.
+
+    The tf.train.Checkpoint has the weights and the optimizer. Every worker saves its
+    own metrics and seed generators, see `checkpoint/tensors/per_replica.py`.
+
+    Args:
+        model: the model.
+        optimizer: the model's optimizer; None without an optimizer.
+
+    Attributes:
+        checkpoint: the tf.train.Checkpoint; TensorFlow can restore it without
+            tfpreempt.
+    """
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self._model = model
+        tracked = {"model": model, "optimizer": optimizer}
+        self.checkpoint = tf.train.Checkpoint(
+            **{name: each for name, each in tracked.items() if each is not None}
+        )
+
+    def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
+        untracked = (attached if is_attached else attach)(self.checkpoint)
+        return of_worker(self._model, untracked)
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Does nothing: the saved object graph has the names."""
+
+    def hold(self) -> HeldValues:
+        return HeldValues(self.checkpoint, attach(self.checkpoint))
 
 
 class HeldValues:
@@ -76,3 +116,33 @@ class HeldValues:
         for part, value in zip(self._parts, values, strict=True):
             with tf.device(part.device):
                 part.assign(value)
+
+
+def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:
+    """Returns the metrics and seed generators of this worker, in a fixed order.
+
+    Args:
+        model: the model; all its metrics exist already.
+        untracked: the objects of the model that the tf.train.Checkpoint does not track.
+            The metrics and seed generators among them are returned, too.
+    """
+    metrics = [
+        # Do not use getattr with a default: to look up a missing attribute, an ON_READ
+        # variable reads the value, a reduction over the workers.
+        (variable.path if "path" in dir(type(variable)) else variable.name, variable)
+        for metric in model.metrics
+        for variable in metric.variables
+    ]
+    seen: set[int] = set()
+    found = []
+    for name, variable in [*metrics, *untracked.own]:
+        parts = local_parts(variable)
+        here = set(map(id, parts))
+        if here and not here & seen:
+            seen |= here
+            shape = parts[0].shape.as_list()
+            kind = f"{tf.as_dtype(variable.dtype).name}{shape or ''}"
+            found.append(
+                WorkerVariable(name=name, kind=kind, variable=variable, parts=parts)
+            )
+    return found

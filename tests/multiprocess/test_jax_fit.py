@@ -1,0 +1,86 @@
+"""`model.fit` of Keras on JAX in real processes, with and without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SEED
+from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT
+from tests.without_tensorflow import WITHOUT_TENSORFLOW_ALONE, python_path_without
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
+pytest.importorskip("jax")
+pytest.importorskip("keras")
+
+
+def run(
+    directory: Path,
+    *cut: str,
+    code: int = 0,
+    path: str = str(ROOT),
+    program: Path = PROGRAMS / "jax_fit.py",
+) -> str:
+    """Runs a program to its end; returns what it printed."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TFPREEMPT_")}
+    done = subprocess.run(
+        [sys.executable, program, directory, *cut],
+        env=kept
+        | {"PYTHONPATH": path, "TFPREEMPT_PLATFORM": "generic", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+    )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
+    """TensorFlow is installed and not imported; or it is missing."""
+    undisturbed = run(tmp_path / "undisturbed")
+    assert "imported ['jax']\n" in undisturbed
+    drawn = random.Random(f"{SEED} jax")
+    point = f"train:{drawn.randrange(3)}:{drawn.randrange(10)}"
+    print(f"SIGTERM at {point}; seed {SEED}")
+    run(tmp_path / "run", point, code=RESTART)
+    assert run(tmp_path / "run") == undisturbed
+
+    alone = python_path_without(tmp_path / "missing", WITHOUT_TENSORFLOW_ALONE)
+    path = os.pathsep.join([alone, str(ROOT)])
+    point = f"validation:1:{drawn.randrange(4)}"
+    print(f"SIGTERM at {point}; seed {SEED}")
+    run(tmp_path / "alone", point, code=RESTART, path=path)
+    assert run(tmp_path / "alone", path=path) == undisturbed
+
+
+REFUSED = """
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+import keras, numpy, sys, tfpreempt.keras
+from tfpreempt import errors
+
+x = numpy.zeros((8, 2))
+def fit():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ours = tfpreempt.keras.PreemptionCallback(sys.argv[1])
+    model.fit(x, x[:, :1], verbose=0, callbacks=[ours])
+
+fit()
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+try:
+    fit()
+except errors.ConfigurationError as error:
+    print(error)
+"""
+
+
+def test_an_unsupported_feature_is_named(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(REFUSED, encoding="utf-8")
+    told = run(tmp_path / "run", program=tmp_path / "program.py")
+    assert "does not support keras.distribution on JAX yet" in told

@@ -1,0 +1,67 @@
+"""Copies the tensors of an asynchronous save with many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
+from tfpreempt.core.threads import map_in_threads
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+# Bytes that a thread copies in one job. A large tensor is divided into many jobs.
+_COPIED_AT_ONCE = 1 << 24
+
+
+def copied(
+    tensors: Sequence[DenseTensor], threads: int, spare: Bytes | None = None
+) -> tuple[list[DenseTensor], Bytes]:
+    """Copies tensors into separate memory, so that later changes do not affect the
+    copies.
+
+    A tensor read from a variable may use the variable's memory. TensorFlow assigns a
+    new value in other memory. But an operation that writes in place, or into the NumPy
+    array from which the tensor was made, changes the tensor. A step of JAX gives the
+    memory to its results. A tensor read from a GPU is already a copy.
+
+    Args:
+        tensors: tensors that do not change during the copy.
+        threads: number of copying threads.
+        spare: memory of copies that are no longer needed; used if the size is right.
+            The kernel has to clear new memory first, which takes longer than the copy.
+
+    Returns:
+        The tensors; and the memory of the copies: a single block, because the kernel
+        clears large memory in larger pages.
+    """
+    size = sum(each.data.nbytes for each in tensors if each.is_shared)
+    memory = (
+        spare
+        if spare is not None and spare.nbytes == size
+        else np.empty(size, np.uint8)
+    )
+    copies: list[DenseTensor] = []
+    # Key: position in the memory, in units of _COPIED_AT_ONCE.
+    jobs: dict[int, list[tuple[Bytes, Bytes]]] = {}
+    start = 0
+    for each in tensors:
+        if not each.is_shared:
+            copies.append(each)
+            continue
+        data = memory[start : start + each.data.nbytes]
+        copies.append(each._replace(data=data, is_shared=False))
+        for at in range(0, data.nbytes, _COPIED_AT_ONCE):
+            piece = slice(at, at + _COPIED_AT_ONCE)
+            job = jobs.setdefault((start + at) // _COPIED_AT_ONCE, [])
+            job.append((data[piece], each.data[piece]))
+        start += data.nbytes
+    map_in_threads(_copy, jobs.values(), threads=threads, name="tfpreempt-copy")
+    return copies, memory
+
+
+def _copy(pieces: Sequence[tuple[Bytes, Bytes]]) -> None:
+    for target, source in pieces:
+        np.copyto(target, source)

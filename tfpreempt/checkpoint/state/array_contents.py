@@ -1,0 +1,234 @@
+"""Adapter: saves and restores named arrays, as files that TensorFlow can read.
+
+The arrays are those of a program that does not use TensorFlow, such as the variables of
+Keras on JAX. tfpreempt writes them in the format of a tf.train.Checkpoint, without
+TensorFlow (`checkpoint/bundles/`), so `tf.train.load_checkpoint` reads each array by
+its name. The chief writes all arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import (
+    bundle,
+    bundle_writer,
+    tensor_copies,
+    tensor_reader,
+)
+from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.state.contents import Contents, StagedSave
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.storage.files import Files
+
+_NUMBERS = {name: number for number, name in bundle.DTYPES.items()}
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+class ArrayCheckpoint:
+    """Named arrays of a program, in place of a tf.train.Checkpoint."""
+
+    def arrays(self) -> Mapping[str, Any]:
+        """Returns the current arrays by name; NumPy can convert each without a copy."""
+        raise NotImplementedError
+
+    def assign(self, arrays: Arrays) -> None:
+        """Assigns the arrays of a commit, which keep their memory.
+
+        Raises:
+            CheckpointMismatchError: the arrays are of another program; nothing was
+                assigned.
+        """
+        raise NotImplementedError
+
+
+def is_checkpoint(given: Any) -> bool:
+    """Returns whether an object is an `ArrayCheckpoint`."""
+    return isinstance(given, ArrayCheckpoint)
+
+
+def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> None:
+    """Does nothing: the callback has checked its directory."""
+
+
+def attach_counter(given: Any) -> None:
+    """Returns None: the manifest of a commit has the number of steps."""
+
+
+def file_location(given: Any) -> tuple[str | None, str]:
+    """Returns that the checkpoint has no directory, and the prefix of its files."""
+    return None, layout.PAYLOAD
+
+
+def make_contents(
+    given: ArrayCheckpoint,
+    *,
+    save_fn: Callable[..., Any] | None,
+    cluster: Cluster,
+    io_device: str | None,
+    files: Files,
+    is_shared: bool,
+    is_second: bool,
+) -> Contents:
+    """Returns the `Contents` of an `ArrayCheckpoint`; see `open_directory`.
+
+    Raises:
+        ConfigurationError: a save_fn was given.
+    """
+    if save_fn is not None:
+        raise errors.ConfigurationError(
+            "TerminationConfig has a save_fn, and Keras runs on JAX, where the "
+            "callback writes the variables itself. Remove save_fn."
+        )
+    return ArrayContents(given, cluster, files, keeps_copies=is_second)
+
+
+def saving() -> contextlib.AbstractContextManager[None]:
+    """Returns a context without effect."""
+    return contextlib.nullcontext()
+
+
+class ArrayContents(Contents):
+    """Writes and restores the arrays of an `ArrayCheckpoint`.
+
+    Args:
+        checkpoint: the arrays.
+        cluster: the workers; the chief writes.
+        files: the file operations.
+        keeps_copies: whether to keep the memory of an asynchronous save for the next.
+    """
+
+    needs_prefix = True
+
+    def __init__(
+        self,
+        checkpoint: ArrayCheckpoint,
+        cluster: Cluster,
+        files: Files,
+        *,
+        keeps_copies: bool,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._cluster = cluster
+        self._files = files
+        self._keeps_copies = keeps_copies
+        self._spare: tensor_copies.Bytes | None = None
+        # (prefix, arrays) of the newest `read_ahead`; None after a restore or a save.
+        self._ahead: tuple[str, Arrays] | None = None
+
+    def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
+        self.free_read_ahead()
+        super().capture(save, *args, **kwargs)
+        if not self._cluster.is_chief:
+            return
+        tensors = [_dense(*each) for each in self._checkpoint.arrays().items()]
+        if save.is_async:
+            spare, self._spare = self._spare, None
+            threads = bundle_writer.THREADS
+            tensors, memory = tensor_copies.copied(tensors, threads, spare)
+            if self._keeps_copies:
+                self._spare = memory
+        save.tensors = tensors
+
+    def write(self, save: StagedSave) -> None:
+        if not self._cluster.is_chief:
+            return
+        threads = bundle_writer.THREADS
+        if save.is_async:  # leave CPUs to the training, which continues
+            threads = max(1, threads // 2)
+        save.sums = bundle_writer.create(
+            self._files,
+            os.path.join(save.staging, layout.PAYLOAD),
+            save.tensors,
+            threads,
+            check=save.cancel_token.check if save.cancel_token else None,
+        )
+        save.tensors = ()
+
+    def held_bytes(self) -> int:
+        return sum(int(each.nbytes) for each in self._checkpoint.arrays().values())
+
+    def free_copies(self) -> None:
+        self._spare = None
+
+    def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
+        self._ahead = None
+        try:
+            arrays, sums = _read(prefix)
+        except (*tensor_reader.UNREADABLE, errors.CheckpointError):
+            return {}  # the verification of the files reports the reason
+        self._ahead = prefix, arrays
+        return sums
+
+    def free_read_ahead(self) -> None:
+        self._ahead = None
+
+    def check(self, prefix: str) -> None:
+        bundle.check(prefix)
+
+    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == prefix:
+            self._checkpoint.assign(ahead[1])
+            return
+        try:
+            arrays, _ = _read(prefix)
+        except tensor_reader.UNREADABLE as error:
+            raise errors.CheckpointCorruptedError(
+                f"{prefix!r} could not be read: {error}"
+            ) from error
+        self._checkpoint.assign(arrays)
+
+
+def _dense(name: str, given: Any) -> DenseTensor:
+    """Returns an array as a tensor of a save, without a copy if possible.
+
+    Raises:
+        SaveError: TensorFlow's format has no such dtype.
+    """
+    array = np.asarray(given)
+    if (number := _NUMBERS.get(array.dtype.name)) is None:
+        raise errors.SaveError(
+            f"{name!r} has the dtype {array.dtype.name}, which cannot be saved. "
+            f"Supported are {', '.join(sorted(_NUMBERS))}."
+        )
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return DenseTensor(name, number, array.shape, data, can_be_cut=True)
+
+
+def _read(prefix: str) -> tuple[Arrays, Mapping[str, tuple[int, int]]]:
+    """Reads all arrays of a commit, and checks their checksums.
+
+    Returns:
+        The arrays by name; and size and crc32c, by path, of the files of which every
+        byte was read.
+
+    Raises:
+        CheckpointCorruptedError: the bytes do not match the index.
+        OSError, ValueError, LookupError: the files cannot be read.
+    """
+    bundle.check_size(prefix)
+    index = tensor_reader.Index(prefix)
+    stored = {
+        name: found for name in index.names() if (found := index.find(name)) is not None
+    }
+    # Check the size: an unverified index may claim any number of bytes.
+    if sum(each.size for each in stored.values()) > tensor_reader.data_size(prefix):
+        raise ValueError("the index claims more bytes than the data files have")
+    # Sort in file order: neighbours in a file then become neighbours in memory.
+    names = sorted(stored, key=lambda name: stored[name].first_position)
+    tensors, sums = tensor_reader.read(
+        {name: stored[name] for name in names}, has_gaps=True
+    )
+    arrays = {
+        name: data.view(bundle.numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+        for name, (tensor, data) in tensors.items()
+    }
+    return arrays, sums

@@ -1,0 +1,145 @@
+"""The variables of a fit on JAX, and earlier values of them for a later save.
+
+All variables are in one checkpoint: weights, seed generators, optimizer and metrics,
+under the paths that Keras gives them. During an epoch the values are outside of the
+variables; `Fit.sync` puts them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.array_contents import ArrayCheckpoint, Arrays
+from tfpreempt.keras.fit_protocol import Fit, WorkerVariable
+
+
+class JaxVariables(ArrayCheckpoint):
+    """Implements `fit_protocol.FitVariables` for a fit on JAX.
+
+    Args:
+        fit: the fit.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+        self._saved_names: Sequence[str] = ()
+        self.checkpoint = self
+
+    def named(self) -> dict[str, Any]:
+        """Returns the variables by name: the kind of owner, and the path in Keras."""
+        model, optimizer = self._fit.model, self._fit.optimizer
+        groups = {
+            "model": model.variables,
+            "optimizer": () if optimizer is None else optimizer.variables,
+            "metrics": model.metrics_variables,
+        }
+        found: dict[str, Any] = {}
+        seen: set[int] = set()
+        for group, variables in groups.items():
+            for each in variables:
+                if id(each) in seen:
+                    continue
+                seen.add(id(each))
+                name = base = f"{group}/{each.path}"
+                number = 1
+                while name in found:  # two layers may have the same name
+                    number += 1
+                    name = f"{base}#{number}"
+                found[name] = each
+        return found
+
+    def arrays(self) -> Mapping[str, Any]:
+        return {name: each.value for name, each in self.named().items()}
+
+    def assign(self, arrays: Arrays) -> None:
+        pairs = list(zip(self.named().items(), self._saved_names, strict=True))
+        problems = []
+        for (name, variable), saved_name in pairs:
+            if (saved := arrays.get(saved_name)) is None:
+                problems.append(f"{saved_name} is missing in the checkpoint")
+            elif saved.shape != tuple(variable.shape):
+                problems.append(
+                    f"{name} has shape {tuple(variable.shape)}, and {saved.shape} in "
+                    "the checkpoint"
+                )
+        if problems:
+            raise errors.CheckpointMismatchError(
+                "The checkpoint was written by another model; nothing was restored: "
+                f"{'; '.join(problems)}. Use the model that wrote it, or another "
+                "checkpoint directory."
+            )
+        for (_, variable), saved_name in pairs:
+            variable.assign(arrays[saved_name])
+
+    def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
+        """Returns all variables: a commit has one value of each, for every worker."""
+        return [
+            WorkerVariable(
+                name=name,
+                kind=f"{each.dtype}{list(each.shape) or ''}",
+                variable=each,
+                parts=(),
+            )
+            for name, each in self.named().items()
+        ]
+
+    def expect(self, names: Sequence[str]) -> None:
+        # The names may differ from those of this process: Keras numbers its layers in
+        # the order in which a program makes them.
+        self._saved_names = names
+
+    def hold(self) -> HeldJaxValues:
+        self._fit.sync()
+        return HeldJaxValues(self._fit, list(self.named().values()))
+
+
+class HeldJaxValues:
+    """The values of a fit's variables at the time of construction.
+
+    The values are copied, because a test step gives the memory of its state to its
+    results. The values of the optimizer are not copied: no test step gets them.
+
+    Args:
+        fit: the fit, whose variables have the current values.
+        variables: the variables.
+    """
+
+    def __init__(self, fit: Fit, variables: Sequence[Any]) -> None:
+        self._fit = fit
+        self._variables = variables
+        of_optimizer = () if fit.optimizer is None else fit.optimizer.variables
+        kept = set(map(id, of_optimizer))
+        self._values = [
+            each.value if id(each) in kept else jnp.copy(each.value)
+            for each in variables
+        ]
+
+    @contextlib.contextmanager
+    def assigned(self) -> Iterator[None]:
+        """Context manager: gives the variables the kept values, until the body ends.
+
+        Raises:
+            SaveError: a value of the optimizer was lost, because the program has
+                trained the model during the validation.
+        """
+        self._fit.sync()
+        now = [each.value for each in self._variables]
+        if any(each.is_deleted() for each in self._values):
+            raise errors.SaveError(
+                "the model was trained during a validation of this fit, so the state "
+                "from before the validation is lost. Train the model between two fits"
+            )
+        self._put(self._values)
+        try:
+            yield
+        finally:
+            self._put(now)
+
+    def _put(self, values: Sequence[Any]) -> None:
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(value)

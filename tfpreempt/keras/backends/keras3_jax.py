@@ -1,0 +1,206 @@
+"""`model.fit` of Keras 3 with the JAX backend.
+
+`fit` makes a `JAXEpochIterator`. The train function takes the state (the values of all
+variables) and an iterator, and returns the logs and the new state. The memory of the
+given state becomes the memory of the new state, so the variables have no values during
+an epoch. `model._jax_state_synced` is True while the variables have the values; then
+the loop takes the state from the variables before the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import jax
+
+from tfpreempt import errors
+from tfpreempt.core import private_api
+from tfpreempt.keras.backends.jax_variables import JaxVariables
+from tfpreempt.keras.backends.keras3 import Keras3Fit
+from tfpreempt.keras.data import jax_data
+from tfpreempt.keras.data.jax_data import Batches, PipelineBatches
+from tfpreempt.keras.data.sequence import generators, set_generators
+from tfpreempt.keras.fit_protocol import AUTOTUNE, FitVariables, Loader
+
+_PARTS = {
+    "train": (
+        "trainable_variables",
+        "non_trainable_variables",
+        "optimizer_variables",
+        "metrics_variables",
+    ),
+    "test": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
+}
+"""The parts of the state of Keras' functions, in order."""
+
+
+class Keras3JaxFit(Keras3Fit):
+    """Implements `fit_protocol.Fit` for Keras 3 on JAX.
+
+    Raises:
+        ConfigurationError: the fit uses a feature that is not supported on JAX.
+    """
+
+    line = "keras on JAX"
+    pipelines = jax_data
+
+    def __init__(self, model: Any, frame: FrameType) -> None:
+        super().__init__(model, frame)
+        # State passed to the running function of Keras, and its parts by name.
+        self._state: Any = None
+        self._refuse_unsupported()
+
+    def _refuse_unsupported(self) -> None:
+        distribution = private_api.keras_distribution.distribution()
+        features = {
+            "jax.distributed": jax.process_count() > 1,
+            "keras.distribution": distribution is not None,
+            "KERAS_NNX_ENABLED": private_api.keras_jax_trainer.is_nnx_enabled(),
+        }
+        for feature, is_used in features.items():
+            if is_used:
+                raise errors.ConfigurationError(
+                    f"PreemptionCallback does not support {feature} on JAX yet: an "
+                    "exact resume was not tested. Train without it, or without the "
+                    "callback."
+                )
+
+    def grain_loader(self, given: Any) -> Loader | None:
+        return Loader(
+            open=lambda: iter(given), taken=list, standardize=lambda batch: batch
+        )
+
+    @property
+    def array_way(self) -> str | None:
+        is_of_arrays = type(self.adapter).__name__ == "ArrayDataAdapter"
+        return "index" if is_of_arrays else None
+
+    def validation_calls(self) -> list[tuple[Any, str]]:
+        calls = [
+            (self.model, "evaluate"),
+            (private_api.keras_jax_trainer, "JAXEpochIterator"),
+        ]
+        has_data = getattr(self.model, "_eval_epoch_iterator", None) is not None
+        return calls[:1] if has_data else calls
+
+    # --- data ------------------------------------------------------------------------
+
+    def replace_dataset(self, instead: Any) -> Any:
+        if type(self.adapter).__name__ == "TFDatasetAdapter":
+            dataset: Batches = PipelineBatches(self.adapter)
+        else:
+            dataset = Batches(self.loop._get_iterator)
+        if self.array_way is not None and self.adapter._shuffle == "batch":
+            # Keras would draw the order of the next batch ahead of training.
+            dataset = Batches(self.adapter.get_jax_iterator)
+        self.loop._get_iterator = lambda: instead
+        return dataset
+
+    def new_iterator(self) -> Any:
+        return iter(self.loop._get_iterator())
+
+    def distribute(
+        self, batches: Callable[[], Iterator[Any]], ahead: int = AUTOTUNE
+    ) -> Any:
+        return Batches(lambda: private_api.keras_data.get_jax_iterator(batches()))
+
+    def distribute_arrays(self, batches: int) -> Any:
+        adapter = self.adapter
+        iterate = adapter._get_iterator
+
+        def rest(get: Callable[..., Any], inputs: Any) -> Iterator[Any]:
+            is_skipping = True
+
+            def get_lazily(sliceable: Any, indices: Any = None) -> Any:
+                return None if is_skipping else get(sliceable, indices)
+
+            every = iterate(get_lazily, inputs)
+            before = generators()
+            for _ in range(batches):
+                next(every, None)
+            if adapter._shuffle == "batch":
+                # Each batch has drawn its order. The order of the skipped batches was
+                # drawn before the restart.
+                set_generators(before)
+            is_skipping = False
+            yield from every
+
+        def opened() -> Iterator[Any]:
+            adapter._get_iterator = rest
+            try:
+                found: Iterator[Any] = adapter.get_jax_iterator()
+                return found
+            finally:
+                del adapter._get_iterator
+
+        return Batches(opened)
+
+    def forget_answer(self) -> None:
+        self.loop._steps_seen -= self.steps_per_execution
+
+    def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
+        return False  # Keras on JAX raises an error for an epoch without a step
+
+    # --- the backend -----------------------------------------------------------------
+
+    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
+        return None
+
+    def build(self, iterator: Any, train_function: Any) -> None:
+        """Does nothing: Keras makes all variables before training."""
+
+    def make_variables(self) -> FitVariables:
+        return JaxVariables(self)
+
+    def runs_eagerly(self) -> bool:
+        return bool(self.model.run_eagerly or not self.model.jit_compile)
+
+    def batch_kinds(self, name: str, iterator: Any) -> Sequence[Any]:
+        loop = getattr(self.model, "_eval_epoch_iterator", None)
+        adapter = self.adapter if name == "train" or loop is None else loop.data_adapter
+        try:
+            has_smaller = adapter.has_partial_batch is not False
+        except NotImplementedError:  # unknown for a PyDataset
+            has_smaller = True
+        # JAX traces a function again for each shape.
+        return ("whole", "smaller") if has_smaller else ("whole",)
+
+    def as_step(self, name: str, function: Any) -> Callable[[Any], Any]:
+        model = self.model
+
+        def step(iterator: Any) -> Any:
+            if model._jax_state_synced:  # the variables may have been assigned
+                self._state = self._take(name)
+            logs, self._state = function(self._state, iterator)
+            return logs
+
+        return step
+
+    def as_keras_calls(self, name: str, step: Callable[[Any], Any]) -> Any:
+        def called(state: Any, iterator: Any) -> Any:
+            self._state = state
+            try:
+                logs = step(iterator)
+                return logs, self._state
+            finally:
+                self._state = None
+
+        return called
+
+    def sync(self) -> None:
+        model = self.model
+        if self._state is not None and not model._jax_state_synced:
+            name = "train" if len(self._state) == len(_PARTS["train"]) else "test"
+            model._jax_state = dict(zip(_PARTS[name], self._state, strict=True))
+        model.jax_state_sync()
+
+    def _take(self, name: str) -> Any:
+        """Takes the state out of the variables, as Keras' loop does."""
+        model = self.model
+        parts = dict.fromkeys(_PARTS[name], True)
+        state = model._get_jax_state(**parts, purge_model_variables=True)
+        model._jax_state = dict(zip(_PARTS[name], state, strict=True))
+        model._jax_state_synced = False
+        return state

@@ -1,0 +1,219 @@
+"""Training data on JAX: iterators that read in this process, and the best way.
+
+Implements `fit_protocol.Pipelines` for fits on JAX. Keras' adapters are generators in
+Python. For tf.data pipelines the state of TensorFlow's iterator is the position, as on
+TensorFlow (`tensorflow_data.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfpreempt.core import frameworks, private_api
+from tfpreempt.keras.data.counted_dataset import CountedDataset
+from tfpreempt.keras.data.position import (
+    AGAIN,
+    READ_ON,
+    IndexTracker,
+    Position,
+    ReplayTracker,
+    Tracker,
+)
+from tfpreempt.keras.data.sequence import generators, set_generators
+from tfpreempt.keras.fit_protocol import Fit
+
+_END = object()
+
+
+class Batches:
+    """A dataset of a fit on JAX: makes iterators over batches.
+
+    Args:
+        open: function returning an iterator over the batches of a pass.
+    """
+
+    def __init__(self, open: Callable[[], Iterator[Any]]) -> None:
+        self._open = open
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self._open)
+
+
+class BatchIterator:
+    """An iterator over batches, opened at the first read.
+
+    Args:
+        open: function returning the iterator.
+    """
+
+    def __init__(self, open: Callable[[], Iterator[Any]]) -> None:
+        self._open = open
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._batches = self._open()
+        return next(self._batches)
+
+    def begin(self) -> None:
+        """Reads the first batch, for the next call of `next`.
+
+        Keras draws the order of an epoch at the first read.
+        """
+        first = next(self, _END)
+        if first is not _END:
+            self._batches = itertools.chain([first], self._batches or ())
+
+
+class PipelineBatches(Batches):
+    """The batches of a tf.data pipeline, whose iterator has a state.
+
+    Args:
+        adapter: Keras' adapter of the pipeline.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+        self._datasets = [adapter._dataset]  # read by `pipeline.roots`
+
+    def __iter__(self) -> PipelineIterator:
+        return PipelineIterator(self._adapter)
+
+
+class PipelineIterator(BatchIterator):
+    """An iterator over a tf.data pipeline; TensorFlow's iterator is made when needed.
+
+    Keras makes iterators that it never reads. An iterator of TensorFlow that is made
+    draws the seeds of the pipeline's shuffles.
+
+    Args:
+        adapter: Keras' adapter of the pipeline.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        super().__init__(self._converted)
+        self._adapter = adapter
+
+    @functools.cached_property
+    def host_iterators(self) -> Sequence[Any]:
+        """TensorFlow's iterator, in the form that `owned_iterators` reads."""
+        return [iter(self._adapter._dataset)]
+
+    def _converted(self) -> Iterator[Any]:
+        adapter = copy.copy(self._adapter)
+        [adapter._dataset] = self.host_iterators
+        batches: Iterator[Any] = adapter.get_jax_iterator()
+        return batches
+
+
+class ArrayTracker(IndexTracker):
+    """Saves the number of trained batches, and the generators that draw the order."""
+
+    def begins(self, iterator: Any) -> None:
+        self._generators = generators()
+
+    def save(self, iterator: Any, position: Position) -> Position:
+        return dataclasses.replace(position, more=self._generators)
+
+    def restore(self, position: Position, iterator: Any) -> None:
+        # The generators get their states of the commit later, before the next step.
+        self._generators = position.more
+        if self.fit.arguments["shuffle"] != "batch":
+            set_generators(position.more)
+            iterator.begin()
+
+    def extend(self, position: Position, iterator: Any) -> None:
+        self.begins(iterator)
+
+
+# --- functions of `Pipelines` --------------------------------------------------------
+
+
+def is_seeded() -> bool:
+    """Returns whether the program has called `keras.utils.set_random_seed`."""
+    return private_api.keras_rng.get_random_seed() is not None
+
+
+def make_iterator(dataset: Any) -> Any:
+    """Returns an iterator over `Batches`."""
+    return iter(dataset)
+
+
+def read(iterator: Any) -> None:
+    """Reads a batch of an iterator and drops the batch."""
+    next(iterator)
+
+
+def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:
+    """Returns the best way to save positions in a dataset, and a warning or None."""
+    if fit.array_way is not None:
+        return ArrayTracker, None
+    if isinstance(dataset, PipelineBatches):
+        return _of_tensorflow().choose(fit, dataset, iterator)  # type: ignore[no-any-return]
+    return ReplayTracker, f"{AGAIN} ({type(fit.adapter).__name__})"
+
+
+def way_of(kind: str) -> type[Tracker] | None:
+    """Returns the tracker for a kind of position; None for an unknown kind."""
+    if kind in (IndexTracker.kind, ReplayTracker.kind):
+        return ArrayTracker if kind == IndexTracker.kind else ReplayTracker
+    found: type[Tracker] | None = _of_tensorflow().way_of(kind)
+    return found
+
+
+def order(fit: Fit, dataset: Any) -> dict[str, int]:
+    """Returns fingerprints of a dataset's order that are equal in every epoch."""
+    if not isinstance(dataset, PipelineBatches):
+        return {}
+    found: dict[str, int] = _of_tensorflow().order(fit, dataset)
+    return found
+
+
+def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
+    """Draws the shuffle seeds that earlier iterators of a tf.data pipeline drew."""
+    if isinstance(data.dataset, PipelineBatches):
+        _of_tensorflow().draw_for(data.dataset, position.read)
+        for _ in range(position.read):
+            _ = data.spare().host_iterators
+
+
+def has_global_batches(dataset: Any) -> bool:
+    """Returns True: a single process reads whole batches."""
+    return True
+
+
+def check_shares(fit: Fit, dataset: Any) -> None:
+    """Does nothing: a single process reads whole batches."""
+
+
+def validation_problem(data: Any) -> str | None:
+    """Returns a warning if a restart may validate with other results, or None."""
+    if hasattr(data, "__next__"):
+        return READ_ON
+    if not frameworks.is_imported("tensorflow"):
+        return None
+    found: str | None = _of_tensorflow().validation_problem(data)
+    return found
+
+
+def validation_caches(data: Any) -> list[str]:
+    """Returns the paths of the cache files that validation data are read from."""
+    if not frameworks.is_imported("tensorflow"):
+        return []
+    found: list[str] = _of_tensorflow().validation_caches(data)
+    return found
+
+
+def _of_tensorflow() -> Any:
+    """Returns the functions for tf.data; called only if the data are of tf.data."""
+    from tfpreempt.keras.data import tensorflow_data
+
+    return tensorflow_data

@@ -1,0 +1,263 @@
+"""Training data of TensorFlow: the state of tf.data iterators, and the best way.
+
+Implements `fit_protocol.Pipelines` for the fits on TensorFlow. On JAX, `jax_data.py`
+uses the module for data that are tf.data pipelines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.unfinished_caches import clear_abandoned
+from tfpreempt.checkpoint.tensors import data_order, program_values
+from tfpreempt.checkpoint.tensors.iterator_state import (
+    cache_paths,
+    hidden_state,
+    keep_seeds,
+    pack,
+    prepare_cache_files,
+    reads_generator,
+    unpack,
+)
+from tfpreempt.checkpoint.tensors.shuffle_seeds import ShuffleSeeds, seeds_of
+from tfpreempt.checkpoint.tensors.variables import plain_message
+from tfpreempt.data import iterators, slices
+from tfpreempt.data.iterators import owned_iterators
+from tfpreempt.data.read_ahead import state_of
+from tfpreempt.keras.data import pipeline
+from tfpreempt.keras.data.counted_dataset import CountedDataset
+from tfpreempt.keras.data.position import (
+    AGAIN,
+    READ_ON,
+    IndexTracker,
+    Position,
+    ReplayTracker,
+    Tracker,
+)
+from tfpreempt.keras.fit_protocol import Fit
+
+log = logging.getLogger(__name__)
+
+is_seeded = program_values.is_seeded
+make_iterator = iterators.make_iterator
+read = iterators.read_locally
+
+
+class IteratorTracker(Tracker):
+    """Saves the states of this worker's tf.data iterators."""
+
+    kind = "iterator"
+
+    def begins(self, iterator: Any) -> None:
+        roots = pipeline.roots(self.data.dataset)
+        for owned in owned_iterators(iterator):
+            keep_seeds(owned, *roots)
+        self._seeds = seeds_of(*roots) if roots else ShuffleSeeds(())
+        # At the end of an epoch Keras makes iterators without reading. `hold` keeps the
+        # seeds from before, because a restart repeats the end of the epoch, and makes
+        # the same iterators again.
+        self._seeds.release()
+        self.data.before_next = self._seeds.hold
+
+    def save(self, iterator: Any, position: Position) -> Position:
+        # At the end of the fit the seeds are released too: a restart does not repeat
+        # the end.
+        if not position.batches:
+            self._seeds.release()
+        try:
+            states = _states(iterator)
+        # Some pipelines fail only after the first read.
+        except tf.errors.OpError as error:
+            log.warning("%s (%s).", AGAIN, error.message)
+            return dataclasses.replace(position, kind="replay")
+        return dataclasses.replace(position, states=states)
+
+    def prepare(self, position: Position) -> Sequence[str]:
+        paths = cache_paths(*pipeline.roots(self.data.dataset))
+        return [
+            file
+            for state in position.states
+            for file in prepare_cache_files(unpack(state), paths)
+        ]
+
+    def restore(self, position: Position, iterator: Any) -> None:
+        self.begins(iterator)
+        owned = list(owned_iterators(iterator))
+        # Earlier versions of tfpreempt also saved the states before the first batch, at
+        # the front of the list.
+        states = position.states[-len(owned) :]
+        for each, state in zip(owned, states, strict=True):
+            try:
+                each._restore_from_tensors({"_STATE": unpack(state)})
+            except tf.errors.OpError as error:
+                raise errors.CheckpointMismatchError(
+                    "The position in the training data was saved for another tf.data "
+                    f"pipeline: {error.message}. Build the dataset as the interrupted "
+                    "run did, or use another checkpoint directory."
+                ) from error
+
+    def extend(self, position: Position, iterator: Any) -> None:
+        self.restore(position, self.data.spare())  # only to set the shuffle seeds
+        following = self.data.spare()
+        self.begins(following)
+        next_position = dataclasses.replace(position, states=_states(following))
+        self.restore(next_position, iterator)
+
+
+def _states(iterator: Any) -> list[list[bytes]]:
+    """Returns the states of the tf.data iterators of a (distributed) iterator.
+
+    Raises:
+        tf.errors.OpError: an iterator has no state.
+    """
+    return [pack(state_of(owned)) for owned in owned_iterators(iterator)]
+
+
+# --- which way a pipeline allows -----------------------------------------------------
+
+_WAYS = {way.kind: way for way in (IteratorTracker, IndexTracker, ReplayTracker)}
+
+
+def way_of(kind: str) -> type[Tracker] | None:
+    """Returns the tracker for a kind of position; None for an unknown kind.
+
+    A sequence or loader has a fixed tracker, which is not in the table.
+    """
+    return _WAYS.get(kind)
+
+
+def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:
+    """Returns the best way to save positions in a pipeline.
+
+    Args:
+        fit: the fit.
+        dataset: dataset of the fit's data.
+        iterator: the first iterator used for training, not read yet; the function tries
+            to get its state.
+
+    Returns:
+        The class of the tracker, and a warning if a resume will not be exact or is
+        slow; else None.
+    """
+    if fit.array_way == "index":
+        return IndexTracker, None
+    roots = pipeline.roots(dataset)
+    clear_abandoned(cache_paths(*roots))
+    if again := _reason_to_replay(fit, dataset, roots, iterator):
+        return ReplayTracker, f"{AGAIN} ({again})"
+    if fit.array_way is None and (problem := hidden_state(*roots)):
+        return IteratorTracker, f"{_RANDOM} ({problem})"
+    return IteratorTracker, _CACHED if pipeline.caches_in_memory(dataset) else None
+
+
+def _reason_to_replay(
+    fit: Fit, dataset: Any, roots: Sequence[Any], iterator: Any
+) -> str | None:
+    """Returns why the iterator's state cannot be saved; None if it can be saved."""
+    if fit.array_way == "replay":
+        return 'shuffle="batch"'
+    if not list(owned_iterators(iterator)):
+        return type(iterator).__name__
+    if reads_generator(*roots):
+        return "a Python generator"
+    try:
+        _states(iterator)
+    except tf.errors.OpError as error:
+        return plain_message(error)
+    return None
+
+
+def order(fit: Fit, dataset: Any) -> dict[str, int]:
+    """Returns fingerprints of a dataset's order that are equal in every epoch."""
+    roots = pipeline.roots(dataset)
+    found = data_order.of_pipeline(*roots, has_seeds=True)
+    return found if fit.array_way is None else found | pipeline.permutation(roots)
+
+
+def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
+    """Draws the shuffle seeds that were drawn before the current iterator was made."""
+    draw_for(data.dataset, position.read)
+    for _ in range(position.made - (fit.first_iterator - 1)):
+        data.spare()
+
+
+def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) -> Any:
+    """Returns a dataset of given batches, with the element spec of another dataset.
+
+    Args:
+        like: the other dataset.
+        batches: function returning an iterator over the batches.
+        ahead: number of batches to prefetch.
+    """
+    spec = like.element_spec
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    return dataset.prefetch(ahead)
+
+
+def draw_for(dataset: Any, count: int) -> None:
+    """Draws the seeds that a number of iterators draw at their first element."""
+    for root in pipeline.roots(dataset):
+        pipeline.draw(root, count)
+
+
+def has_global_batches(dataset: Any) -> bool:
+    """Returns whether a count of global batches is a position in the dataset."""
+    return slices.global_batches(dataset) is not None
+
+
+def check_shares(fit: Fit, dataset: Any) -> None:
+    """Checks that the replicas can divide a batch equally.
+
+    Raises:
+        ConfigurationError: the batch size is not a multiple of the number of replicas.
+    """
+    size: int | None = None
+    if fit.sequence is not None:
+        size = len(tf.nest.flatten(fit.sequence.data[0])[0])
+    elif (shared := slices.global_batches(dataset)) is not None:
+        size = fit.array_batch or slices.batch_size(shared[0])
+    if size is not None:
+        replicas = fit.model.distribute_strategy.num_replicas_in_sync
+        slices.check_shares(size, replicas)
+
+
+def validation_problem(data: Any) -> str | None:
+    """Returns a warning if a restarted run may have other validation results, or None.
+
+    Args:
+        data: `validation_data` of the fit.
+    """
+    if hasattr(data, "__next__"):
+        return READ_ON
+    is_pipeline = isinstance(data, tf.data.Dataset)
+    return _SHUFFLED if is_pipeline and pipeline.shuffles(data) else None
+
+
+def validation_caches(data: Any) -> list[str]:
+    """Returns the paths of the caches in files that validation data are read from."""
+    return cache_paths(*pipeline.roots(data))
+
+
+_SHUFFLED = (
+    "validation_data are shuffled, and the order is not saved: val_loss of a "
+    "restarted run differs in its last bits from an uninterrupted run. Remove the "
+    "shuffle"
+)
+_RANDOM = (
+    "the input pipeline has an op whose state cannot be saved: a resumed run reads "
+    "every sample once and in order, but the results of this op differ from an "
+    "uninterrupted run. Use tf.random.stateless_* with a seed from the element, or "
+    "augment in layers of the model"
+)
+_CACHED = (
+    "the input pipeline caches in memory, and every commit inside an epoch includes "
+    "the cached elements. Cache to a file (cache(path)) on storage that outlives the "
+    "machine, or load the data before the pipeline, for instance with "
+    "tfpreempt.data.from_arrays"
+)
