@@ -1,4 +1,4 @@
-"""4. One process: the only package that combines notice, agreement and commit.
+"""The session of a process: combines the notice, the agreement and the commit.
 
 activity            heartbeat, hang detection and step time; schedule of snapshots
 collective_save     saves that need every worker: in a round, or at a common point

@@ -1,9 +1,9 @@
 """Activity of this process: its heartbeat, its step time, and its snapshot schedule.
 
-The supervisor restarts a worker that makes no progress for too long. How long depends
-on the current phase, so the heartbeat reports the phase. The chief requests a snapshot
-from all workers whenever snapshots have cost less than a small fraction of the training
-time.
+The supervisor restarts a worker that makes no progress for too long. The allowed time
+depends on the phase of the worker, such as the first steps or a wait for other workers,
+so the heartbeat reports the phase. The chief requests a snapshot from all workers
+whenever snapshots have cost less than a small fraction of the training time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class IntervalPolicy:
 
     @property
     def step_seconds(self) -> float | None:
-        """Duration of a step while no snapshot is written; None while unknown."""
+        """Seconds of a step while no snapshot is written; None before a measurement."""
         return statistics.median(self._windows) if self._windows else None
 
     def undisturbed(self, seconds: float, steps: float) -> None:
@@ -87,16 +87,17 @@ class IntervalPolicy:
             self._windows.append(seconds / steps)
 
     def after(self, *, stood: float, beside: float, steps: float) -> float:
-        """Computes the interval until the next snapshot from the cost of a snapshot.
+        """Computes the interval until the next snapshot from the cost of the newest.
 
         Args:
             stood: seconds for which training was stopped to capture the snapshot.
-            beside: seconds from then on while training continued: until the snapshot
-                was written, and the next step ended.
+            beside: seconds after the capture in which training continued while the
+                snapshot was written: until the end of the first step after the write.
             steps: number of steps made in the `beside` seconds.
 
         Returns:
-            Seconds from the start of this snapshot to the start of the next.
+            Seconds from the start of the newest snapshot to the start of the next
+            snapshot.
         """
         step = self.step_seconds
         lost = beside if step is None else max(0.0, beside - steps * step)
@@ -112,7 +113,7 @@ class IntervalPolicy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSample:
-    """Records the progress of training at a point in time, to compare two samples.
+    """The progress of training at a point in time, for a comparison of two samples.
 
     An interval is the time between two boundaries (moments at which the process can
     save): usually a step.
@@ -133,6 +134,8 @@ class ProgressSample:
     def has_only_steps(self, steps: int, intervals: int) -> bool:
         """Returns whether the intervals since this sample contain only steps.
 
+        An evaluation between steps would distort the measured duration of a step.
+
         Args:
             steps: number of completed steps now.
             intervals: number of intervals now.
@@ -145,13 +148,14 @@ class ProgressSample:
 class SnapshotScheduler:
     """Requests the snapshots of a run, until the run is closed.
 
-    `look` is called on the alarm thread.
+    The session calls `look` once. Later calls of `look` come from the executor's alarm
+    thread.
 
     Args:
         run: weak reference to the run.
         runs: the open runs.
         coordinator: coordinator that requests a snapshot from all workers.
-        executor: source of the alarms.
+        executor: executor that calls `look` at a given time, on its alarm thread.
         clock: time source.
         is_busy: function that returns whether an asynchronous commit is being written.
         interval: policy that chooses the interval between snapshots.
@@ -171,7 +175,7 @@ class SnapshotScheduler:
     _last: int = -1  # number of steps at the newest snapshot or request
 
     def look(self) -> None:
-        """Requests a snapshot if one is due, and sets the alarm for the next call."""
+        """Requests a snapshot if a snapshot is due, and schedules the next call."""
         run = self.run()
         if run is None or run not in self.runs:
             return
@@ -219,10 +223,11 @@ class SnapshotScheduler:
         return is_alone and has_moved and is_quiet
 
     def _watch(self, run: Run, snapshots: Snapshots, taken: SnapshotTiming) -> float:
-        """Measures the cost of the newest snapshot, and sets the time of the next.
+        """Measures the cost of the newest snapshot, and chooses the time of the next.
 
-        The measurement ends with the first step that ends after the write. Returns the
-        seconds until the next check.
+        The measurement ends with the first step that ends after the write.
+
+        Returns the seconds until the next call of `look`.
         """
         now, steps = self.clock.monotonic(), run.steps_made
         if snapshots.is_busy:
@@ -267,7 +272,9 @@ class SnapshotScheduler:
 
 
 _TRAINS = (MainThreadState.TRAINING, MainThreadState.DETACHED)
-"""A detached worker is included: no other timeout ends a hang in its exit."""
+"""States of a main thread that trains. A detached main thread, which has raised an
+error, is included, so that the supervisor's timeout for steps ends a hang in the
+exit."""
 
 _STANDS = (*STANDING, MainThreadState.LEAVING)
 
@@ -346,8 +353,8 @@ class Activity:
     def main_may_wait(self) -> Iterator[None]:
         """Context manager: pauses hang detection if the main thread runs the body.
 
-        If another thread runs the body, the main thread is still watched: it may hang
-        meanwhile.
+        If another thread runs the body, hang detection continues, because the main
+        thread may hang meanwhile.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -377,15 +384,15 @@ class StepTimer:
         """Starts to measure; called after the first step, which also traces.
 
         Args:
-            started: number of intervals begun so far: `StepFlag.started`.
+            started: number of intervals begun so far, from `StepFlag.started`.
         """
         self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
 
     def check(self, started: int) -> None:
         """Records a boundary (a moment between steps) that no step follows.
 
-        For example, an evaluation follows. The time between two consecutive boundaries
-        of this kind belongs to no step.
+        For example, a batch of an evaluation follows. The time between two consecutive
+        boundaries without a step in between does not count as step time.
 
         Args:
             started: number of intervals so far, including the interval after this

@@ -53,13 +53,14 @@ _ALL = "all"  # chief's outcome: every worker has captured the snapshot
 _OVER = "over"  # chief's outcome: no more snapshots are taken
 
 RunStage = Callable[[str], Save]
-"""Writes a run's part of the save with the given name."""
+"""A function that writes this worker's part of a save, given the name of the save."""
 
 RunStages = Mapping[Run, RunStage]
-"""The stage of each run whose save takes arguments from the program."""
+"""By run, the function that writes the part. Only runs whose save takes arguments from
+the program have an entry; for other runs `Run.stage` writes the part."""
 
 PLAIN: RunStages = types.MappingProxyType({})
-"""No save takes arguments from the program."""
+"""The empty mapping: no save takes arguments from the program."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -115,8 +116,8 @@ class CollectiveSaves:
 
         Args:
             run: the run to save.
-            because: reason for the save, written into the manifest: "save", "periodic",
-                "error" or "finished".
+            because: reason for the save, written into the manifest of the commit:
+                "save", "periodic", "error" or "finished".
             stages: for a run whose save takes arguments from the program, the function
                 that writes this worker's part.
 
@@ -220,9 +221,9 @@ class CollectiveSaves:
     def breaking_off(self) -> Iterator[None]:
         """Context manager: notifies the peers of a `CollectiveReadError` in the body.
 
-        This worker could not participate in a collective read, and the peers wait in
-        the read. So the peers are notified here, because the program may catch the
-        error.
+        The error means that this worker could not participate in a collective read, in
+        which the peers wait. The program may catch the error, so the peers are notified
+        before the program receives the error.
         """
         try:
             yield
@@ -336,8 +337,7 @@ class CollectiveSaves:
             self._newest[run.start.token] = name, run.step
 
     def _forget(self, name: str) -> None:
-        """Removes a save that was not committed from `_newest`, the newest save of each
-        run. Called on any thread."""
+        """Removes a save that was not committed from `_newest`; on any thread."""
         with self._lock:
             for token, (newest, _) in list(self._newest.items()):
                 if newest == name:
@@ -402,7 +402,12 @@ class CollectiveSaves:
         return commit
 
     def _publish_outcome(self, what: str, is_so: bool) -> None:
-        """Publishes (on the chief) whether a save was committed."""
+        """Publishes (on the chief) whether a save was committed.
+
+        Args:
+            what: name of the save, followed by "/commit".
+            is_so: whether the save was committed.
+        """
         if self.cluster.is_chief and self.cluster.num_workers > 1:
             key = f"{self.prefix}/{what}"
             self.executor.insert(key, keys.encode(is_so), lambda held: None)
@@ -431,10 +436,15 @@ class CollectiveSaves:
     ) -> tuple[dict[int, str], set[int]]:
         """Waits until the other workers have reported their parts; on the chief.
 
+        Args:
+            name: name of the save, as in `begin`.
+            timeout: longest wait in seconds.
+            may_miss: workers that have finished training, as in `begin`.
+
         Returns:
-            The workers without a part, with the reasons; and among them the workers
-            that have reported a failure. The part of a failed worker is required even
-            if the worker has finished training since.
+            First, the workers without a part, with the reasons. Second, the workers
+            among the first that have reported a failure. The part of a failed worker is
+            required even if the worker has finished training since.
         """
         others = range(1, self.cluster.num_workers)
         absent: dict[int, str] = {}
@@ -464,7 +474,7 @@ class CollectiveSaves:
         return {**absent, **dict.fromkeys(late, why)}, failed
 
     def _listen(self, others: Sequence[int]) -> None:
-        """Starts to watch for the end of training on the peers; on the chief."""
+        """Starts to watch which peers have finished training; on the chief."""
         if self._listens:
             return
         self._listens = True
@@ -490,8 +500,8 @@ class RoundSave:
     Args:
         runs: the open runs.
         coordinator: coordinator of this worker.
-        collective: saves outside of rounds; knows whether a run already has a commit of
-            this step.
+        collective: saves outside of rounds; reports whether a run already has a commit
+            of the current step.
         clock: time source that measures durations.
         arrived_at: monotonic seconds at which training stopped for the round.
     """
@@ -509,7 +519,14 @@ class RoundSave:
     _steps: int = 0  # steps made when the snapshot was captured
 
     def stage(self, stages: RunStages) -> bool:
-        """Writes this worker's part of the save; returns True on success."""
+        """Writes or captures this worker's part of the save.
+
+        Args:
+            stages: functions that write the part, as in `CollectiveSaves.save`.
+
+        Returns:
+            Whether the part was written. An asynchronous save reports a failure later.
+        """
         name = f"round-{self.coordinator.state.round}"
         deadlines = self.coordinator.deadlines
         deadlines.share_seconds = 0.0
@@ -544,14 +561,20 @@ class RoundSave:
         return True
 
     def _stands(self, run: Run) -> bool:
-        """Returns whether the newest save of a run was committed, or may have been."""
+        """Returns whether the newest save of a run counts as committed.
+
+        Only an unconfirmed save (`Run.is_unconfirmed`) needs the outcome of the chief.
+        """
         limit = self.coordinator.deadlines.left
         return not run.is_unconfirmed or self.collective.last_save_is_committed(
             run, limit
         )
 
     def _begin(self, run: Run, name: str) -> bool:
-        """Begins an asynchronous save of the agreed step."""
+        """Begins an asynchronous save of the agreed step.
+
+        Returns True even after a failure: the save has then notified the chief.
+        """
         self._is_async = True
         try:
             self.collective.begin(run, name, set())  # every worker participates
@@ -566,8 +589,8 @@ class RoundSave:
 
         No snapshot is taken if several handlers train side by side, without a common
         step. There is no time if a notice is pending, or if a commit or the previous
-        snapshot is being written; this worker then only joins the collectives of the
-        peers.
+        snapshot is being written. Without time for a snapshot, this worker only joins
+        the collectives of the peers.
 
         Returns:
             True if this worker has captured its snapshot and has the previous snapshot
@@ -628,8 +651,8 @@ class RoundSave:
     def go_on(self) -> None:
         """Ends the round on this worker, before training continues.
 
-        Starts to write the captured snapshot, or discards the snapshot if a worker has
-        none.
+        Starts to write the captured snapshot. If some worker has captured no snapshot,
+        the snapshot is discarded.
         """
         snapshots, self._snapshots = self._snapshots, None
         if snapshots is None:
@@ -720,9 +743,8 @@ class RoundSave:
     def _drop(self, workers: tuple[int, ...]) -> CommitKind:
         """Drops a periodic save in which parts are missing.
 
-        No worker has to exit now. A newer commit without the random generators and the
-        data position of a worker would be worth less than the last commit, which is
-        complete.
+        No worker has to exit now. The last commit is complete, and worth more than a
+        newer commit without the random generators and the data position of a worker.
         """
         for _, part in self._staged:
             part.discard()
@@ -749,7 +771,8 @@ def breaks_off(error: Exception, num_workers: int) -> bool:
     """Returns whether training must stop after the failure of an optional save.
 
     After a `CollectiveReadError` the other workers are still in a collective of the
-    save, and the next step of this worker would get mixed up with the collective.
+    save, and would pair the collectives of this worker's next step with the collective
+    of the save.
     """
     return num_workers > 1 and isinstance(error, CollectiveReadError)
 

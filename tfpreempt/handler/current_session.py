@@ -172,12 +172,12 @@ def keep(notice: Notice) -> bool:
 
 
 def take_back(notice: Notice) -> bool:
-    """Takes a kept notice for the caller; returns False if it was taken before."""
+    """Removes a kept notice, for the caller to handle; False if removed before."""
     return take_notice(_pending, notice)
 
 
 def take_kept() -> bool:
-    """Takes the kept notices for the caller; returns whether there were any."""
+    """Removes the kept notices, for the caller to handle; False without a notice."""
     taken = [notice for notice in tuple(_pending) if take_back(notice)]
     return bool(taken)
 
@@ -198,7 +198,7 @@ def current() -> Session | None:
 
 
 def current_cluster() -> Cluster:
-    """Returns the cluster of the handlers; before any handler, of JAX or TF_CONFIG."""
+    """Returns the handlers' cluster; before the first handler, JAX's or TF_CONFIG's."""
     if _current is not None:
         return _current.cluster
     connected = connected_cluster()
@@ -207,7 +207,7 @@ def current_cluster() -> Cluster:
 
 
 SLOWEST = 10.0
-"""Seconds by which sources may differ in reporting a notice, because sources poll."""
+"""Longest time in seconds between two sources' reports of a preemption."""
 
 _protection: EarlyNoticeHandler | None = None
 _is_starting = False  # whether a handler or fit is being created; main thread writes
@@ -223,7 +223,8 @@ class EarlyNoticeHandler:
     Args:
         config: configuration of the exit.
         watched: notice sources to watch.
-        find_more: function that finds further sources later; see `Watcher`.
+        find_more: function that finds further notice sources in the background; see
+            `Watcher`.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class EarlyNoticeHandler:
     def _unheard(
         self, sources: tuple[NoticeSourceConfig, ...]
     ) -> tuple[NoticeSourceConfig, ...]:
-        """Returns those of the given sources that this object does not watch yet."""
+        """Returns the given sources without the sources that are watched already."""
         return tuple(each for each in sources if each.source.name not in self._names)
 
     def close(self) -> None:
@@ -301,7 +302,10 @@ class EarlyNoticeHandler:
             self._alarms.append(alarm)
 
     def _take_unreported(self, notice_at: float) -> Notice | None:
-        """Returns a notice that no run has reported, though a run was listening.
+        """Returns a notice that a listening run should have reported, and did not.
+
+        While a run listens, each notice is left to the sources of the run. A notice
+        was not reported by the run if it is newer by more than `SLOWEST` seconds.
 
         Args:
             notice_at: monotonic seconds at which the newest notice of a run arrived.
@@ -342,7 +346,7 @@ class EarlyNoticeHandler:
     def _leave(self, why: str) -> None:
         """Ends the process at once, from this thread.
 
-        The main thread may be in C++ code for long, and could not raise SystemExit.
+        The main thread may be in C++ code for long, where SystemExit cannot be raised.
         """
         keep_streams()
         log.warning("%s. Exiting to be restarted; the last commit is still valid", why)
@@ -427,9 +431,10 @@ def handling_notices_during_setup(config: TerminationConfig) -> Iterator[None]:
 def take_over() -> None:
     """Handles the notices that a closed handler or fit has not handled.
 
-    Such a notice arrived too late for the handler, or the handler's sources would have
-    reported it later. If the deadline is known, the next handler handles the notice, or
-    the process exits just before the deadline, even without `handle_early_notices()`.
+    Such a notice arrived too late for the handler, or the handler was closed before its
+    sources reported the notice. If the deadline is known, the next handler handles the
+    notice, or the process exits just before the deadline, even without
+    `handle_early_notices()`.
     """
     here = _current
     if here is None:
@@ -464,7 +469,7 @@ on_interpreter_end(_at_exit)
 
 
 def _seconds_to_wait(notice: Notice) -> float | None:
-    """Returns how long a notice may wait for a handler before the process exits.
+    """Returns the time for which a notice may wait for a handler before the exit.
 
     Returns:
         Seconds; 0 to exit at once; None to wait for the next handler.

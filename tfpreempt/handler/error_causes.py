@@ -4,9 +4,9 @@
 
 *Data*: a SIGTERM to the whole process group also kills the child processes that read
 the data, so the step fails. The state can be saved only if the step has changed nothing
-before the error. The bytecode of the step's functions shows whether this is so. The
-source code would not do: it does not tell which of several calls in a line has failed,
-and is missing for a lambda.
+before the error. The bytecode of the step's functions shows whether the step has
+changed something. The source code is not sufficient: the source does not show which of
+several calls in a line has failed, and is missing for a lambda.
 """
 
 from __future__ import annotations
@@ -58,9 +58,12 @@ def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
 
 
 def _workers(tasks: str, cluster: Cluster) -> str:
-    """Returns the workers of TensorFlow's task names as text, such as "workers 1, 2".
+    """Returns the workers that a text names, such as "workers 1, 2"; "" without any.
 
-    Remote workers of a single client are omitted.
+    Args:
+        tasks: text with task names of TensorFlow, "/job:worker/replica:0/task:1".
+        cluster: the workers of the run. Tasks of other jobs are omitted, such as the
+            remote workers of a single client.
     """
     jobs = [job for job, _ in cluster.jobs]
     found = sorted(
@@ -91,7 +94,7 @@ _EFFECTS = (
 def is_of_data(error: BaseException) -> bool:
     """Returns whether an error was raised while data were read.
 
-    The data may be read in Python, or by an op of TensorFlow.
+    Either Python code or an op of TensorFlow was reading the data.
     """
     if "IteratorGetNext" in str(error):
         return True
@@ -102,10 +105,10 @@ def is_before_all(error: BaseException) -> bool:
     """Returns whether a step failed while reading data, before it changed anything.
 
     True if the functions of the program, from the step down to the library that reads,
-    had made no call, entered no loop, and assigned local variables only. (A reader in
-    the program may keep its position in saved state.) False for a failure inside a
-    tf.function: ops that need no data, such as a counter, run in parallel with the
-    reading.
+    had made no call, entered no loop, and assigned local variables only. A data reader
+    written by the program counts as the program, because the reader may keep its
+    position in saved state. False for a failure inside a tf.function: TensorFlow may
+    already have run ops that need no data, such as a counter.
 
     Args:
         error: the error, caught by the caller of the step.

@@ -1,4 +1,4 @@
-"""The exit of the process: after a commit, a loss, an error, a deadline, or the end.
+"""The exit of the process: after a commit, loss, error or deadline, or at the end.
 
 The process ends with the right exit code even if one of its threads or children does
 not end. Ctrl-C takes effect after the save in progress.
@@ -50,13 +50,13 @@ def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
     At the end of the block the program's own SIGINT handler is called; Python's default
     handler raises KeyboardInterrupt. If the block ends by SystemExit, the process is
     exiting, and ignores a SIGINT that would raise KeyboardInterrupt. SIGINT is not
-    deferred if it is watched as a notice, or if the program has no Python handler for
-    it. The block has an effect only on the main thread, where Python calls signal
-    handlers.
+    deferred if SIGINT is watched as a notice, or if the program has no Python handler
+    for SIGINT. The block has an effect only on the main thread, where Python calls
+    signal handlers.
 
     Args:
-        is_saving: function that returns whether there is work to finish; called in the
-            signal handler and on a thread.
+        is_saving: function that returns whether a save or upload must be finished
+            first; called in the signal handler and on a thread.
 
     Raises:
         KeyboardInterrupt: raised in the block at the second SIGINT.
@@ -108,8 +108,8 @@ RELEASE_LIMIT = 0.5
 
 TAKES_APART = 1.0
 """Seconds for the finalization of Python. With TensorFlow the finalization takes 0.25 s
-of processor time, and longer on a busy machine. No code of tfpreempt can run then, or
-end the finalization."""
+of processor time, and longer on a busy machine. No code of tfpreempt can run during the
+finalization, or end the finalization."""
 
 
 def on_interpreter_end(call: Callable[[], None]) -> None:
@@ -142,8 +142,8 @@ def keep_streams() -> None:
 def flush_streams() -> None:
     """Flushes stdout and stderr at the end of the interpreter, with a time limit.
 
-    Otherwise Python would wait for ever for a pipe that is not read, or exit with code
-    120 if the disk is full.
+    Python's flush at the end, without a limit, would wait for ever for a pipe without a
+    reader, or make the exit code 120 if the disk is full.
     """
     keep_streams()
     for name in ("stdout", "stderr"):
@@ -220,20 +220,20 @@ class ExitWatchdog(ManagedThread):
     During an exit the program's `finally` blocks, context managers and exit hooks run,
     and Python waits for non-daemon threads and children. `seconds` limits the total.
 
-    If the program has caught SystemExit by then, the watchdog does nothing. But while
-    an `except` or `finally` block handles the exit, the process is still exiting: the
-    block may raise the exit again.
+    If the program has caught SystemExit before the time limit, the watchdog does
+    nothing. But while an `except` or `finally` block handles the exit, the process is
+    still exiting: the block may raise the exit again.
 
     After the program's exit hooks Python finalizes: hooks registered before the import
-    of this module, open files, `__del__` of objects held by modules. The process skips
-    this, and ends at once, if too little time is left.
+    of this module, open files, `__del__` of objects held by modules. If too little time
+    is left, the process skips the finalization, and ends at once.
 
     Args:
         exit: exit about to be raised on the main thread.
         seconds: time limit of the exit.
-        can_reach_all: False if another worker does not answer. The process then skips
-            the finalization, in which TensorFlow would wait for the worker, longer than
-            any grace period.
+        can_reach_all: whether every worker answers. If False, the process skips the
+            finalization, in which TensorFlow would wait for the unreachable worker,
+            longer than any grace period.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ _newest: ExitWatchdog | None = None
 
 @atexit.register  # at import: hooks that are registered later run before this hook
 def _skip_the_rest() -> None:
-    """Ends the process after the program's exit hooks, if little time is left.
+    """Ends the process after the exit hooks, if finalizing would take too long.
 
     If there is time, Python finalizes, but without garbage collection: 0.1 s of
     processor time instead of 1 s. TensorFlow leaves much garbage, which Python would
@@ -325,13 +325,14 @@ def blocking_threads_and_children() -> list[str]:
 
 
 LINGER = 30.0
-"""Seconds from SystemExit to the program's end without a known deadline."""
+"""Seconds from SystemExit to the end of the process, if no deadline is known."""
 
 SHORTEST = 0.5
-"""Minimum of `LINGER`; and of the time for the journal, on storage that may hang."""
+"""Seconds allowed for an exit even after the deadline. Without a known deadline, also
+the minimum for the last entries of the journal, on storage that may hang."""
 
 _LONGEST = 300
-"""Characters of an error in the journal; the program's log has the full text."""
+"""Maximum number of characters of an error in the journal; the log has the rest."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -353,7 +354,8 @@ class ExitController:
         detached: whether the main thread has raised an error, and the peers were
             notified.
         is_over: whether the peers have ended with code 0, and will not be restarted.
-        process: id of the process; a forked child does not exit by this object.
+        process: id of the process that created this object. In a forked child, the
+            object does not end the process.
     """
 
     cluster: Cluster
@@ -371,6 +373,11 @@ class ExitController:
         """Exits by calling the exit function of the oldest run.
 
         Returns if the exit function returns; training then continues.
+
+        Args:
+            outcome: whether the state was committed; for FINISHED the method does
+                nothing.
+            reason: cause of the exit, for the log and the journal.
         """
         runs = list(self.runs)
         if outcome is Outcome.FINISHED or not runs:
@@ -434,7 +441,7 @@ class ExitController:
 
         Args:
             runs: runs whose mirrors are waited for.
-            limit: seconds for each mirror; None: the time left by the notice.
+            limit: seconds for each mirror; None: the time left until the deadline.
 
         Returns:
             Whether every upload is complete.
@@ -512,6 +519,9 @@ class ExitController:
         """Ends the process from any thread, without a commit.
 
         Called if the main thread reaches no boundary before the deadline.
+
+        Args:
+            why: cause of the exit, for the log and the journal.
         """
         runs = list(self.runs)
         is_forked = os.getpid() != self.process
@@ -537,7 +547,13 @@ class ExitController:
     ) -> None:
         """Records the exit, and releases the leases, so that the next start can begin.
 
-        The time is limited, because storage that hangs may be the cause of this exit.
+        The time is limited, because storage that hangs may be the cause of the exit.
+
+        Args:
+            runs: runs whose journals and leases are handled.
+            outcome: outcome of the process.
+            why: cause of the exit, for people.
+            mirrored: whether every upload is complete, which may change the exit code.
         """
         deadlines = self.coordinator.deadlines
         limit = max(SHORTEST, deadlines.left)
@@ -616,7 +632,7 @@ def notify_peers(
     error: BaseException,
     send: Callable[[str, int | None], None],
 ) -> None:
-    """Lets the collectives of the peers fail with an error of this worker.
+    """Makes the collectives of the peers fail with an error of this worker.
 
     The worker that failed first inserts a key, so later errors can name the first
     failure.

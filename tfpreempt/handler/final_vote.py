@@ -2,12 +2,13 @@
 
 No platform restarts a worker after exit code 0. If only some workers exited with 0, a
 restarted worker would wait for its peers for ever. So after the final save the chief
-asks for votes: did the worker's own final save succeed? The chief then inserts the
-outcome of all votes under one key, `word`, and every worker follows the outcome.
+asks every worker for a vote: did the final save of the worker succeed? The chief then
+inserts the outcome of all votes under the key `word` of the key-value store, and every
+worker follows the outcome.
 
 The key is insert-once. A worker that has no time to wait for the outcome inserts the
 outcome "lost" itself, and follows the value that the key then has. The chief hosts the
-store, so the chief exits last, after every worker has read the outcome.
+key-value store, so the chief exits last, after every worker has read the outcome.
 
 (The protocol is a two-phase commit. A crash of a worker between its vote and the
 outcome, the time of one message, is not covered.)
@@ -39,9 +40,10 @@ class TrainingOutcome:
     """The outcome of the vote, equal on every worker.
 
     Attributes:
-        failed: text with the workers whose final save failed, and the errors; "" if
-            every final save succeeded.
-        lost: text with the workers that were lost or preempted; "" if there are none.
+        failed: text that names the workers whose final save failed, with the errors; ""
+            if every final save succeeded.
+        lost: text that names the workers that were lost or preempted; "" if there are
+            none.
         is_committed: whether the chief is known to have committed the final state.
     """
 
@@ -59,13 +61,13 @@ class FinalVote:
     Args:
         cluster: the workers.
         incarnation: namespace of the keys, which identifies this start of all workers.
-        executor: access to the store.
-        coordinator: coordinator of this worker; gives the deadlines and the state of
-            the store.
+        executor: access to the key-value store.
+        coordinator: coordinator of this worker; gives the deadlines, and reports a loss
+            of the key-value store.
 
     Attributes:
-        failures: errors of the final saves of runs that were closed before the last
-            run, by the token of the run.
+        failures: by token of the run, the error of a failed final save, for runs that
+            were closed before the last open run.
     """
 
     cluster: Cluster
@@ -94,11 +96,12 @@ class FinalVote:
         return self._lead(mine) if self.cluster.is_chief else self._follow(mine)
 
     def leave(self) -> None:
-        """Votes for a successful end, without waiting for the outcome.
+        """Ends this worker's part in the vote, without waiting for the outcome.
 
-        Called if this worker stops waiting for workers that still train. The workers
-        that still train can later exit with 0. But if this worker is the chief, the
-        outcome is a failure.
+        Called if this worker stops waiting for workers that still train. On a worker
+        other than the chief, the method votes for success, so the workers that still
+        train can later exit with 0. On the chief, the method inserts a failure as the
+        outcome.
         """
         if self.cluster.is_chief:
             me = "worker 0 did not wait for the workers that still train"
@@ -138,7 +141,12 @@ class FinalVote:
     def _gather(self, key: Key, name: str) -> dict[int, tuple[object, keys.Extra]]:
         """Waits for a key of every peer; returns value and extra fields, by worker.
 
-        The value is a tombstone for a peer without an answer.
+        For a peer without an answer, the value is a tombstone.
+
+        Args:
+            key: kind of the keys, which determines how a value is decoded.
+            name: "here" for the votes; "bye" for the reports of workers that have read
+                the outcome.
         """
         others = range(1, self.cluster.num_workers)
         missing: tuple[object, keys.Extra] = (Tombstone(), {})
@@ -187,8 +195,11 @@ class FinalVote:
     def _decline(self, mine: str) -> TrainingOutcome | None:
         """Inserts a loss as the outcome, because no time is left to wait.
 
-        Returns the outcome in the store, which a peer may have inserted before; None if
-        the store does not answer in time.
+        Then inserts this worker's vote, because the chief waits for the vote. Returns
+        the outcome that counts, as in `_insert_outcome`.
+
+        Args:
+            mine: error of this worker's final save; "" after a successful save.
         """
         lost = f"worker {self.cluster.worker} ran out of time in the final save"
         end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
@@ -214,10 +225,14 @@ class FinalVote:
     def _insert_outcome(
         self, end: TrainingOutcome, seconds: float
     ) -> TrainingOutcome | None:
-        """Inserts an outcome, unless the key has a value.
+        """Inserts an outcome under the key `word`, where only the first insert counts.
 
-        Returns the outcome in the store; None if the store is lost or does not answer
-        in time.
+        Returns the outcome that counts, perhaps of another worker; None if the
+        key-value store is lost, or does not answer in time.
+
+        Args:
+            end: outcome as seen by this worker.
+            seconds: time limit of the insert.
         """
         if self._is_gone:
             return None
@@ -234,9 +249,10 @@ class FinalVote:
     def _is_late(self, since: float) -> bool:
         """Returns whether a wait must end now.
 
-        With a known deadline: if little time is left. Otherwise the chief waits up to a
-        timeout, and the other workers have no limit, because the commit of the chief
-        may take any time. (`StoreExecutor.watch_store` detects a crash of the chief.)
+        With a known deadline, the wait ends when only `_RESERVE` seconds are left.
+        Without a deadline, the chief waits a few times the peer timeout, and the other
+        workers wait without a limit, because the commit of the chief may take any time.
+        (`StoreExecutor.watch_store` detects a crash of the chief.)
 
         Args:
             since: monotonic seconds at which the wait began.
@@ -263,7 +279,11 @@ def _first(failures: list[str]) -> str:
 
 
 def _lost(answers: dict[int, tuple[object, keys.Extra]]) -> str:
-    """Returns a text with the workers without a vote and the reason; "" if none."""
+    """Returns a text with the workers that have not voted, and why; "" if all have.
+
+    Args:
+        answers: by worker, the vote and its extra fields, from `FinalVote._gather`.
+    """
     whys = {
         j: str(extra.get("reason") or "the worker did not answer in time").rpartition(
             ": "

@@ -84,12 +84,13 @@ class PreemptionCheckpointHandler:
             The timeout does not limit a step or a save of this worker itself; after a
             notice the platform may kill the process meanwhile.
         max_to_keep: number of commits kept in `checkpoint_dir`; None keeps every
-            commit. A CheckpointManager applies its own `max_to_keep` instead.
-        mirror_dir: "gs://bucket/run" or "s3://bucket/run", a prefix used by
-            this run only: the mirror. Each commit is uploaded to the mirror in the
-            background. A start resumes from the mirror unless the directory has a newer
-            commit. With a mirror the workers need not share `checkpoint_dir`. None uses
-            the environment variable TFPREEMPT_MIRROR_DIR, if set.
+            commit. With a CheckpointManager, the manager's `max_to_keep` counts, not
+            this argument.
+        mirror_dir: the mirror, "gs://bucket/run" or "s3://bucket/run": a prefix that
+            only this run uses. Each commit is uploaded to the mirror in the background.
+            A start resumes from the mirror unless the directory has a newer commit.
+            With a mirror the workers need not share `checkpoint_dir`. None uses the
+            environment variable TFPREEMPT_MIRROR_DIR, if set.
         async_save: whether periodic saves (`save_freq`) are asynchronous: the state is
             copied in memory, and written while training continues. If False, training
             waits for the save, and no memory is needed for a copy. Training also waits
@@ -97,9 +98,9 @@ class PreemptionCheckpointHandler:
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
-            is open in the directory. The other handler may be open if it cannot
-            continue, because it has exited or its last step failed: the new handler
-            then closes the other handler and resumes from its commit.
+            is open in the directory. No error is raised if the other handler cannot
+            continue, because the handler has exited or its last step failed: the new
+            handler closes the other handler, and resumes from its commit.
         DirectoryLockedError: another program holds the lease of the directory.
         StorageNotSharedError: workers see different storage under the directory.
         CheckpointCorruptedError: the directory has commits, and none is intact.
@@ -160,10 +161,10 @@ class PreemptionCheckpointHandler:
         """Calls the training function `fn`; before the call, this worker may exit.
 
         If a preemption notice has arrived, all workers save at an agreed step, at the
-        beginning of a `run()`, and exit. Assignments of the caller after `run()`
-        returns belong to the step. If the process exits, a batch fetched in the
-        argument list of `run()` is lost. So fetch the batch inside the training
-        function: `handler.run(step, iterator)`.
+        beginning of a `run()`, and exit. Assignments that the caller makes after
+        `run()` returns belong to the step, and are saved with the step. If the process
+        exits, a batch fetched in the argument list of `run()` is lost. So fetch the
+        batch inside the training function: `handler.run(step, iterator)`.
 
         Args:
             fn: the training function, usually with `strategy.run` inside.
@@ -422,8 +423,8 @@ class PreemptionCheckpointHandler:
                 handler's process.
             SaveError: this worker or another worker could not commit the final state;
                 the handler is closed.
-            SystemExit: a notice was handled instead, or another worker was lost in the
-                final save: all workers are to be restarted.
+            SystemExit: a notice was handled in place of the final commit, or another
+                worker was lost in the final save: all workers are to be restarted.
         """
         check_timeout(timeout)
         if not self._step_flag.busy:
@@ -472,7 +473,7 @@ class PreemptionCheckpointHandler:
             )
 
     def _enter(self, what: str, stages: RunStages = PLAIN) -> None:
-        """Does the work that few boundaries need: agreement, saves, first steps.
+        """Does the rare work at a boundary: agreement, saves, first steps.
 
         The caller has already counted the interval after the boundary.
         """

@@ -38,18 +38,21 @@ from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
 
 START_TIMEOUT = 300.0
-"""Seconds allowed for the slowest worker to create its handler, without waits."""
+"""Seconds allowed for the slowest worker to create its handler.
+
+The wait for a lease, and the download of a commit, have additional time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """Arguments of a handler or a fit about its checkpoints.
+    """The arguments of a handler, or of a fit, that concern checkpoints.
 
     Attributes:
-        checkpoint_dir: path or URL of the directory for the commits.
+        checkpoint_dir: path or URL of the directory for the commits; None if a
+            CheckpointManager names the directory.
         restore: whether to restore the newest commit; False to start from scratch.
         max_to_keep: number of commits to keep; None keeps every commit.
-        mirror_dir: location of the mirror; None reads the environment.
+        mirror_dir: location of the mirror; None: the value of TFPREEMPT_MIRROR_DIR.
         async_save: whether periodic saves are asynchronous, if possible.
     """
 
@@ -72,18 +75,20 @@ def register(
 ) -> Iterator[Run]:
     """Context manager: agrees with the other workers on a commit, and yields a new run.
 
-    Every worker enters the context on its main thread, for its runs in the same order.
-    Inside, signals are watched and hang detection is paused. The body must restore the
-    commit, and call `Session.open`, after which the run participates. If the body
-    raises an error, the run is closed.
+    Every worker enters the context on its main thread. With several runs, all workers
+    register the runs in the same order. Inside the context, signals are watched and
+    hang detection is paused. The body must restore the commit, and call `Session.open`,
+    after which the run participates in saves. If the body raises an error, the run is
+    closed.
 
     Args:
         session: the session of this process.
-        checkpoint: a Checkpoint, a CheckpointManager or None.
+        checkpoint: a Checkpoint, a CheckpointManager, or None for named States alone.
         config: configuration of the notices to watch, and of the exit.
         options: configuration of the checkpoints.
-        amid: name of the activity in which the state is incomplete; see `Run`.
-        is_alive: function that returns whether boundaries will follow; see `Run`.
+        amid: name of an activity, such as "model.fit", during which the state is
+            incomplete even between steps; "" for a handler.
+        is_alive: function that returns whether the run will reach more boundaries.
 
     Yields:
         The run.
@@ -189,7 +194,12 @@ def register(
 
 
 def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:
-    """Returns the error for a URL given with a CheckpointManager or a save_fn."""
+    """Returns the error for a URL given with a CheckpointManager or a save_fn.
+
+    Args:
+        given: "CheckpointManager" or "save_fn".
+        checkpoint_dir: the URL.
+    """
     url = paths.without_secrets(os.fspath(checkpoint_dir))
     return errors.ConfigurationError(
         f"A {given} cannot be used with the URL {url!r}, because it writes files "
@@ -200,7 +210,7 @@ def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:
 
 
 def _loss(worker: int, reason: str) -> Notice:
-    """Returns the notice of a lost lease: every worker exits without a commit."""
+    """Returns the notice of a lost lease: all workers then exit without a commit."""
     return Notice(
         source="lease",
         worker=worker,

@@ -1,6 +1,7 @@
 """The start of a handler or a fit: all workers agree on the commit to restore.
 
-The workers also agree on the directory, which most workers share with the chief.
+The workers also agree on the checkpoint directory. A worker without access to the
+chief's directory downloads the commit from the mirror.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tfpreempt.storage.object_store import ObjectStore
 log = logging.getLogger(__name__)
 
 LEASE_TIMEOUT = LONGEST_GRACE + PACE.expiry + MARGIN
-"""Additional seconds for workers while the chief waits for the directory's lease."""
+"""Additional seconds that workers wait for the chief, which may wait for a lease."""
 
 FETCH_TIMEOUT = 3600.0  # additional seconds while a worker downloads a commit
 
@@ -69,14 +70,17 @@ class RestoreAgreement:
         restore: whether to restore a commit; False to start from scratch.
         max_to_keep: number of commits to keep in the directory; None keeps every
             commit.
-        save_fn: function that saves in place of tfpreempt; None without such a
-            function.
-        io_device: device on which files are read and written; see `open_directory`.
+        save_fn: function of the program that saves in place of tfpreempt; None:
+            tfpreempt saves.
+        io_device: TensorFlow device that writes and reads files; None: the device of
+            the variables.
         store: object store of the mirror; None without a mirror.
-        mirror: the mirror, on the chief.
-        lease: lease of the directory, on the chief.
-        memory: memory for snapshots; None if this worker takes no snapshots.
-        in_use: directories of the other open handlers of this process.
+        mirror: the mirror, on the chief; None on the other workers.
+        lease: lease of the directory, on the chief; None on the other workers.
+        memory: memory that the supervisor lends to this worker for snapshots; None if
+            this worker takes no snapshots.
+        in_use: directories of the other open handlers of this process, which this
+            handler must not use.
         registry: registry of the named States to save.
     """
 
@@ -97,7 +101,7 @@ class RestoreAgreement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """The result of the agreement: where and from which commit to train.
+    """The result of the agreement: the directory, and the commit to restore.
 
     Attributes:
         directory: the checkpoint directory, as seen by this worker.
@@ -105,8 +109,8 @@ class Agreed:
         token: unique name of the start, equal on every worker; part of the names of
             saves.
         skipped: descriptions of commits that could not be restored (chief only).
-        corrupt: the reason, if there are commits but none can be restored (chief only);
-            otherwise "".
+        corrupt: error message if there are commits, but no commit can be restored
+            (chief only); otherwise "".
         tier: location of the candidate: "memory", "disk" or "mirror".
         on_disk: newest intact commit of the directory; differs from the candidate only
             if the candidate is a snapshot.
@@ -135,8 +139,8 @@ def agree(
 ) -> Agreed:
     """Agrees with the peers on a directory, and on the commit to restore.
 
-    Every worker calls the function on its main thread, for its handlers in the same
-    order. If an error is raised, the leases are released.
+    Every worker calls the function on its main thread. With several handlers, all
+    workers call in the same order. If an error is raised, the leases are released.
 
     Args:
         start: input of this worker.
@@ -205,6 +209,8 @@ def _find_apart(
 ) -> frozenset[int]:
     """Returns the workers without access to the chief's directory.
 
+    The arguments are those of `agree`, with a separate namespace of the keys.
+
     Raises:
         TfpreemptError: the directory of a worker cannot work.
     """
@@ -232,13 +238,14 @@ def _open(
     chief_directory: str | None = None,
     apart: frozenset[int] = frozenset(),
 ) -> Directory:
-    """Opens the directory of the worker; the chief also acquires the lease.
+    """Opens the checkpoint directory on this worker; the chief acquires the lease.
 
     Args:
         start: input of this worker, see `agree`.
         chief_directory: local path of the chief's directory, to be opened in place of
             this worker's directory.
-        apart: workers without access to the directory of the chief.
+        apart: workers without access to the directory of the chief, which exchange
+            files through the object store.
     """
     given = chief_directory or start.directory
     mine = paths.absolute(given) if given else ""
@@ -275,7 +282,14 @@ def _open(
 def _propose(
     start: RestoreAgreement, apart: frozenset[int]
 ) -> tuple[StartPlan, Agreed]:
-    """Opens the directory on the chief, and proposes its newest intact commit."""
+    """Opens the directory on the chief, and proposes its newest intact commit.
+
+    Returns the plan for the other workers, and the result of the chief.
+
+    Args:
+        start: input of this worker, see `agree`.
+        apart: workers without access to the directory of the chief.
+    """
     opened, mirror = _open(start, apart=apart), start.mirror
     check_nothing_came(opened.path)
     opened.start()
@@ -398,6 +412,11 @@ def _follow(
 ) -> tuple[None, Agreed]:
     """Opens the directory on a worker other than the chief, and finds the commit.
 
+    Args:
+        start: input of this worker, see `agree`.
+        apart: workers without access to the directory of the chief.
+        plan: the plan of the chief, from `_propose`.
+
     Raises:
         TfpreemptError: this worker cannot follow the plan.
     """
@@ -446,7 +465,10 @@ def _follow(
 
 
 def _shared_directory(start: RestoreAgreement, plan: StartPlan) -> str | None:
-    """Returns the local path of the chief's directory; None without access."""
+    """Returns the local path of the chief's directory; None without access.
+
+    The lease of the chief identifies the directory, whose path may differ per machine.
+    """
     own = paths.absolute(start.directory) if start.directory else ""
     for directory in (str(plan["directory"]), own):
         if directory and is_leased_by(directory, plan["lease"] or ""):
@@ -464,9 +486,9 @@ def agree_on_snapshot(
 ) -> Agreed:
     """Agrees on the newest snapshot that is intact on every worker.
 
-    Every worker publishes the names of its missing or corrupt snapshots, so the result
-    is the same on every worker. If a worker has no memory for snapshots, no worker
-    takes snapshots, because a snapshot needs every worker, like a save.
+    Every worker publishes the names of the snapshots that are missing or corrupt there,
+    so the result is equal on every worker. If a worker has no memory for snapshots, no
+    worker takes snapshots, because a snapshot needs every worker, like a save.
 
     Args:
         agreed: result of the start so far.
@@ -512,9 +534,11 @@ def agree_on_snapshot(
 
 
 def _as_error(problems: dict[int, str]) -> Exception:
-    """Returns one error for the problems of all workers.
+    """Returns a single error for the problems of all workers.
 
-    A problem is a text such as "SaveError: ...", by worker.
+    Args:
+        problems: by worker, a text such as "SaveError: ...". The first worker's text
+            determines the class of the error.
     """
     name = problems[min(problems)].split(":")[0]
     kind: type[Exception] = getattr(errors, name, errors.WorkerMismatchError)

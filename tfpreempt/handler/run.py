@@ -54,10 +54,10 @@ from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
 HANDS_IN = 5.0
-"""Longest time in seconds for the upload of the end of the journal."""
+"""Longest time in seconds for the upload of the last journal entries."""
 
 LOGS_EVERY = 60.0
-"""Least time in seconds between two log lines about periodic commits of a process."""
+"""Minimum time in seconds between two log lines about periodic commits of a process."""
 
 _COMPLETE = (
     ". Training was complete at this step: nothing is left to do, unless the program "
@@ -80,7 +80,8 @@ class Run:
         config: configuration of the exit.
         start: result of the agreement at the start, such as the commit to restore.
         deadlines: source of the time left after a notice.
-        watcher: watcher of the notice sources; closed when the run is dropped.
+        watcher: watcher of the notice sources; closed when the program has dropped the
+            run.
         counter: variable that holds the number of `run()` calls; None without a
             checkpoint.
         amid: name of an activity, such as "model.fit", during which the state is
@@ -100,18 +101,18 @@ class Run:
         journal: journal of the run's events; for use on any thread.
         record: method that appends an event to the journal; for use on any thread.
         steps_made: number of steps completed in this process.
-        stop_at: value of `steps_made` at which the loop calls the session at a boundary
-            even if no notice has raised the flag; -1 if no step may follow.
+        stop_at: value of `steps_made` from which on a boundary calls the session even
+            if no notice has raised the flag; -1 if no step may follow.
         base: number of steps in the restored commit.
         saved_at: value of `steps_made` at the newest save, even if the save failed.
-            None if something other than a step has changed the state since, or if the
-            round of the save made no commit. Equal on every worker.
+            None if the state has changed since without a step, or if the round of the
+            save made no commit. Equal on every worker.
         is_resumed: whether the run was restored from a commit of unfinished training,
             and has saved nothing since. Training may then end without another step, and
             needs a final commit.
-        left_at: value of `step` at the call of the exit function. If the process has
-            not ended then (SystemExit was caught, or the function returned), another
-            handler may resume from the commit.
+        left_at: value of `step` at the call of the exit function; None before. If the
+            process continues nevertheless (SystemExit was caught, or the exit function
+            returned), another handler may resume from the commit.
         is_unconfirmed: whether only the chief knows if the newest save was committed:
             the save was asynchronous, or was made outside of a round.
         is_armed: whether training has begun.
@@ -251,7 +252,7 @@ class Run:
         self.is_resumed = found is not None and not is_of_end
 
     def adopt(self) -> None:
-        """Starts the run without a restore, but with the commit's number of steps."""
+        """Starts the run without a restore, at the commit's number of steps."""
         self.candidate = None
         self.source.contents.free_read_ahead()
         num_workers = self.directory.cluster.num_workers
@@ -310,7 +311,7 @@ class Run:
         self._status = StatusWriter(path, self.directory.clock, look)
 
     def clear_caches(self, *, is_all_restored: bool) -> None:
-        """Deletes the unfinished files of `Dataset.cache(path)` of earlier processes.
+        """Deletes unfinished files of `Dataset.cache(path)` of earlier processes.
 
         Called after the restore, before data are read.
 
@@ -333,7 +334,12 @@ class Run:
             self.record(CacheWrite(path=path, lock=lock))
 
     def _record_start(self, restored: Restored, seconds: float) -> None:
-        """Records the start, with the step reached by the previous process."""
+        """Records the start, with the step reached by the previous process.
+
+        Args:
+            restored: event that describes the restored commit.
+            seconds: duration of the start.
+        """
         path = status_path(self.journal.path.parent, self.directory.cluster.worker)
         before = read_worker_status(path)
         started = dataclasses.replace(
@@ -351,6 +357,9 @@ class Run:
         """Returns the current status, without the rate, which needs two samples.
 
         Called on the thread of the status file.
+
+        Args:
+            doing: current activity of the process.
         """
         clock, deadlines = self.directory.clock, self.deadlines
         wall, since, terminates_at = (
@@ -459,7 +468,7 @@ class Run:
         return commit
 
     def take_snapshot(self, name: str) -> bool:
-        """Captures a snapshot of the current step, if memory for snapshots was lent.
+        """Captures a snapshot of the current step, if the supervisor has lent memory.
 
         Args:
             name: name of the save, as in `stage`.
@@ -489,7 +498,7 @@ class Run:
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
     def close(self) -> None:
-        """Closes sources, mirror and journal, and releases the directory."""
+        """Closes the notice sources, mirror and journal, and releases the lease."""
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
@@ -519,9 +528,10 @@ class Run:
 class Runs:
     """The open runs of a session, oldest first; any thread may iterate.
 
-    Before the first step a run is held by a weak reference, so a handler dropped by the
-    program is closed. After the first step the run is held by `kept`: if the program
-    never closes its handler, the final state is still committed at the end.
+    Before the first step a run is held by a weak reference, so the run of a handler
+    that the program drops is closed. From the first step on the run is held by `kept`:
+    if the program never closes its handler, the final state is still committed at the
+    end of the program.
 
     Attributes:
         kept: runs whose training has begun.
@@ -550,7 +560,7 @@ class Runs:
             run.record(event)
 
     def log_commit(self, run: Run, commit: Commit) -> None:
-        """Logs a commit, or not if a periodic commit was logged in the last minute.
+        """Logs a commit; a periodic commit at most once per `LOGS_EVERY` seconds.
 
         A commit because of a notice is not logged here, because the exit logs the
         commit. Called on any thread.
@@ -567,7 +577,7 @@ class Runs:
         self.log_last(run)
 
     def log_last(self, run: Run) -> None:
-        """Logs the newest commit of a run, if the commit was not logged."""
+        """Logs the newest commit of a run, if the commit was not logged before."""
         commit = self._unlogged.pop(run.directory.path, None)
         if commit is not None:
             path = _shown(commit.path)

@@ -60,10 +60,10 @@ REPORTS_WITHIN = 0.05
 """Seconds allowed from a signal until its source reports; usually milliseconds."""
 
 DIES_WITHIN = 0.05
-"""Seconds until a signal to a process group has ended processes without a handler."""
+"""Seconds until a signal to a process group has ended children without a handler."""
 
 _TRACED = 2
-"""Steps after which tracing is over; 2, because step functions may alternate (GAN)."""
+"""Number of steps that may trace; 2, because step functions may alternate (GAN)."""
 
 Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -71,7 +71,8 @@ Saving = Callable[[], contextlib.AbstractContextManager[None]]
 def take_notice(pending: list[Notice], notice: Notice) -> bool:
     """Removes a notice from the pending notices.
 
-    Several threads may call the function for the same notice; one of them takes it.
+    Several threads may call the function for the same notice; only a single call
+    succeeds.
 
     Args:
         pending: notices that arrived while no run listened.
@@ -201,9 +202,9 @@ class Session:
     def deliver_pending_notices(self) -> None:
         """Delivers the pending notices, which arrived while no run listened.
 
-        The newest listening run gets the notices. Any thread may call the method. It is
-        called after a notice is kept, and after a run begins to listen: one of the two
-        calls sees both the notice and the run.
+        The newest listening run gets the notices. Any thread may call the method. The
+        method is called after a notice is kept, and after a run begins to listen: the
+        later call sees both the notice and the run.
         """
         listening = [run for run in self.runs if run.watcher.is_started]
         for notice in tuple(self._pending):
@@ -214,8 +215,8 @@ class Session:
     def take_left_over(self) -> Notice | None:
         """Returns, once, the newest notice that the closed runs have not handled.
 
-        Such a notice arrived after the last boundary, or its grace period outlasts the
-        training. None if there is no such notice.
+        Such a notice arrived after the last boundary, or has a grace period that
+        outlasts the training. Returns None if there is no such notice.
         """
         is_held = self.coordinator.state.held is not None
         if self.runs or not is_held or self.exit.left or self.exit.detached:
@@ -239,8 +240,8 @@ class Session:
         Watches the notice sources again, and sets the random generators.
 
         Raises:
-            UsageError: JAX has connected this process to others since the handler was
-                created.
+            UsageError: JAX has connected this process to other processes since the
+                handler was created.
         """
         if not run.is_armed:
             self._check_cluster()
@@ -249,7 +250,7 @@ class Session:
             run.arm(self.activity.now)
 
     def _check_cluster(self) -> None:
-        """Raises an error if JAX has connected this process to others too late."""
+        """Raises an error if JAX has connected this process to a cluster too late."""
         here = connected_cluster()
         if self.cluster.num_workers == 1 and here.num_workers > 1:
             raise UsageError(
@@ -271,6 +272,9 @@ class Session:
 
     def check_process(self, what: str) -> None:
         """Raises an error in a forked child, where the session's threads do not run.
+
+        Args:
+            what: the call, for an error message.
 
         Raises:
             UsageError: the calling process is a forked child.
@@ -317,6 +321,10 @@ class Session:
     def ready(self, run: Run, what: str) -> None:
         """Begins the training of a run, before a boundary or a save.
 
+        Args:
+            run: the run; training may have begun before.
+            what: the call, for an error message.
+
         Raises:
             HandlerClosedError: the run was closed before.
             NestedRunError: the call is inside `run()`.
@@ -333,7 +341,7 @@ class Session:
         self.start_listening(run)
 
     def enter(self, run: Run, what: str, stages: RunStages = PLAIN) -> None:
-        """Does the work at a boundary before a step that most steps do not need.
+        """Does the rare work at a boundary before a step: agreement, and first steps.
 
         Waits for the agreement if the flag is raised, and prepares the first steps. The
         caller has counted the interval that begins after this boundary.
@@ -394,8 +402,8 @@ class Session:
         If a notice is pending, the process may save and exit here.
 
         Args:
-            saving: returns a context manager, entered before a save at this boundary;
-                the context prepares the state to be saved.
+            saving: function that returns a context manager. The context is entered
+                before a save at this boundary, and prepares the state to be saved.
         """
         self.step_flag.started += 1
         self.timer.check(self.step_flag.started)
@@ -520,9 +528,9 @@ class Session:
         """Saves on every worker, at the same point of the program.
 
         Returns:
-            The directory of the commit. Instead, the checkpoint directory is returned
-            on workers other than the chief, for a commit without a directory of its
-            own (flat files), and if a save_fn left no files to commit.
+            On the chief, the directory of the commit. On the other workers, the
+            checkpoint directory; on the chief too, if the commit has no directory (flat
+            files), or if a save_fn left no files to commit.
 
         Raises:
             CheckpointError: the directory cannot be written, or a worker's part did not
@@ -546,11 +554,11 @@ class Session:
 
         The caller has already counted the interval after this boundary
         (`step_flag.started`). A single process takes the interval back during the save.
-        If a notice arrives meanwhile, the agreed boundary is then this boundary, and
-        the process exits with this commit instead of making another step. Several
-        workers keep the interval counted. Otherwise a worker with fewer steps could be
-        directed to stop at this boundary, and would miss this save, while the peers
-        wait there.
+        So if a notice arrives during the save, the agreed boundary is the current
+        boundary, and the process exits with the new commit, without another step.
+        Several workers keep the interval counted. Otherwise the workers could agree on
+        the current boundary; a worker with fewer steps would then stop at the boundary,
+        and miss the save in which the peers wait.
         """
         is_alone = self.cluster.num_workers == 1
         self.step_flag.started -= is_alone
@@ -621,8 +629,9 @@ class Session:
 
         The error counts as a consequence of the notice, and the process exits to be
         restarted. A complete state is committed before the exit, unless the agreed
-        boundary comes later: no step can follow the error. If a step fails because data
-        cannot be read, no state is saved, as after the loss of a worker.
+        boundary is later: this worker cannot reach a later boundary, because no step
+        can follow the error. If a step fails because data cannot be read, no state is
+        saved, as after the loss of a worker.
 
         Args:
             error: error raised by a step, or outside of steps.

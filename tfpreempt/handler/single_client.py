@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NATIVE_DELAY = 1.0
-"""Delay of TensorFlow's key in seconds: the interval at which it polls for SIGTERM."""
+"""Maximum delay of TensorFlow's notice key in seconds: poll interval for SIGTERM."""
 
 FORGET_LIMIT = 5.0
-"""Seconds allowed for the service to delete a key."""
+"""Seconds allowed for the coordination service to delete the notice key."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Connection:
 
     Attributes:
         number: number of connections made in this process, including this connection.
-        device: the CPU of this machine, where files are written and read.
+        device: TensorFlow's name of this machine's CPU, which writes and reads files.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Connection:
 
     @property
     def notice_identity(self) -> tuple[str, int]:
-        """Identity of this connection for readers of TensorFlow's notice key."""
+        """Identity that separates the notice keys of different connections."""
         return "tfpreempt-remote-cluster", self.number
 
 
@@ -62,8 +62,8 @@ def connect_to_cluster(
     """Connects this process to remote workers, and receives their preemption notices.
 
     Call the function in place of `tf.config.experimental_connect_to_cluster`, before
-    any other function of TensorFlow. Only then can the coordination service be set up,
-    through which workers report a SIGTERM. The first worker hosts the service. After
+    any other function of TensorFlow. The coordination service, through which workers
+    report a SIGTERM, cannot be set up later. The first worker hosts the service. After
     workers were replaced, call the function again in the same process, and then create
     the strategy, the variables and the handler again.
 
@@ -137,7 +137,7 @@ class PreemptionWatcher:
     def block_until_worker_exit(self, limit: float = 60.0) -> bool:
         """Waits until the first worker, the host of the service, has ended.
 
-        A program that reconnects earlier would connect to a worker that is about to
+        A program that reconnects earlier would connect to the worker that is about to
         end.
 
         Args:
@@ -150,7 +150,7 @@ class PreemptionWatcher:
         return is_gone
 
     def close(self) -> None:
-        """Stops watching. A reported notice is deleted, so a later one can be seen."""
+        """Stops watching, and deletes a reported notice, to see a later notice."""
         self._source.close()
         if self.preemption_message is not None:
             notice_was_served()
@@ -159,8 +159,9 @@ class PreemptionWatcher:
 def notice_was_served() -> None:
     """Deletes TensorFlow's notice key after a notice was handled.
 
-    Otherwise the key would remain after the preempted worker has ended, and be taken
-    for a new notice, here or in a restarted program.
+    The key would otherwise remain after the preempted worker has ended, and this
+    program or a restarted program would treat the key as a new notice. Without a
+    connection to remote workers the function does nothing.
     """
     if _connection is None:
         return

@@ -6,10 +6,10 @@ thread captures the values; a second thread writes the data, computes checksums 
 writes the marker. A snapshot without a marker is not used.
 
 A worker has at most two snapshots: the newest snapshot that is known to be intact on
-every worker, and the snapshot being written. In a round, every worker captures a new
-snapshot and checks that the previous one is intact. If this succeeds on every worker,
-the new snapshots are written, and the previous ones are kept meanwhile. Otherwise no
-worker writes.
+every worker, and the snapshot being written. In a round (a notice with the agreement
+that follows), every worker captures a new snapshot and checks that the previous
+snapshot is intact. If both succeed on every worker, the new snapshots are written, and
+the previous snapshots are kept meanwhile. Otherwise no worker writes a snapshot.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 BECAUSE = "snapshot"
 KEPT = 2
-"""Generations: the newest snapshot of every worker, and the snapshot being written."""
+"""Number of snapshots: the newest intact snapshot, and the snapshot being written."""
 
 COPIES = KEPT + 1
-"""Copies of the state in memory: the generations, and the copy still to be written."""
+"""Number of copies of the state: the snapshots, and the captured copy to be written."""
 
 TRIES = 3
 """Rounds without a snapshot after which no more snapshots are taken."""
@@ -57,9 +57,12 @@ _STATES = ".restored"  # folder with the States of the restored snapshot
 
 
 def directory_for(memory: SnapshotMemory, checkpoint_dir: str, worker: int) -> str:
-    """Returns the folder in memory for a worker's snapshots.
+    """Returns the folder for a worker's snapshots, in the memory for snapshots.
 
-    Every checkpoint directory has a separate folder.
+    Args:
+        memory: the memory lent to the worker.
+        checkpoint_dir: the checkpoint directory, which determines the folder.
+        worker: index of the worker.
     """
     key = hashlib.sha256(os.path.abspath(checkpoint_dir).encode(errors="replace"))
     return os.path.join(memory.directory, f"{key.hexdigest()[:16]}-{worker}")
@@ -100,13 +103,14 @@ class Snapshots:
         refused: on the chief, the number of rounds since snapshot `agreed` in which a
             worker took no snapshot.
         is_after_commit: whether a commit was begun since the newest snapshot. The
-            commit may have interrupted the snapshot, so a worker without it does not
-            increase `refused`.
+            commit may have interrupted the snapshot, so a worker without the snapshot
+            does not increase `refused`.
         is_off: whether no more snapshots are taken; may be read on any thread.
         taken: timing of the newest snapshot, until the scheduler has read the timing;
             for use on any thread.
         rounds: rounds of the agreement whose keys are to be deleted.
-        parent: the newest commit of the checkpoint directory.
+        parent: the newest commit of the checkpoint directory; a snapshot names the
+            commit as its parent.
     """
 
     directory: Directory
@@ -179,8 +183,8 @@ class Snapshots:
         """Keeps the named States of a snapshot after the snapshot is deleted.
 
         A program may load a State at any time. The files of the States get a second
-        name (a hard link) in another folder. This takes little memory: the States are
-        small, or the program uses their values anyway.
+        name (a hard link) in another folder. The links take little memory: the States
+        are small, or the program uses their values anyway.
 
         Args:
             restored: the restored snapshot.
@@ -324,7 +328,7 @@ class Snapshots:
             self._bytes, self._intact = commit.bytes, captured.attempt
 
     def _drop_older(self) -> None:
-        """Deletes all snapshots except one: `agreed` if it exists, else the newest."""
+        """Deletes every snapshot but `agreed`; without `agreed`, all but the newest."""
         found = self.find()
         kept = [each for each in found if attempt_of(each) == self.agreed] or found[:1]
         for entry in found:
@@ -347,8 +351,11 @@ class Snapshots:
     def expect_as_in(self, manifest: Manifest) -> None:
         """Raises the expected size of a snapshot to the size computed from a commit.
 
-        Counts the files that a snapshot of this worker would have. May be called on any
-        thread.
+        May be called on any thread.
+
+        Args:
+            manifest: manifest of the commit. Only files that a snapshot of this worker
+                would have are counted.
         """
         mine = layout.worker_name(self.directory.cluster.worker) + "/"
         sizes = [
@@ -359,7 +366,7 @@ class Snapshots:
         self.set_expected_size(sum(sizes))
 
     def _has_room(self) -> bool:
-        """Returns whether there is enough free memory for a snapshot now."""
+        """Returns whether the machine has enough free memory for a snapshot now."""
         if not self._intact:
             self.set_expected_size(self.directory.contents.held_bytes())
         if self._is_too_large():
@@ -385,9 +392,9 @@ class Snapshots:
     def _is_too_large(self) -> bool:
         """Returns whether the state is too large for the lent memory.
 
-        If so, no more snapshots are taken. If memory is short only because of snapshots
-        of other checkpoint directories, those snapshots are deleted: no run trains in
-        the other directories now.
+        If the state is too large, no more snapshots are taken. If the lent memory is
+        short only because of snapshots of other checkpoint directories, the other
+        snapshots are deleted: no run trains in the other directories now.
         """
         needed, limit = COPIES * self._bytes, self.memory.bytes
         if needed <= limit:
@@ -538,7 +545,11 @@ def _bytes_in(directory: str) -> int:
 
 
 def _of_other_directories(mine: str) -> list[str]:
-    """Returns this worker's snapshot folders of other checkpoint directories."""
+    """Returns the folders of this worker's snapshots for other checkpoint directories.
+
+    Args:
+        mine: the folder of this worker's snapshots for the current directory.
+    """
     memory, name = os.path.split(mine)
     worker = name.rpartition("-")[2]
     return [
@@ -557,7 +568,8 @@ def attempt_of(snapshot: Entry) -> str:
 def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
     """Returns whether a snapshot is worth more than the newest commit on disk.
 
-    True if the snapshot has a later step, and no other run has committed since.
+    True if the snapshot has a later step than the commit, and no other run has
+    committed after the snapshot.
 
     Args:
         snapshot: a snapshot of this worker.

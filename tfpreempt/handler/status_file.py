@@ -2,7 +2,8 @@
 
 The journal is an append-only record of events, and records nothing during uneventful
 steps. The status file holds the current state (step, rate, activity). A background
-thread overwrites the file every few seconds, so training steps pay nothing for it.
+thread overwrites the file every few seconds, so the file does not slow down training
+steps.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class WorkerStatus:
         pid: process id.
         doing: activity of the main thread.
         step: number of completed steps, over all restarts.
-        steps_per_second: rate of the last minute; None after too few steps.
-        stepped_at: time at which the number of steps was first seen.
+        steps_per_second: rate of the last minute; None until `step` has increased.
+        stepped_at: time at which the reporting thread first saw the value of `step`.
         noticed_at: arrival time of the notice being handled; None without a notice.
         deadline: end of the grace period; None if unknown.
         upload: state of the mirror; None without a mirror.
@@ -130,7 +131,7 @@ def read_worker_status(path: Path) -> WorkerStatus | None:
 
 
 class StepRate:
-    """Computes steps per second of the last minute from samples; for one thread."""
+    """Computes the steps per second of the last minute; not thread-safe."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque()
@@ -150,7 +151,7 @@ class StepRate:
             step: number of completed steps.
 
         Returns:
-            Steps per second; None after too few steps.
+            Steps per second; None until the number of steps has increased.
         """
         seen = self._seen
         if not seen or step != seen[-1][1]:
@@ -166,10 +167,10 @@ class StepRate:
 class StatusWriter:
     """Writes the status file on a thread, until `stop` is called.
 
-    The thread also ends when `look` returns None. The file is created by the first
-    write, and never later: otherwise a write could create the file in a mount point
-    whose disk was unmounted. The file is overwritten in place, not renamed, so a copy
-    of the directory includes the file.
+    The thread also ends when `look` returns None. Only the first write creates the
+    file: a later write could create the file in a mount point whose disk was unmounted.
+    The file is overwritten in place, not replaced by a renamed file, so a program that
+    copies the directory always finds the file.
 
     Args:
         path: path of the file.
@@ -201,7 +202,7 @@ class StatusWriter:
         recorded exit would mean that the worker still runs.
 
         Args:
-            upload: last state of the mirror.
+            upload: last state of the mirror; None without a mirror.
         """
         has_ended, last = self._thread.join(_JOIN_SECONDS), self._last
         if has_ended and last is not None and last.upload != upload:

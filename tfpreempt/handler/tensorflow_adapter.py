@@ -28,7 +28,8 @@ from tfpreempt.errors import (
 )
 
 END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
-"""Errors at the end of the data: no failure, and equal on every worker."""
+"""Errors that mean the end of the data: no failure, and raised at the same step on
+every worker."""
 
 _PEER_LOST = (
     tf.errors.UnavailableError,
@@ -44,7 +45,7 @@ _POISONED = re.compile(
 
 
 def is_peer_lost(error: BaseException) -> bool:
-    """Returns whether a collective may have failed by the crash of another worker."""
+    """Returns whether the crash of another worker may have caused an error."""
     return isinstance(error, _PEER_LOST)
 
 
@@ -66,11 +67,11 @@ _UNKNOWN = 2  # the absl status code for an unknown error
 
 
 def cluster() -> None:
-    """Returns None: the program passes TensorFlow's cluster as a cluster resolver."""
+    """Returns None, because a program passes TensorFlow's cluster as a resolver."""
 
 
 def make_store(cluster: Cluster) -> TensorFlowStore:
-    """Returns the store of the workers of a cluster."""
+    """Returns the key-value store that the workers of a cluster share."""
     return TensorFlowStore(cluster.jobs)
 
 
@@ -135,7 +136,7 @@ def read_native_notice() -> str:
 
 
 def forget_native_notice() -> None:
-    """Deletes TensorFlow's own notice key, which outlives the preempted task.
+    """Deletes TensorFlow's own notice key, which remains after the preempted task.
 
     Raises:
         CoordinationServiceUnavailableError: the service has ended, or this process
@@ -201,7 +202,7 @@ def connect(
 
 
 def report_error(message: str, code: int | None = None) -> None:
-    """Lets the collectives of every peer fail with an error.
+    """Makes the running collectives of every peer fail with an error.
 
     The call holds the GIL until the service has answered.
 
@@ -215,7 +216,11 @@ def report_error(message: str, code: int | None = None) -> None:
 
 
 def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
-    """Returns True: TensorFlow disconnects a worker at the end of the process."""
+    """Does nothing, because TensorFlow disconnects a worker when the process ends.
+
+    Returns:
+        True: the process need not end at once; see `CoordinationService`.
+    """
     return True
 
 

@@ -40,7 +40,7 @@ SILENT = 10.0
 """Seconds without a heartbeat after which TensorFlow treats a worker as lost."""
 
 _SERVED = "_tfpreempt_served"
-"""Attribute of an error whose notice was handled by run() inside a watch scope."""
+"""Attribute that marks an error which run() has handled inside a watch scope."""
 
 
 def is_end_of_data(error: BaseException) -> bool:
@@ -57,8 +57,8 @@ def is_end_of_data(error: BaseException) -> bool:
 def step_failed(error: BaseException, session: Session) -> None:
     """Handles an error raised by a step; the caller raises the error afterwards.
 
-    At the end of the data the interval stays counted: the end comes at the same step
-    on every worker.
+    An error at the end of the data leaves the interval counted, because the data end at
+    the same step on every worker.
 
     Args:
         error: error raised by the step.
@@ -89,8 +89,8 @@ def was_preemption(
 
     Returns:
         True if a remote worker was lost after its notice, and the exit function has
-        returned; the error need not be raised. False if the error is to be raised; the
-        peers were notified.
+        returned; the caller need not raise the error. False if the caller must raise
+        the error; the peers were notified.
     """
     if connection() is not None:
         is_served = hasattr(error, _SERVED) or _lost_workers(error, session)
@@ -113,10 +113,10 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     known = frameworks.adapters("errors")
     if not session.runs or not any(each.is_lost_worker(error) for each in known):
         return False
-    # A preempted worker serves old and new connections until its machine is
-    # terminated. If several workers are preempted, the notice names only the first,
-    # because TensorFlow's key can be set once. So for a time the loss of any worker
-    # counts as its preemption.
+    # After a notice, treat the loss of any worker as a preemption of the lost worker.
+    # TensorFlow's notice key can be set only once, so the notice names only the first
+    # of several preempted workers. (A preempted worker is lost only when its machine is
+    # terminated; until then the worker serves old and new connections.)
     deadlines = session.coordinator.deadlines
     if not deadlines.shutdown_pending:
         session.is_noticed(within=2 * NATIVE_DELAY)  # a notice may be about to arrive
@@ -274,10 +274,10 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
 
 @contextlib.contextmanager
 def watching_store(session: Session) -> Iterator[None]:
-    """Context manager: treats the store as lost if the chief stops responding.
+    """Context manager: treats the key-value store as lost if the chief is unreachable.
 
-    For waits for the chief in the body. Without this check, such a wait could last for
-    ever, because no failing step and perhaps no deadline ends the wait.
+    The body waits for the chief. Without the check, the wait could last for ever: no
+    failing step ends the wait, and perhaps no deadline.
 
     Args:
         session: session of this process.
@@ -343,7 +343,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
 
 
 def _end_together(session: Session, run: Run) -> Exception | None:
-    """Saves the final state, and ends this process by the outcome of all workers.
+    """Saves the final state, and ends this process as all workers have voted.
 
     Args:
         session: session of this process.
@@ -397,16 +397,16 @@ def _lost_in_save(session: Session, error: Exception) -> str:
 def _follow(
     session: Session, outcome: TrainingOutcome | None, mine: Exception | None
 ) -> Exception | None:
-    """Ends this process by the common outcome.
+    """Ends this process as the common outcome requires.
 
     Args:
         session: session of this process.
         outcome: the common outcome; None if the chief was lost before the outcome was
             known.
-        mine: error of this worker's final save.
+        mine: error of this worker's final save; None after a successful save.
 
     Returns:
-        The error to raise.
+        The error to raise; None if the final state is committed on every worker.
     """
     if outcome is None:
         because = session.coordinator.notes.lost_because or "the worker does not answer"
