@@ -36,7 +36,7 @@ The documented promise is 0.01; the difference is a reserve for unmeasured cost.
 """
 
 SHORTEST = 1.0
-"""Shortest interval between snapshots, in seconds: a lower loss has no value."""
+"""Shortest interval between snapshots, in seconds: to lose less has no value."""
 
 WARM_UP = 5.0
 """Latest time of the second snapshot, in seconds after the first snapshot."""
@@ -44,7 +44,7 @@ WARM_UP = 5.0
 _COSTS = 3  # use the median cost of 3 snapshots: the machine may be busy once
 _WINDOWS = 5  # use the median step time of 5 time spans without a snapshot
 _FEWEST_STEPS = 2  # steps needed to measure the step time
-_SLACK = 2  # tolerance: an interval is counted before the step in it is completed
+_SLACK = 2  # tolerated difference: an interval is counted before its step is counted
 _LOOKS = 0.1  # seconds between two checks whether a snapshot is due
 _LOOKS_WHILE_WRITTEN = 0.02
 _LATER = 30  # factor: each refused snapshot makes the next wait 30 times longer
@@ -122,7 +122,7 @@ class ProgressSample:
         at: time of the sample, in monotonic seconds.
         steps: number of completed steps.
         intervals: number of intervals that have begun.
-        saved_at: value of `Run.saved_at`. If two samples have different values, a
+        saved_at: value of `Run.saved_at`. Different values in two samples mean that a
             commit was made between the samples.
     """
 
@@ -334,7 +334,7 @@ class Activity:
         )
 
     def now(self) -> WorkerActivity:
-        """Returns the activity of the main thread, for the status file."""
+        """Returns the current activity of the main thread, for the status file."""
         main = self.coordinator.state.main
         if self.coordinator.is_saving or main not in (*_TRAINS, *_STANDS):
             return WorkerActivity.SAVING

@@ -196,7 +196,12 @@ class CollectiveSaves:
         self.executor.call_at(self.coordinator.clock.monotonic() + seconds, ask)
 
     def _next_name(self, run: Run, because: str) -> str:
-        """Returns the name of a save: equal on every worker, never used again."""
+        """Returns the name of a new save: equal on every worker, never used again.
+
+        Args:
+            run: the run to save.
+            because: reason for the save, the first part of the name.
+        """
         # The round's number is equal on every worker, even if the workers have made
         # different numbers of steps.
         number = self.coordinator.state.round
@@ -293,10 +298,10 @@ class CollectiveSaves:
         """Waits for the asynchronous save in progress, before another save begins.
 
         Without a notice the wait has no limit. After a notice, enough time for the new
-        save is reserved, and the asynchronous save is given up if it takes longer. In
-        three cases the asynchronous save may take all the remaining time: the new save
-        has too little time anyway, its duration is unknown, or it would be of the same
-        step. A commit of an older step is better than no commit.
+        save is reserved. A longer asynchronous save is given up. In three cases the
+        asynchronous save may take all the remaining time: the new save has too little
+        time anyway, has an unknown duration, or would save the same step. A commit of
+        an older step is better than no commit.
         """
         while not self.wait(_TICK_SECONDS):
             if self.coordinator.state.notice in PREEMPTION:
@@ -316,7 +321,7 @@ class CollectiveSaves:
         return left - SAFETY * took
 
     def end_async_within(self, seconds: float) -> None:
-        """Waits for the asynchronous save, and gives it up after a timeout.
+        """Waits for the asynchronous save, and gives the save up after a timeout.
 
         Only the chief can give up a save; the save is then never committed.
 
@@ -351,7 +356,7 @@ class CollectiveSaves:
         may_miss: set[int],
         write: Callable[[], Save],
     ) -> Commit | None:
-        """Writes this worker's part, and reports it; the chief also commits.
+        """Writes and reports the part of this worker; the chief also commits.
 
         Called on the main thread, or on the thread of an asynchronous save.
 
@@ -502,7 +507,7 @@ class RoundSave:
         coordinator: coordinator of this worker.
         collective: saves outside of rounds; reports whether a run already has a commit
             of the current step.
-        clock: time source that measures durations.
+        clock: time source that measures the duration of the save.
         arrived_at: monotonic seconds at which training stopped for the round.
     """
 
@@ -644,7 +649,7 @@ class RoundSave:
             extra[Key.COMMIT] = {**extra.get(Key.COMMIT, {}), "snapshots": _OVER}
 
     def committed_nothing(self) -> None:
-        """Marks the runs of this save as unsaved: the round ended without a commit."""
+        """Marks the runs of the save as changed, because the round made no commit."""
         for run in self._due:
             run.saved_at = None
 
@@ -741,7 +746,7 @@ class RoundSave:
         return kind
 
     def _drop(self, workers: tuple[int, ...]) -> CommitKind:
-        """Drops a periodic save in which parts are missing.
+        """Drops a periodic save in which the parts of some workers are missing.
 
         No worker has to exit now. The last commit is complete, and worth more than a
         newer commit without the random generators and the data position of a worker.

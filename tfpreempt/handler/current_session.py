@@ -157,13 +157,13 @@ def new_process() -> Iterator[None]:
 
 
 def keep(notice: Notice) -> bool:
-    """Keeps a notice for the next run, because no run listened when it arrived.
+    """Keeps a notice for the next run, because no run listens at the moment.
 
     May be called on any thread.
 
     Returns:
-        Whether the notice is kept. False if a run has begun to listen meanwhile, and
-        has taken the notice.
+        Whether the notice is kept. False if a run that has begun to listen has taken
+        the notice.
     """
     _pending.append(notice)
     if _current is not None:
@@ -217,8 +217,8 @@ _newest: EarlyNoticeHandler | None = None  # the newest object, even if closed
 class EarlyNoticeHandler:
     """Handles notices while no handler listens. Created by `handle_early_notices`.
 
-    A context manager: the end of the `with` block closes the object. Use it on the main
-    thread.
+    A context manager: the end of the `with` block closes the object. For use on the
+    main thread.
 
     Args:
         config: configuration of the exit.
@@ -305,7 +305,7 @@ class EarlyNoticeHandler:
         """Returns a notice that a listening run should have reported, and did not.
 
         While a run listens, each notice is left to the sources of the run. A notice
-        was not reported by the run if it is newer by more than `SLOWEST` seconds.
+        newer by more than `SLOWEST` seconds was not reported by the run.
 
         Args:
             notice_at: monotonic seconds at which the newest notice of a run arrived.

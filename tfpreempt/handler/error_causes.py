@@ -102,7 +102,7 @@ def is_of_data(error: BaseException) -> bool:
 
 
 def is_before_all(error: BaseException) -> bool:
-    """Returns whether a step failed while reading data, before it changed anything.
+    """Returns whether a step failed while reading data, before any change.
 
     True if the functions of the program, from the step down to the library that reads,
     had made no call, entered no loop, and assigned local variables only. A data reader

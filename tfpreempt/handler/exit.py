@@ -116,9 +116,9 @@ def on_interpreter_end(call: Callable[[], None]) -> None:
     """Registers a call for the end of the program, while threads can still be started.
 
     A last save needs threads, and in an `atexit` hook Python refuses to start threads.
-    So the call is a hook of `threading`, which runs earlier. These hooks run in reverse
-    order. The hook of concurrent.futures must run after the call, so this module
-    imports concurrent.futures first.
+    So the call is a hook of `threading`, which runs earlier. Hooks of `threading` run
+    in reverse order. The hook of concurrent.futures must run after the call, so this
+    module imports concurrent.futures first.
     """
     register: Any = getattr(threading, "_register_atexit", atexit.register)
     register(call)
@@ -180,7 +180,10 @@ def exit_hard(leave: Callable[[], Any]) -> None:
 
 
 def end_now(exit: SystemExit) -> None:
-    """Ends the process at once with the code of `exit`; may run on any thread."""
+    """Ends the process at once with the code of `exit`; may run on any thread.
+
+    Without exit hooks, but logs and streams are flushed, and the leases are released.
+    """
     with contextlib.suppress(CallTimeoutError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
@@ -375,8 +378,8 @@ class ExitController:
         Returns if the exit function returns; training then continues.
 
         Args:
-            outcome: whether the state was committed; for FINISHED the method does
-                nothing.
+            outcome: COMMITTED for the exit code after a commit, LOST for the exit code
+                without a commit; FINISHED does nothing.
             reason: cause of the exit, for the log and the journal.
         """
         runs = list(self.runs)
@@ -467,8 +470,8 @@ class ExitController:
     def finish_copy(self, run: Run, timeout: float | None) -> None:
         """Waits for the upload of the last commit, after training.
 
-        A notice shortens the wait. If the upload is incomplete at the deadline, the
-        process exits with the restart code, and the restarted process completes the
+        A notice shortens the wait to the deadline. If the upload is then incomplete,
+        the process exits with the restart code, and the restarted process completes the
         upload.
 
         Args:

@@ -7,8 +7,9 @@ inserts the outcome of all votes under the key `word` of the key-value store, an
 worker follows the outcome.
 
 The key is insert-once. A worker that has no time to wait for the outcome inserts the
-outcome "lost" itself, and follows the value that the key then has. The chief hosts the
-key-value store, so the chief exits last, after every worker has read the outcome.
+outcome "lost", and follows the value that the key then has: the first inserted outcome.
+The chief hosts the key-value store, so the chief exits last, after every worker has
+read the outcome.
 
 (The protocol is a two-phase commit. A crash of a worker between its vote and the
 outcome, the time of one message, is not covered.)

@@ -81,8 +81,8 @@ class PreemptionCheckpointHandler:
         restore: False starts from scratch even if there are commits.
         peer_timeout: timeout in seconds for a wait for other workers if no deadline is
             known: in a save without a notice, or after a notice without a grace period.
-            The timeout does not limit a step or a save of this worker itself; after a
-            notice the platform may kill the process meanwhile.
+            The timeout limits waits for other workers, not the worker's own steps and
+            saves, during which the platform may kill the process after a notice.
         max_to_keep: number of commits kept in `checkpoint_dir`; None keeps every
             commit. With a CheckpointManager, the manager's `max_to_keep` counts, not
             this argument.
@@ -288,7 +288,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """Number of completed `run()` calls over all restarts, from the checkpoint."""
+        """Number of completed `run()` calls over all restarts; saved in commits."""
         return self._run.step
 
     @property
@@ -302,8 +302,8 @@ class PreemptionCheckpointHandler:
         """Commits now; every worker calls this method at the same point of the loop.
 
         If a notice arrives before the next `run()`, the process exits with this commit,
-        without another save. Changes made after `save()` are then repeated, as after
-        any restart.
+        without another save. Work done after `save()` is then repeated, as after any
+        restart.
 
         Returns:
             The commit on the chief. None on the other workers, because the chief may

@@ -209,7 +209,7 @@ def _find_apart(
 ) -> frozenset[int]:
     """Returns the workers without access to the chief's directory.
 
-    The arguments are those of `agree`, with a separate namespace of the keys.
+    The arguments are as in `agree`, with a separate namespace of the keys.
 
     Raises:
         TfpreemptError: the directory of a worker cannot work.

@@ -97,7 +97,8 @@ class Run:
         candidate: the commit to restore; None to start from scratch.
         snapshots: snapshots of this worker in memory; None if some worker has no
             memory.
-        saves_async: whether periodic saves are asynchronous.
+        saves_async: whether periodic saves are asynchronous: requested by `async_save`,
+            and supported by the contents of the save.
         journal: journal of the run's events; for use on any thread.
         record: method that appends an event to the journal; for use on any thread.
         steps_made: number of steps completed in this process.
@@ -205,8 +206,7 @@ class Run:
         """Restores the agreed commit, and its number of steps.
 
         Args:
-            named_states: whether to load the named States; False if they were loaded
-                before.
+            named_states: whether to load the named States; False if loaded before.
 
         Raises:
             CheckpointMismatchError: the commit belongs to another model; no variable
@@ -406,8 +406,8 @@ class Run:
             name: name of the save, as in `stage`.
             cancel_token: token with which an asynchronous save can be cancelled; None
                 if training waits for the save.
-            *args: user arguments, as in `stage`.
-            **kwargs: user arguments, as in `stage`.
+            *args: arguments of the program, as in `stage`.
+            **kwargs: keyword arguments of the program, as in `stage`.
         """
         if self.snapshots is not None:
             self.snapshots.give_up()
@@ -517,7 +517,7 @@ class Run:
     def release(self) -> None:
         """Releases the lease of the directory, so that the next start need not wait.
 
-        A later save acquires the lease again.
+        A snapshot in progress is given up. A later save acquires the lease again.
         """
         if self.snapshots is not None:
             self.snapshots.give_up()

@@ -79,7 +79,7 @@ def take_notice(pending: list[Notice], notice: Notice) -> bool:
         notice: the notice to take.
 
     Returns:
-        Whether this call has removed the notice; False if it was removed before.
+        Whether the call has removed the notice; False if removed before.
     """
     with contextlib.suppress(ValueError):
         pending.remove(notice)
@@ -98,7 +98,8 @@ class Session:
         pending: notices that arrived while no run listened.
 
     Attributes:
-        start_count: number of runs whose start was attempted; equal on every worker.
+        start_count: number of runs whose start was attempted; equal on every worker,
+            and used in the names of keys.
         notice_at: monotonic seconds at which the newest notice of a run arrived.
     """
 
@@ -414,7 +415,7 @@ class Session:
     def wait_at_boundary(self, stages: RunStages = PLAIN) -> None:
         """Waits at a boundary while the flag is raised: saves, exits, or continues.
 
-        The caller has counted the interval that begins after this boundary. The method
+        The caller has counted the interval that begins after the boundary. The method
         returns when the interval may start, and raises SystemExit if this process must
         exit.
 

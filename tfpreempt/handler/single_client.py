@@ -1,9 +1,9 @@
 """Single-client clusters: this process alone runs the program, on remote workers.
 
-TPU pods are used in this way, and servers of `tf.distribute.Server` can be. The
-platform preempts the machines of the remote workers. When a worker gets SIGTERM,
-TensorFlow's C++ code on its machine inserts a key into the coordination service, and
-the worker continues to serve until the machine is terminated.
+TPU pods are used in this way. Servers of `tf.distribute.Server` can be used in the same
+way. The platform preempts the machines of the remote workers. When a worker gets
+SIGTERM, TensorFlow's C++ code on its machine inserts a key into the coordination
+service, and the worker continues to serve until the machine is terminated.
 """
 
 from __future__ import annotations

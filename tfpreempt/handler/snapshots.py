@@ -254,7 +254,7 @@ class Snapshots:
         return True
 
     def take_part(self) -> None:
-        """Joins the collectives of the peers' snapshots, without taking a snapshot."""
+        """Joins the collectives of the peers' snapshots, but takes no snapshot here."""
         try:
             self.directory.contents.take_part()
         finally:

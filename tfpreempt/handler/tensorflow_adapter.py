@@ -5,7 +5,7 @@ Measured behaviour:
 
 - An insert, or a get of an existing key, takes less than a millisecond.
 - A get that times out leaks memory in both processes, so no thread polls.
-- The service's barrier holds the GIL while it waits, so tfpreempt's barriers use keys.
+- The service's barrier holds the GIL during the wait, so tfpreempt's barriers use keys.
 - A query of the task states holds the GIL too, so only the host of the service, which
   needs no network for the query, asks for crashed workers.
 """
@@ -208,7 +208,7 @@ def report_error(message: str, code: int | None = None) -> None:
 
     Args:
         message: text of the peers' error.
-        code: status code of the TensorFlow error; None if it is no TensorFlow error.
+        code: status code of a TensorFlow error; None for any other error.
     """
     private_api.eager_context.context().report_error_to_cluster(
         _UNKNOWN if code is None else code, message

@@ -161,8 +161,8 @@ class StandaloneStates:
         """Acquires the lease of the directory, on the chief, until the process ends.
 
         The other workers acquire no lease, and do not check for commits of other
-        programs: a commit made after the workers loaded their States comes from their
-        own chief.
+        programs: a commit made after the load of the States comes from the workers' own
+        chief.
 
         Returns:
             File operations on the directory, which fail once the lease is lost.
