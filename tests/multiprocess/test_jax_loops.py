@@ -48,21 +48,25 @@ def test_two_processes_resume_exactly(tmp_path: Path, word: str) -> None:
 def test_a_peer_that_is_killed_under_a_notice_costs_no_hang_and_no_commit(
     tmp_path: Path, word: str
 ) -> None:
-    """Process 1 is killed in its step, after the computation: process 0 commits.
+    """Process 1 is killed in its step, when both have computed: process 0 commits.
 
     Not if process 1 alone has shards of an array.
     """
     directory = tmp_path / "run"
-    (tmp_path / "hold").touch()
+    holds = [tmp_path / f"hold-{index}" for index in range(2)]
+    for each in holds:
+        each.touch()
     words = (str(directory), word, "hold=9", "grace=8")
     with jax_processes(tmp_path, *words) as processes:
-        processes[1].wait_line("holds")
+        for process in processes:
+            process.wait_line("holds")
         processes[0].process.send_signal(signal.SIGTERM)
         processes[0].wait_line(
             "tfpreempt: WARNING: preemption notice from signal:SIGTERM;"
         )
         processes[1].process.kill()
-        ended(processes, RESTART, -signal.SIGKILL, limit=12.0)
+        holds[0].unlink()
+        ended(processes, RESTART, -signal.SIGKILL, limit=20.0)
     commits = records(directory, "commit", because="preemption")
     step = 10 if word == "replicated" else 0
     assert [each["step"] for each in commits] == [step] * (step > 0)

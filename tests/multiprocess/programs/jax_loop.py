@@ -3,7 +3,7 @@
 python jax_loop.py DIRECTORY [WORD ...]
 
 sharded        half of the momentum is in each process
-hold=N         process 1 stays in its step N while the file DIRECTORY/../hold exists
+hold=N         each stays in step N while the file hold-0 or hold-1 exists
 fail=N         process 1 raises an error in its step N
 late           jax.distributed.initialize comes after the handler
 slow           waits between jax.distributed.initialize and the handler
@@ -48,7 +48,7 @@ def initialize() -> None:
 
 def hold() -> None:
     say("holds")
-    while (Path(DIRECTORY).parent / "hold").exists():
+    while (Path(DIRECTORY).parent / f"hold-{PROCESS}").exists():
         time.sleep(0.005)
 
 
@@ -118,7 +118,7 @@ def main() -> None:
             state.value = jax.block_until_ready(train(state.value, *batch))
             if PROCESS == 1 and WORDS.get("fail") == str(number):
                 raise RuntimeError("a bug of process 1")
-            if PROCESS == 1 and WORDS.get("hold") == str(number):
+            if WORDS.get("hold") == str(number):
                 hold()
             time.sleep(0.01)
 
