@@ -34,7 +34,12 @@ from tests.keras.matrix import (
 )
 from tests.multiprocess.harness import ROOT, wait_until, worker_environment
 
-ENVIRONMENT = {"jax": {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}}
+ON_JAX = {
+    "KERAS_BACKEND": "jax",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 LIMIT = 290.0  # seconds for a cell, with all that are run before it
 
 
@@ -60,7 +65,7 @@ class Runner:
                 stdin=files.enter_context((directory / "in").open()),
                 stdout=files.enter_context(self._out.open("w")),
                 stderr=files.enter_context(self._err.open("w")),
-                env=worker_environment(directory) | ENVIRONMENT.get(line, {}),
+                env=environment(line, directory),
                 cwd=ROOT,
             )
 
@@ -83,6 +88,13 @@ class Runner:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def environment(line: str, directory: Path) -> dict[str, str]:
+    """On JAX compiled steps are kept for the starts that follow."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(directory / "compiled")}
+    more = ON_JAX | cache if line == "jax" else {}
+    return worker_environment(directory) | more
 
 
 @contextlib.contextmanager
