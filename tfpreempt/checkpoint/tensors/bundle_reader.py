@@ -1,12 +1,13 @@
-"""Lets TensorFlow restore a checkpoint with many threads; TensorFlow uses one.
+"""Lets TensorFlow restore a checkpoint with many threads.
 
-TensorFlow's RestoreV2 reads the tensors in sequence. Here `bundles/tensor_reader.py`
-reads the large tensors, and a variable uses the memory without a copy. TensorFlow
-itself reads small tensors, and tensors that are not plain memory, such as strings.
+TensorFlow's RestoreV2 reads the tensors in sequence, in a single thread. Here many
+threads read the large tensors (`bundles/tensor_reader.py`), and a variable uses the
+memory of the tensor read, without a copy. TensorFlow still reads the small tensors, and
+tensors that are not plain memory, such as strings.
 
 No value of a corrupt file is assigned, because tensors are returned only after all
-checksums matched. A chief (worker 0) that verifies a commit keeps the tensors until the
-restore (`read_ahead`), so the files are read only once.
+checksums matched. The chief (worker 0) reads the tensors when it verifies a commit, and
+keeps the tensors until the restore (`read_ahead`), so it reads the files only once.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class ReadAhead:
     """The numeric tensors of a checkpoint, read before the restore.
 
     Attributes:
-        prefix: prefix of TensorFlow's files.
-        index: index of the checkpoint.
-        tensors: the tensors with their memory, by name; a restore removes the used
-            tensors.
-        sums: size and crc32c of the completely read data files, by path.
+        prefix: path prefix of the checkpoint's files.
+        index: the checkpoint's index: where each tensor is stored.
+        tensors: for each tensor, by name, where it is stored, and its bytes in memory.
+            A restore removes the tensors that it uses.
+        sums: size and crc32c, by path, of each data file that was read completely.
     """
 
     prefix: str
@@ -51,13 +52,14 @@ class ReadAhead:
 
 
 def read_ahead(prefix: str) -> ReadAhead | None:
-    """Reads the numeric tensors of a checkpoint, and the bytes between the tensors, so
-    that checksums of whole files are known.
+    """Reads the numeric tensors of a checkpoint ahead of its restore. Also reads the
+    bytes between the tensors, so that the checksums of whole files are known.
 
     Returns:
-        The tensors and the checksums of the files. None if the tensors have too few
-        bytes to be worth several threads. None if the tensors cannot be read; a
-        verification of the files then reports the reason.
+        The tensors, and the checksums of the files. None if several threads would save
+        no time, because the tensors have few bytes or TensorFlow puts tensors into
+        another process. None also if a file cannot be read; the verification of the
+        files reports the reason.
     """
     try:
         most = tensor_reader.data_size(prefix)
@@ -88,18 +90,19 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
     """Returns a context in which TensorFlow restores from the given files with many
     threads.
 
-    The context patches TensorFlow's `restore_v2`; use it on the main thread. TensorFlow
-    still reads by itself from any other file (which another thread may restore), in a
-    graph, and for another machine.
+    The context patches TensorFlow's `restore_v2`; use it on the main thread. Three
+    kinds of reads use TensorFlow's own single thread: from other files (which another
+    thread may restore at the same time), in a graph, and into another machine's memory.
 
     Args:
-        path: prefix of TensorFlow's files.
-        ahead: tensors of these files, if read before; the restore removes the used
-            tensors.
+        path: path prefix of the checkpoint's files.
+        ahead: result of `read_ahead` for the same files; None if the tensors were not
+            read before. The restore removes the tensors that it uses.
 
     Raises:
-        CheckpointCorruptedError: in the body. A file cannot be read, or its bytes
-            differ from the written bytes; no value of the call was assigned.
+        CheckpointCorruptedError: raised by a restore in the body: a file cannot be
+            read, or its bytes have another checksum than the index. The failed read
+            has returned no tensor, so no value of this read was assigned.
     """
     if tensor_reader.data_size(path) < bundle_writer.WORTH_BYTES:
         yield
@@ -162,7 +165,8 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
 
 @contextlib.contextmanager
 def _damage_told(path: str) -> Iterator[None]:
-    """Returns a context that turns an OSError into a CheckpointCorruptedError."""
+    """Returns a context that turns an OSError of its body into a
+    CheckpointCorruptedError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -172,14 +176,15 @@ def _damage_told(path: str) -> Iterator[None]:
 
 
 def _numeric(index: Index, name: str) -> Stored | None:
-    """Returns where a tensor of numbers is stored; None for any other tensor."""
+    """Returns where the tensor `name` is stored. None if the index has no such tensor,
+    or the elements are not numbers."""
     found = index.find(name)
     return found if found is not None and found.dtype in _NUMBERS else None
 
 
 def _is_here() -> bool:
-    """Returns whether TensorFlow executes eagerly, with new tensors in the memory of
-    this process."""
+    """Returns whether TensorFlow executes eagerly, and puts new tensors into the memory
+    of this process."""
     if not tf.executing_eagerly():
         return False
     host = private_api.eager_context.context().host_address_space()
@@ -188,7 +193,8 @@ def _is_here() -> bool:
 
 
 def _tensor(stored: Stored, data: Bytes) -> tf.Tensor:
-    """Returns an eager tensor that uses the given memory without a copy."""
+    """Returns an eager tensor with the type and shape in `stored`; the tensor uses the
+    memory of `data` without a copy."""
     dtype = tf.as_dtype(stored.dtype)
     is_bfloat16 = dtype == tf.bfloat16  # a type unknown to NumPy
     kind = np.uint16 if is_bfloat16 else dtype.as_numpy_dtype

@@ -1,4 +1,7 @@
-"""The fingerprints of tf.data pipelines; see `checkpoint/state/data_order.py`."""
+"""Computes fingerprints of the sample order of tf.data pipelines.
+
+`checkpoint/state/data_order.py` defines the fingerprints and compares them.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,27 @@ _PERMUTATION = "_tfpreempt_permutation"
 
 
 def with_permutation(dataset: tf.data.Dataset, indices: Any) -> tf.data.Dataset:
-    """Marks a dataset with the fingerprint of its order; returns the dataset.
+    """Stores the fingerprint of a dataset's sample order in the dataset; returns the
+    dataset.
 
     Args:
-        dataset: the pipeline. From the mark, `of_pipeline` knows the order without
-            reading the pipeline.
-        indices: the first sample indices of the first epoch.
+        dataset: the pipeline. `of_pipeline` uses the stored fingerprint, so the
+            pipeline need not be read.
+        indices: indices of the first samples of the first epoch, in the order of the
+            epoch.
     """
     setattr(dataset, _PERMUTATION, of_indices(indices))
     return dataset
 
 
 def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
-    """Returns the fingerprints of tf.data pipelines by kind, without reading any
-    element.
+    """Returns the fingerprints of the sample order of tf.data pipelines, by kind:
+    "permutation" (from `with_permutation`) and "seeds". Reads no element.
 
     Args:
         datasets: the pipelines.
-        has_seeds: whether the result includes "seeds".
+        has_seeds: whether the result includes "seeds", the fingerprint of the seeds and
+            buffer sizes of all `shuffle` operations.
     """
     found: dict[str, int] = {}
     nodes = list(parts(*datasets))
@@ -55,11 +61,12 @@ def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
 
 
 class OrderState(State):
-    """Saves the fingerprints of a worker's `tfpreempt.data` iterators in a Checkpoint.
+    """Saves, on every worker, the order fingerprints of the iterators of
+    `tfpreempt.data` that a Checkpoint tracks; `load` compares the fingerprints.
 
-    Other pipelines are left out: a training loop may create a dataset for each epoch,
-    with different seeds, and restore the state of an earlier dataset into a later
-    dataset.
+    Other pipelines have no fingerprint, because a different order need not be an error:
+    a training loop may create a dataset for each epoch, with different seeds, and
+    restore the state of an earlier dataset into a later dataset.
     """
 
     _is_reserved = True
@@ -85,8 +92,9 @@ class OrderState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Compares the order with the chief's: with a different number of workers,
-        every worker takes over the chief's position."""
+        """Compares this worker's order with the order that the chief (worker 0) saved:
+        if the number of workers has changed, every worker resumes at the chief's
+        position."""
         if files[0] is not None:
             self.load(files[0])
 
@@ -99,6 +107,7 @@ class OrderState(State):
 
 
 def of_iterator(iterator: Any) -> Order:
-    """Returns the fingerprints of the `tfpreempt.data` pipeline of an iterator."""
+    """Returns the fingerprint of an iterator's sample order, by kind; empty if the
+    iterator's pipeline is not from `tfpreempt.data`."""
     dataset: Iterable[Any] | None = iterator._dataset
     return {} if dataset is None else of_pipeline(dataset, has_seeds=False)

@@ -1,18 +1,19 @@
 """Reads the values of a save on every worker, in the same order; extracts large
 tensors.
 
-An ON_READ variable is reduced across all workers when the variable is read, so a save
-needs every worker at the same time, in the same order. The order is equal by
-construction: every worker calls the same `_gather_serialized_tensors` of the
-checkpoint's saver. Directly after the call, the same loop reads every value that may
-need other workers. The chief (worker 0) then writes the values; the other workers stop
-there. TensorFlow itself would read the values only during its write, in an order that
-depends on devices.
+A read of a variable with ON_READ synchronization reduces the variable across all
+workers. So in a save all workers must read such variables at the same time, in the same
+order. The order is the same, because every worker runs the same code:
+`_gather_serialized_tensors` of the checkpoint's saver lists the values, and a loop
+directly after the call reads every value that may need other workers. Then the chief
+(worker 0) lets TensorFlow write the values; the other workers do not. Without this
+module, TensorFlow would read the values only during the write, in an order that depends
+on devices.
 
-Between the read and TensorFlow's write, large dense values are extracted, because
-tfpreempt writes large tensors with several threads. TensorFlow writes all other values:
-strings, tf.variant tensors, slices of a partitioned variable, objects with their own
-saver, values on other machines.
+After the read, large dense values are extracted (taken out of TensorFlow's write),
+because tfpreempt writes large tensors with several threads. TensorFlow writes all other
+values: strings, tf.variant tensors, slices of a partitioned variable, objects with a
+registered saver, values on other machines.
 """
 
 from __future__ import annotations
@@ -52,17 +53,19 @@ _log = logging.getLogger(__name__)
 _THEIRS = ("tensorflow.", "keras.")  # variables of these modules save only their value
 
 Value = tuple[Any, str, tf.Tensor]
-"""The owner, the key and the value of a variable."""
+"""A value to save: the object that owns the value, the key in the checkpoint, and the
+value as a tensor."""
 
 
 @dataclasses.dataclass(eq=False)
 class Read:
-    """Lets the body of `reading` take values out of a save.
+    """Lets the body of a `reading` context take values out of TensorFlow's write.
 
     Attributes:
-        extract: function set by the body. Called with the values by owner and name, and
-            with the values of variables from `known_values`; returns the values that
-            TensorFlow writes. None: TensorFlow writes every value.
+        extract: function that the body sets, such as `LargeTensors.extract`. Receives
+            the values by owner and name, and, separately, the values of plain
+            variables; returns the values that TensorFlow writes. None: TensorFlow
+            writes every value.
     """
 
     extract: Callable[[Any, Sequence[Value]], Any] | None = None
@@ -73,18 +76,20 @@ def known_values(
 ) -> tuple[list[Value], tuple[Any, ...]] | None:
     """Reads the values to save without TensorFlow's search for objects, if possible.
 
-    In every save, TensorFlow computes the keys, the specifications and the graph of the
-    objects: the search. If `attach` has found the same objects as before the last
-    search, the keys and the graph of that search are used, and only the values are
-    read. Called on the main thread.
+    The search: in every save, TensorFlow computes the keys, the specifications and the
+    graph of the objects. If `attach` has found the same objects as before the last
+    search, this function uses the keys and the graph of the last search, and reads only
+    the values. Called on the main thread.
 
     Args:
         checkpoint: checkpoint to save.
-        graph: the objects found by `attach`.
+        graph: the objects found by `attach`, with the result of the last search; None
+            if `attach` could not store the objects.
 
     Returns:
-        The values of plain variables; and the saver's result for the other objects.
-        None if the objects have changed, or no search was made.
+        The values of plain variables (see `_plain_variable`); and the saver's result
+        for the other objects. None if the objects have changed, or no result of a
+        search is stored.
     """
     if graph is None or getattr(checkpoint._saver, "_object_map", None):
         return None  # with an object map, TensorFlow saves copies of the objects
@@ -110,12 +115,13 @@ def keep(gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
     """Stores the result of TensorFlow's search in `graph`, for the next save.
 
     Args:
-        gathered: the result of the checkpoint's saver; the values of plain variables
-            are removed.
-        graph: the objects found by `attach`.
+        gathered: result of the saver's `_gather_serialized_tensors`. The values of
+            plain variables are removed from the result.
+        graph: the objects found by `attach`; None if `attach` could not store them.
 
     Returns:
-        The removed values of plain variables; empty if the result cannot be used again.
+        The removed values of plain variables. Empty if the next save cannot use the
+        result; then nothing is stored or removed.
     """
     if graph is None or (search := _find(gathered, graph)) is None:
         return []
@@ -131,14 +137,14 @@ def keep(gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
 
 
 def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
-    """Searches for the keys of all objects ahead of the first save, to make the save
-    faster.
+    """Makes TensorFlow's search for the keys of all objects before the first save, so
+    that the first save takes less time.
 
     Reads no value. Called on the main thread. Does nothing in three cases:
 
     - The search would need all workers: a variable is reduced across workers.
     - The search would call code of the program, which expects calls only in saves.
-    - A save could not use the result.
+    - The first save could not use the result; see `_find`.
 
     Args:
         checkpoint: checkpoint to save later.
@@ -160,8 +166,8 @@ def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
 
 @contextlib.contextmanager
 def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
-    """Returns a context in which dataset iterators return an empty state: TensorFlow
-    finds their keys, and serializes no iterator.
+    """Returns a context in which dataset iterators return an empty state instead of
+    their position: TensorFlow finds the keys of the iterators, but reads no position.
 
     Args:
         iterators: the dataset iterators of a checkpoint.
@@ -176,13 +182,15 @@ def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
     finally:
         for each, method in zip(iterators, methods, strict=True):
             delattr(each, name)
-            if method is not None:  # the iterator's own method, set by `keep_seeds`
+            # `keep_seeds` had replaced the iterator's method: put the method back.
+            if method is not None:
                 setattr(each, name, method)
 
 
 def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
-    """Returns the result of TensorFlow's search in the form stored by `keep`. None if a
-    later save cannot use the result."""
+    """Converts the result of TensorFlow's search into a `Search`. Returns None if a
+    later save cannot use the result, for example because an object may have other keys
+    in the next save."""
     tensors, fed, savers, _ = gathered
     if fed or savers:
         return None
@@ -228,11 +236,11 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
 
 
 def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
-    """Reads the plain variables of a search; returns their values. None if a variable
-    no longer exists.
+    """Reads the plain variables that a search has found; returns their values. None if
+    a variable no longer exists.
 
-    The caller has checked, by `attach`, that every object has the same variable as
-    before.
+    The caller has called `attach`, which checks that every object still has the same
+    variable as at the search.
     """
     found: list[Value] = []
     for (device, dtype), variables in search.variables.items():
@@ -247,7 +255,8 @@ def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
 
 
 def _handles(variables: Sequence[PlainVariable]) -> list[tf.Tensor] | None:
-    """Returns the handles of plain variables; None if a variable no longer exists."""
+    """Returns the resource handles of plain variables; None if a variable no longer
+    exists. Tells TensorFlow not to copy large variables in a read."""
     handles = []
     for each in variables:
         if (variable := each.variable()) is None:
@@ -259,8 +268,8 @@ def _handles(variables: Sequence[PlainVariable]) -> list[tf.Tensor] | None:
 
 
 def is_large(variable: Any) -> bool:
-    """Returns whether a read must not copy a variable, because the copy takes too long;
-    see `_UNCOPIED_BYTES`."""
+    """Returns whether a variable is so large that a copy by a read takes too long and
+    must be prevented; see `_UNCOPIED_BYTES`."""
     return _most(variable) >= _UNCOPIED_BYTES
 
 
@@ -274,9 +283,9 @@ def read_variables(
     number of variables; the last operation reads its last variable several times.
 
     Args:
-        device: device of the variables.
-        dtype: type of the variables.
-        handles: handles of the variables.
+        device: device on which all variables are stored.
+        dtype: type of all variables.
+        handles: resource handles of the variables.
 
     Returns:
         The values, in the order of the handles.
@@ -307,11 +316,12 @@ def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
 
     Args:
         obj: an object, not a plain variable.
-        key: key of a value of the object in the last save.
+        key: key of one of the object's values in the last save.
 
     Returns:
-        The owner of the values for TensorFlow's saver; and the values by key. The
-        values are empty if only TensorFlow's search can find them.
+        The owner: the object under which TensorFlow's saver lists the values (`obj`, or
+        a wrapper); and the values by key. The values are empty if only TensorFlow's
+        search can find them.
     """
     utils = private_api.trackable_utils
     path = utils.extract_object_name(key)
@@ -347,7 +357,8 @@ def _saves_itself(obj: Any) -> bool:
 
 
 def _is_variable(obj: Any) -> bool:
-    """Returns whether an object is a variable that TensorFlow or Keras serializes."""
+    """Returns whether an object is a variable that only code of TensorFlow or Keras
+    serializes, no method of the program."""
     kind = type(obj)
     methods = kind._serialize_to_tensors, kind._gather_saveables_for_checkpoint
     return variable_shape(obj) is not None and all(
@@ -373,8 +384,8 @@ def _is_unknown(obj: Any) -> bool:
 
 
 def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
-    """Returns an object's local variable if the variable's memory is the saved value;
-    else None.
+    """Returns the local variable of an object if the object is plain: a save stores the
+    bytes of this variable and nothing else. Otherwise returns None.
 
     An object is not plain if a class of the program defines its serialization, because
     the object may save a different value.
@@ -401,21 +412,24 @@ def reading(
     are_others: bool,
     graph: Graph | None,
 ) -> Iterator[Read]:
-    """Returns a context for a save: the saver reads the values that need all workers at
-    once.
+    """Returns a context for a save, in which all workers together read the values whose
+    read needs all workers.
 
     Patches the checkpoint's saver. Within the context the saver reads ("gathers") the
-    values at least once: during the body's write of the checkpoint; else at the end of
-    the body, also after an error in the body, because the other workers take part in
-    the read.
+    values at least once: during the body's write of the checkpoint; without a write, at
+    the end of the body, also after an error in the body, because the other workers take
+    part in the read and would wait.
 
     Args:
         checkpoint: checkpoint to save.
-        are_others: whether there are other workers, which may wait for this worker.
-        graph: the objects just found by `attach`.
+        are_others: whether there are other workers. If so, an error of the read is
+            raised as CollectiveReadError, because the others wait for this worker.
+        graph: the objects that `attach` has just found; None if `attach` could not
+            store the objects.
 
     Yields:
-        The `Read`; its `extract` is called within the body's write of the checkpoint.
+        A `Read`. The body may set its `extract`, which is called during the body's
+        write of the checkpoint.
 
     Raises:
         CollectiveReadError: this worker cannot gather, and other workers wait.
@@ -491,10 +505,10 @@ def _evaluate(tensors: Any) -> Any:
 
 
 def _value(owner: Any, value: Any) -> Any:
-    """Reads a value if the read may need other workers; returns the tensor. Else
+    """Reads a value if the read may need other workers; returns the tensor. Otherwise
     returns the value unchanged.
 
-    Tensors, plain variables and mirrored variables are known to be local.
+    Reads of tensors, plain variables and mirrored variables need no other worker.
     """
     if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return value
@@ -529,24 +543,26 @@ IsReplicated = Callable[[Any], bool]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _UNCOPIED_BYTES = 1 << 20
-"""A variable of rows that were assigned one by one (`tf.Variable.scatter_update`) is
-copied by a read, unless an operation prevents the copy. Below this size the operation
-takes longer than the copy."""
+"""A read copies a variable whose rows were assigned separately
+(`tf.Variable.scatter_update`), unless the operation DisableCopyOnRead was called first.
+For a variable of fewer bytes, the operation takes longer than the copy."""
 
 _READ_AT_ONCE = 64  # number of variables that one operation reads
 
 
 @dataclasses.dataclass(eq=False)
 class LargeTensors:
-    """Takes the large tensors of a save out of TensorFlow's write.
+    """Takes the large tensors of a save, and all plain variables, out of TensorFlow's
+    write.
 
     Args:
-        small_bytes: TensorFlow writes tensors with fewer bytes.
-        worth_bytes: TensorFlow writes the large tensors too if they have fewer bytes
-            together.
+        small_bytes: minimum size of a large tensor in bytes. TensorFlow writes smaller
+            tensors, except plain variables.
+        worth_bytes: if the large tensors and the plain variables together have fewer
+            bytes, TensorFlow writes every tensor.
         replication: function that returns a predicate of a variable: whether every
             worker holds the same value. Called only if tensors are extracted. None: no
-            value is the same on every worker.
+            tensor is marked as replicated.
 
     Attributes:
         found: the extracted tensors.
@@ -558,10 +574,11 @@ class LargeTensors:
     found: list[DenseTensor] = dataclasses.field(default_factory=list)
 
     def extract(self, tensors: Any, variables: Sequence[Value] = ()) -> Any:
-        """Takes the large tensors out of the values gathered by a checkpoint's saver.
+        """Moves large tensors from the values gathered by a checkpoint's saver to
+        `found`.
 
         Args:
-            tensors: values by owner and name; modified.
+            tensors: values by owner and name; the method modifies this mapping.
             variables: values of plain variables, from `known_values` or `keep`.
 
         Returns:
@@ -602,14 +619,15 @@ def replicated(
     is_replicated: IsReplicated,
     wanted: Callable[[Sequence[DenseTensor]], Collection[str]],
 ) -> list[DenseTensor]:
-    """Returns the large tensors that both the chief and this worker hold.
+    """Returns the replicated large tensors: the large tensors with the same value on
+    the chief and on this worker, which is not the chief.
 
     Only the tensors named by `wanted` are copied from a GPU; other tensors have only
     name, shape and type.
 
     Args:
-        checkpoint: checkpoint to gather from; nothing is written.
-        small_bytes: minimum size of a large tensor in bytes; see `LargeTensors`.
+        checkpoint: checkpoint whose values are gathered; nothing is written.
+        small_bytes: minimum size of a large tensor in bytes.
         worth_bytes: minimum total size of the replicated values in bytes; below it no
             tensor is read, and the result is empty.
         is_replicated: predicate of a variable: whether every worker holds the same
@@ -636,8 +654,8 @@ def replicated(
 
 
 def _object(owner: Any) -> Any:
-    """Returns the object to which the values belong. TensorFlow wraps objects that have
-    an older kind of saver.
+    """Returns the object that an owner of values stands for: the owner itself, or the
+    object inside TensorFlow's wrapper for objects with an older kind of saver.
 
     The wrapper is recognized by type, not by `hasattr`: a distributed variable reads
     its value when asked for a missing attribute.
@@ -655,8 +673,8 @@ def _read(
     value, are not read.
 
     Returns:
-        The values by owner and name, with tensors for the read values; and owner, name
-        and tensor of the large dense tensors in the memory of this process.
+        The values by owner and name, with tensors for the values read; and owner, name
+        and tensor of the large dense tensors on this process's CPUs and GPUs.
     """
     here = device_prefixes()
     read = private_api.object_identity.ObjectIdentityDictionary()
@@ -702,8 +720,8 @@ def _most(variable: Any) -> float:
 
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a tensor with its bytes: the tensor's own memory on a CPU; a copy from a
-    GPU."""
+    """Returns a DenseTensor with the bytes of a tensor: on a CPU the memory of the
+    tensor itself, on a GPU a copy."""
     try:
         array = np.asarray(tensor)
     except ValueError:  # NumPy cannot hold a bfloat16 scalar, for example
@@ -713,8 +731,8 @@ def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor
 
 
 def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a tensor without its bytes; `data` has the right size, and consists of
-    zeros."""
+    """Returns a DenseTensor without the bytes of a tensor: its `data` has the right
+    size, but only zeros."""
     data = np.broadcast_to(np.uint8(0), (_size(tensor),))
     return _dense(name, tensor, tuple(tensor.shape), data, is_replicated)
 

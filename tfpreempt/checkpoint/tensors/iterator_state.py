@@ -1,10 +1,10 @@
-"""Positions in tf.data pipelines: States of dataset iterators, and their cache files.
+"""Saves and restores positions in tf.data pipelines, and checks the cache files.
 
-TensorFlow does not check the files of `Dataset.cache(path)` before it restores an
-iterator. If files are missing, an iterator that was reading its cache crashes the
-process with SIGSEGV. An iterator that was writing its cache fails at every start with
-AlreadyExistsError, because of the lock file left by the interrupted epoch. So the files
-are checked, and leftovers deleted, before the state is restored.
+TensorFlow does not check the files of `Dataset.cache(path)` before the restore of an
+iterator. If files are missing, an iterator that was reading the cache crashes the
+process with SIGSEGV. An iterator that was writing the cache fails at every start with
+AlreadyExistsError, because of the lock file left by the interrupted epoch. So tfpreempt
+checks the files, and deletes leftovers, before the state of the iterator is restored.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _MODE, _SHARD, _WRITES = b"Mode", b"shard_id", 1
 
 
 def cache_paths(*datasets: Any) -> list[str]:
-    """Returns the paths of the file caches in datasets.
+    """Returns the paths of the file caches (`Dataset.cache(path)`) in datasets. Leaves
+    out URLs.
 
     Args:
-        datasets: pipelines; their input datasets are searched as well.
+        datasets: pipelines to search, with their input datasets.
     """
     found = [
         os.fsdecode(node._filename.numpy())
@@ -56,11 +57,11 @@ def cache_paths(*datasets: Any) -> list[str]:
 
 
 def check_cache_files(state: Any, paths: Sequence[str]) -> None:
-    """Checks the cache files that an iterator state needs; see `prepare_cache_files`.
+    """Calls `prepare_cache_files`, and raises an error if files are missing.
 
     Args:
         state: the state of an iterator: a variant tensor of shape (elements,).
-        paths: file caches of the iterator's dataset.
+        paths: paths of the iterator's caches, from `cache_paths`.
 
     Raises:
         CheckpointMismatchError: files are missing; the message names the files.
@@ -76,16 +77,16 @@ def check_cache_files(state: Any, paths: Sequence[str]) -> None:
 
 
 def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
-    """Prepares the files of a `cache()` for the restore of an iterator; returns missing
-    files.
+    """Prepares the files of a `Dataset.cache(path)` for the restore of an iterator;
+    returns missing files.
 
-    If the state was saved while the cache was being written, the unfinished cache
-    belongs to this run. Files written after the state was saved are then deleted:
-    TensorFlow will write them again, and refuses to overwrite files.
+    If the state was saved while the iterator was writing the cache, the unfinished
+    cache belongs to this run. Then the function deletes the files written after the
+    save: TensorFlow will write these files again, and refuses to overwrite files.
 
     Args:
         state: the state of an iterator: a variant tensor of shape (elements,).
-        paths: file caches of the iterator's dataset.
+        paths: paths of the iterator's caches, from `cache_paths`.
 
     Returns:
         Missing files; empty if the state can be restored. If files of an unfinished
@@ -155,13 +156,15 @@ def shared_iterators(objects: Objects) -> list[Any]:
 def other_positions(
     objects: Objects, graph: Any, nodes: Mapping[int, int]
 ) -> list[str]:
-    """Returns the paths of iterators whose saved position is of another kind, for
-    example shared by all workers instead of separate.
+    """Returns the paths of distributed iterators whose saved position does not fit, for
+    example because the saved run had a single position for all workers, and this run
+    has a separate position for every worker.
 
     Args:
         objects: path and object, from `walk`.
         graph: the saved TrackableObjectGraph.
-        nodes: the saved node from which an object is restored, by the object's id().
+        nodes: number of the saved node from which an object is restored, by the
+            object's id().
     """
     found = []
     for path, obj in objects:
@@ -178,16 +181,16 @@ def other_positions(
 
 def keep_seeds(iterator: Any, *datasets: Any) -> None:
     """Makes every later state of an iterator include the number of seeds drawn by the
-    iterator's shuffles.
+    iterator's shuffles, and every later restore check the cache files first.
 
-    A later restore also checks the iterator's cache files first. This function reads no
-    element and changes no seed. A second call does nothing, nor does a call for an
-    iterator that adds the number itself. No other thread may create iterators of the
-    same datasets during the call.
+    The call itself reads no element and changes no seed. A second call does nothing,
+    nor does a call for an iterator whose class adds the number. No other thread may
+    create iterators of the same datasets during the call.
 
     Args:
         iterator: a tf.data iterator (`OwnedIterator`).
-        *datasets: datasets of the iterator; by default its own dataset.
+        *datasets: datasets that the iterator reads; by default the dataset from which
+            TensorFlow made the iterator.
     """
     if not datasets and iterator._dataset is not None:
         datasets = (iterator._dataset,)
@@ -217,9 +220,9 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
 
 def _with_values(state: Any, call: Callable[[Any], None]) -> None:
-    """Calls a function with an iterator's state. For remote tasks, TensorFlow restores
-    in a graph, where the state has no value yet; the function is then called when the
-    graph runs."""
+    """Calls `call` with an iterator's state. For remote tasks, TensorFlow restores in a
+    graph, where the state has no value yet; TensorFlow then calls `call` when the graph
+    runs."""
     if tf.executing_eagerly():
         call(state)
         return
@@ -229,8 +232,8 @@ def _with_values(state: Any, call: Callable[[Any], None]) -> None:
 
 
 def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
-    """Returns the state of an iterator; after `keep_seeds`, with the number of drawn
-    seeds.
+    """Returns the state of an iterator. After a call of `keep_seeds` for the iterator,
+    the state includes the number of seeds drawn by the shuffles.
 
     Args:
         iterator: a tf.data iterator.
@@ -249,12 +252,12 @@ def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
 def check_position(iterator: Any, where: str) -> None:
     """Checks that the position of a dataset iterator can be saved.
 
-    Reads no element. If the position can be saved, later states include the number of
-    seeds drawn by the iterator's shuffles.
+    Reads no element. If the position can be saved, calls `keep_seeds`, so that later
+    states include the number of seeds drawn by the shuffles.
 
     Args:
         iterator: `iter(dataset)`.
-        where: name of the iterator, for the error.
+        where: beginning of the error message, with the name of the iterator.
 
     Raises:
         ConfigurationError: no position can be saved; the message gives the reason and
@@ -321,7 +324,7 @@ def reads_generator(*datasets: Any) -> bool:
     """Returns whether a Python generator feeds a pipeline; the position of a generator
     cannot be restored.
 
-    TensorFlow itself reports the generator only after the pipeline was read.
+    TensorFlow's own check finds a generator only after the pipeline was read.
     """
     return any(
         op.type == "GeneratorDataset"
@@ -335,9 +338,9 @@ def hidden_state(*datasets: Any) -> str | None:
     None if there is no such operation.
 
     Python functions, random ops and variables have such state, unless an option of the
-    pipeline declares it unimportant. Before its first read, an iterator does not know
-    the operations behind a shuffle. So every function of the pipeline is checked in a
-    separate pipeline that is never read.
+    pipeline declares the state unimportant. Before the first read, an iterator does not
+    know the operations behind a shuffle. So TensorFlow checks every function of the
+    pipeline alone, in a new pipeline without elements.
     """
     for options in (dataset.options() for dataset in datasets):
         policy = options.experimental_external_state_policy
@@ -447,5 +450,5 @@ def positions_kept(objects: Objects) -> Iterator[None]:
     finally:
         for iterator, restore in zip(kept, own, strict=True):
             del iterator._restore_from_tensors  # makes the class's method visible again
-            if restore is not None:  # set by `keep_seeds`
+            if restore is not None:  # `keep_seeds` had replaced the method
                 iterator._restore_from_tensors = restore

@@ -1,4 +1,4 @@
-"""Saves variables whose values differ between replicas: every worker saves its own."""
+"""Saves variables that differ between replicas, on every worker."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Arrays = list[np.ndarray[Any, Any]]
 def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Arrays:
     """Computes the values for this worker's replicas from the values of the saved run.
 
-    If the number of replicas is unchanged, every replica gets its value again, in
-    order, even on another worker. Else the values are chosen so that the variable reads
-    the same as before:
+    If the number of replicas is unchanged, every replica gets the value saved for the
+    replica with the same number, even if a different worker saved the value. Otherwise
+    a read of the variable returns the same value as in the saved run:
 
     - aggregated as a sum: every replica gets an equal part of the sum, as TensorFlow
       distributes a sum. A remainder of an integer sum is distributed over the first
@@ -36,9 +36,9 @@ def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Array
 
     Args:
         variable: variable whose local replicas get values.
-        values: values of all replicas of the saved run, in order.
+        values: values of all replicas of the saved run, in the order of the replicas.
         worker: index of this worker.
-        num_workers: number of workers; all have equally many replicas.
+        num_workers: current number of workers, with equal numbers of replicas.
     """
     parts = local_parts(variable)
     first, last = worker * len(parts), (worker + 1) * len(parts)
@@ -58,16 +58,17 @@ def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Array
 
 
 class PerReplicaState(State):
-    """Saves a worker's own values of the variables that belong to a Checkpoint.
+    """Saves the values that variables of a Checkpoint have on this worker's replicas.
 
-    Of an ON_READ variable, TensorFlow saves the reduced value, and restores equal
-    parts. Totals continued from equal parts differ in the last bits. So the value of
-    every replica is saved here, and assigned after TensorFlow's restore.
+    For an ON_READ variable, TensorFlow saves the value reduced across all replicas, and
+    restores an equal part on every replica. Totals that continue from equal parts
+    differ in the last bits from an uninterrupted run. So this State saves the value of
+    every replica, and assigns the values after TensorFlow's restore.
 
-    The same applies to the batch statistics of Keras 3: every replica assigns its own
-    value, but TensorFlow treats the statistics as mirrored, and saves only the first
-    replica's. Metrics and seed generators are saved here too, because TensorFlow does
-    not save them.
+    The same applies to the batch statistics of Keras 3: every replica assigns a
+    different value, but TensorFlow treats the statistics as mirrored, and saves only
+    the value of the first replica. The State also saves metrics and seed generators,
+    because TensorFlow does not save metrics and seed generators.
     """
 
     _is_reserved = True
@@ -99,8 +100,8 @@ class PerReplicaState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Distributes the values of the saved run's replicas among the present
-        replicas."""
+        """Assigns the values saved by all earlier workers to the replicas of this
+        worker, as `dealt` divides the values."""
         saved: dict[str, Arrays] = {}
         for file in (each for each in files if each is not None):
             header, parts = read_parts(file)

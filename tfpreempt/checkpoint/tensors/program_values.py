@@ -1,9 +1,10 @@
-"""Adapters of TensorFlow: random generators, and the values that a step changes.
+"""Adapter for TensorFlow: random generators, and the values that a step changes.
 
 `state/random_state.py` saves, restores and seeds the random generators of TensorFlow
-and Keras with the functions here. The records are JSON and raw bytes, never pickles,
-and are restored bit for bit. `state/unsaved_state_check.py` uses the functions for the
-values of objects.
+and Keras with the first functions here. The records are JSON and raw bytes, never
+pickles, and are restored bit for bit. `state/unsaved_state_check.py` compares the
+values of TensorFlow's objects before and after a step with the last functions (from
+`saved` on).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def record() -> dict[str, Any]:
     """Returns the states of TensorFlow's and Keras' random generators, JSON-able.
 
     Returns:
-        The states, by TensorFlow's keys in `random_state.py`; None for a generator that
+        The states, by the keys listed in `random_state.py`; None for a generator that
         the program has not created.
     """
     eager = private_api.eager_context.context()
@@ -76,12 +77,15 @@ def load(saved: Any) -> None:
 
 
 def reseed(seed: int) -> None:
-    """Changes the random numbers drawn by eager ops and by the global
+    """Seeds the random numbers drawn by eager ops and by the global
     `tf.random.Generator`.
 
-    The global seed is unchanged, because all workers must have the same seed. The seed
-    of Keras is unchanged too, because layers must draw the same numbers on every
-    replica.
+    The global seed (`tf.random.set_seed`) is unchanged, because all workers must have
+    the same global seed. The seed of Keras is unchanged too, because layers must draw
+    the same numbers on every replica.
+
+    Args:
+        seed: seed of this worker, of up to 128 bits.
     """
     eager = private_api.eager_context.context()
     if getattr(eager, "_rng", None) is not None:
@@ -96,7 +100,7 @@ def is_seeded() -> bool:
 
 
 def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
-    """Logs a warning if layers of tf_keras have a random state that cannot be saved.
+    """Logs a warning if layers of tf_keras have a random state that no save contains.
 
     Args:
         checkpoint: checkpoint whose objects are searched.
@@ -293,8 +297,8 @@ def _datasets(iterator: Any) -> list[Any]:
 
 
 def _begins_late(dataset: Any) -> bool:
-    """Returns whether a dataset skips elements at its beginning. The program then skips
-    the elements of earlier steps itself."""
+    """Returns whether a dataset skips elements at its beginning, because the program
+    itself skips the elements of earlier steps."""
     kind = type(dataset).__name__
     return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
 

@@ -105,7 +105,7 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns text for people: the first names, and how many more there are."""
+    """Returns text for people: the first 20 names, and how many more there are."""
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
@@ -157,8 +157,8 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
 
 
 def called(variable: Any) -> str:
-    """Returns the name that Keras gave to a variable, with its layer, such as
-    `dense/kernel`; "" if Keras gave no name."""
+    """Returns the name that Keras gave to a variable, including the layer's name, such
+    as `dense/kernel`; "" if Keras gave no such name."""
     is_of_keras = hasattr(type(variable), "path")
     name = variable.path if is_of_keras else getattr(variable, "name", "")
     return str(name).partition(":")[0] if "/" in str(name) else ""
@@ -218,7 +218,8 @@ def restore(
         with_data: whether to restore the positions of dataset iterators; False if the
             files have the positions of another worker. Iterators with the same position
             on every worker are restored in any case.
-        ahead: tensors of these files, if read before.
+        ahead: result of `bundle_reader.read_ahead` for the same files; None to read the
+            tensors from the files.
 
     Returns:
         Function that returns the names of saved variables for which the program has no
@@ -314,8 +315,8 @@ class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
     value to the variable as its initial value.
 
     Args:
-        coordinator: coordinator of the restore.
-        prefix: prefix of the checkpoint.
+        coordinator: TensorFlow's coordinator of the restore, with the object graph.
+        prefix: path prefix of the checkpoint's files.
     """
 
     def __init__(self, coordinator: Any, prefix: str) -> None:
@@ -354,8 +355,8 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
     the tracing of a model are restored as well.
 
     Args:
-        status: status of the restore.
-        prefix: prefix of the checkpoint.
+        status: result of `tf.train.Checkpoint.restore`.
+        prefix: path prefix of the checkpoint's files.
 
     Returns:
         Function that returns the names of saved variables for which the program has no
@@ -389,7 +390,8 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
 # assignment.
 
 _Target = tuple[str, Sequence[Any]]
-"""The key of a value, and the variables of this machine that receive the value."""
+"""A restore of a plain variable: the key of the saved value, and the variables of this
+machine to which the value is assigned (a variable for every local replica)."""
 
 _CLASSES = ("tensorflow.", "keras.", "tf_keras.")
 """Modules whose classes restore a variable only by an assignment."""
@@ -397,8 +399,9 @@ _CLASSES = ("tensorflow.", "keras.", "tf_keras.")
 
 @contextlib.contextmanager
 def assigning_directly(prefix: str) -> Iterator[None]:
-    """Returns a context in which a plain variable is restored by a single assignment.
-    Use on the main thread.
+    """Returns a context in which a restore only assigns the saved value to a plain
+    variable: a variable on this machine, of a class whose restore is an assignment. Use
+    on the main thread.
 
     Every value is read before the first value is assigned. Plain variables are assigned
     before TensorFlow restores other objects, because these may use the variables.
@@ -473,8 +476,9 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
 
 def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
-    """Returns the key and the plain variables of a node; None if the node needs
-    TensorFlow's own restore."""
+    """Returns the key of a node's value, and the plain variables that get the value;
+    None if the node needs TensorFlow's own restore. `position` has the saved node and
+    the program's object."""
     node, obj = position.object_proto, position.trackable
     reshards = getattr(position, "has_non_trivial_reshard_callback", lambda: False)
     if len(node.attributes) != 1 or reshards():
@@ -513,8 +517,8 @@ def _assigns(kind: type) -> bool:
 
 @functools.cache
 def _is_plain(kind: Any) -> bool:
-    """Returns whether a class of variables uses the restore of TensorFlow's resource
-    variables."""
+    """Returns whether a class of variables inherits the restore of TensorFlow's
+    resource variables without a change."""
     base = private_api.resource_variable_ops.BaseResourceVariable
     return (
         issubclass(kind, base)
@@ -525,8 +529,8 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _read(coordinator: Any, targets: Sequence[_Target]) -> Any:
-    """Reads the saved values of some plain variables into host memory; returns the
-    values in the same order."""
+    """Reads the saved values for plain variables into the memory of the CPU; returns
+    the values in the order of `targets`."""
     device = coordinator.options.experimental_io_device or "cpu:0"
     with tf.init_scope(), tf.device(device):
         return private_api.io_ops.restore_v2(

@@ -1,11 +1,11 @@
-"""Divides the write of large tensors that all workers hold: each writes a share.
+"""Writes large tensors that all workers hold in shares: each worker writes a share.
 
 A share is a list of tensor slices. Every worker divides the same tensors into the same
-shares; a share belongs to one worker. A worker writes its share into data files
-(`<attempt>.parts/<worker>/`). A JSON file beside them, the description, lists the rows
-of the tensors in every data file, with checksums. The chief (worker 0) merges the files
-into one checkpoint. The chief holds the same tensors, so it writes a share itself if
-the share is missing or does not fit.
+shares, and writes the share with the worker's number into data files
+(`<attempt>.parts/<worker>/`). A JSON file beside the data files, the description, lists
+the rows of the tensors in every data file, with checksums. The chief (worker 0) merges
+the files into a single checkpoint. The chief holds the same tensors, so the chief
+writes a share again if the share is missing or does not fit.
 
 Different values of two workers must not be mixed in one checkpoint: replicas may drift
 apart, and a program may set a variable on each worker separately. So the chief computes
@@ -59,8 +59,9 @@ class ReplicaParallelWriter:
     num_workers: int
     files: Files
     _unlike: frozenset[str] = dataclasses.field(default=frozenset(), init=False)
-    """On the chief: tensors whose values differ on another worker. The chief writes
-    these tensors completely. The workers do not know, and still write their slices."""
+    """On the chief: names of tensors whose values differ on another worker. The chief
+    writes these tensors completely. The other workers do not know the names, and still
+    write their slices, which the chief ignores."""
 
     @property
     def worth_bytes(self) -> int:
@@ -79,8 +80,8 @@ class ReplicaParallelWriter:
         bytes of a tensor.
 
         Args:
-            tensors: the tensors of a save; divided only if large enough
-                (`is_worth_it`).
+            tensors: the tensors of a save. The result is empty if the replicated
+                tensors are too small to be divided (`is_worth_it`).
         """
         if not self.is_worth_it(tensors):
             return set()
@@ -171,11 +172,12 @@ class ReplicaParallelWriter:
     def _compare(
         self, step: int, found: Sequence[tuple[int, Part]]
     ) -> tuple[list[Part], list[TensorSlice]]:
-        """Compares the files of other workers with the memory of the chief, by
-        checksums.
+        """Compares the files of other workers (`found`, each with the worker's index)
+        with the memory of the chief, by checksums.
 
         Returns:
-            The data files, with only the equal slices; and the differing slices.
+            The data files, reduced to the slices equal to the chief's; and the
+            differing slices, for the chief to write.
         """
         wanted = [
             (worker, part.only([self._wants(each) for each in part.slices]))
@@ -204,8 +206,8 @@ class ReplicaParallelWriter:
         return taken, [tensor_slice for _, tensor_slice in unlike]
 
     def _remember(self, step: int, unlike: Sequence[tuple[int, TensorSlice]]) -> None:
-        """Notes the differing tensors, for the chief to write completely in later
-        saves; logs a warning."""
+        """Logs a warning about tensors with differing slices, and notes their names: in
+        later saves the chief writes these tensors completely."""
         if not unlike:
             return
         names = sorted({tensor_slice.tensor.name for _, tensor_slice in unlike})
@@ -231,7 +233,7 @@ class ReplicaParallelWriter:
         """Writes tensor slices into data files, with several threads.
 
         A small share is written to fewer files, because the chief has to move every
-        file.
+        file. The names of the files in `folder` are the numbers from `first` on.
         """
         self.files.make_dirs(folder)
         size = sum(each.data.nbytes for each in share)
@@ -264,7 +266,8 @@ class _InvalidShareError(Exception):
 def _description(
     step: int, num_workers: int, shared: Sequence[DenseTensor], parts: Iterable[Part]
 ) -> dict[str, Any]:
-    """Returns the JSON-able description of a worker's share."""
+    """Returns the description of a worker's share, JSON-able: the save, a checksum of
+    names, types and shapes of the divided tensors (`shared`), and the data files."""
     kinds = [(each.name, each.dtype, each.shape) for each in shared]
     return {
         "step": step,

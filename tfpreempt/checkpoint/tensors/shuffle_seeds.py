@@ -27,10 +27,10 @@ _COUNT = b"epoch_num_random_samples"
 _SEPARATOR = b"@@"  # separates prefix and value names in the metadata of an element
 _PREFIX = b"tfpreempt::Shuffle"
 SEEDS = "_tfpreempt_shuffle_seeds"
-"""Attribute with the counts of drawn seeds, on an iterator and its first dataset."""
+"""Attribute of an iterator, and of its first dataset: the `ShuffleSeeds`."""
 
 DRAWS_SEEDS = "_tfpreempt_draws_seeds"
-"""Attribute of tfpreempt's datasets that draw a seed for each iterator."""
+"""Attribute that marks a dataset of tfpreempt as drawing a seed for each iterator."""
 
 
 def parts(*datasets: Any) -> Iterator[Any]:
@@ -51,8 +51,8 @@ def reshuffles(node: Any) -> bool:
 
 
 def seeds_of(*datasets: Any) -> ShuffleSeeds:
-    """Returns the `ShuffleSeeds` of some datasets: created by the first call, and
-    stored on the first dataset."""
+    """Returns the `ShuffleSeeds` of an iterator's datasets. The first call creates the
+    object and stores the object in the first dataset."""
     first = datasets[0]
     if not hasattr(first, SEEDS):
         setattr(first, SEEDS, ShuffleSeeds(datasets))
@@ -61,13 +61,15 @@ def seeds_of(*datasets: Any) -> ShuffleSeeds:
 
 
 class ShuffleSeeds:
-    """Reads and sets the numbers of seeds drawn by the shuffles of datasets ("counts").
+    """Reads and sets the counts of some datasets: for every shuffle, the number of
+    seeds drawn so far.
 
     Args:
         datasets: datasets with the shuffles.
 
     Attributes:
-        probes: an iterator (`_Probe`) for every shuffle with a new seed for each pass.
+        probes: a `_Probe` for every shuffle that draws a seed for each pass over its
+            input.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -79,7 +81,8 @@ class ShuffleSeeds:
         )
 
     def add_to(self, serialize: Callable[[], Any]) -> Any:
-        """Returns an iterator's state, with the counts of the same moment appended.
+        """Returns an iterator's state, with the counts of the same moment appended, or,
+        after `hold`, the frozen counts.
 
         A thread of tf.data may begin the next pass while the state is read. State and
         counts are then read again.
@@ -109,16 +112,17 @@ class ShuffleSeeds:
 
     @property
     def resources(self) -> Sequence[Any]:
-        """The resources of the probes' iterators, for a serialization inside a
-        tf.function."""
+        """TensorFlow's resources of the probes, from which a tf.function can serialize
+        the probes; `join` takes the result."""
         return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
-        """Appends the counts to a state.
+        """Appends the counts to an iterator's state; returns the new state.
 
         Args:
             state: state of an iterator.
-            probe_states: serialized probes, from the same moment as `state`.
+            probe_states: serialized states of the probes, in the order of `resources`,
+                from the same moment as `state`.
         """
         return self._with_counts(state, [_find(each)[1] for each in probe_states])
 
@@ -139,8 +143,9 @@ class ShuffleSeeds:
         """Appends counts to a state, unless a symbolic state
         (`experimental_symbolic_checkpoint`) has counts already.
 
-        The counts of a symbolic state are those at the last taken element. A probe
-        would also count the seeds of elements that were read ahead.
+        TensorFlow's counts in a symbolic state are exact: they belong to the last
+        element that the program has taken. A probe would also count the seeds of
+        elements that were read ahead.
         """
         if self._is_symbolic and any(Element(each).has_count for each in state):
             return state
@@ -149,7 +154,8 @@ class ShuffleSeeds:
 
 class _Probe:
     """An iterator over a single shuffle, used only to get and set the count (the number
-    of drawn seeds). No element is read. A new probe leaves the count unchanged."""
+    of drawn seeds). The program never reads from a probe. The creation of a probe
+    leaves the count unchanged."""
 
     def __init__(self, node: Any) -> None:
         self._iterator = iter(node)
@@ -164,8 +170,8 @@ class _Probe:
         return self._iterator._iterator_resource
 
     def read(self) -> tuple[int, Element]:
-        """Returns the element of the probe's state that contains the count: its index,
-        and the element."""
+        """Finds the element of the probe's state that contains the count. Returns the
+        index of the element, and the element."""
         return _find(self._state())
 
     def set(self, count: int) -> None:
@@ -206,7 +212,7 @@ class Element:
         self._index = counts[0] if counts else -1
 
     def numbers(self, name: bytes, kind: bytes) -> list[int]:
-        """Returns the value of a name in a list; an empty list if the element has no
+        """Returns a list with the value of a name; an empty list if the element has no
         such value.
 
         Args:
@@ -237,8 +243,8 @@ class Element:
         return self._variant()
 
     def named(self, prefix: bytes) -> Any:
-        """Returns the element as a tf.variant tensor, with `prefix` in place of the
-        name prefix that TensorFlow has given."""
+        """Returns the element as a tf.variant tensor in which `prefix` replaces the
+        prefix given by TensorFlow."""
         self._data.metadata = _SEPARATOR.join([prefix, *self.names])
         return self._variant()
 
@@ -264,8 +270,8 @@ class Element:
 
 
 def _find(state: Any) -> tuple[int, Element]:
-    """Finds the element that contains the count in a probe's state. Returns its index,
-    and the element."""
+    """Finds the element of a probe's state that contains the count. Returns the index
+    of the element, and the element."""
     # The loop is short: the element comes before the slots of the shuffle's buffer.
     for index in range(len(state)):
         element = Element(state[index])
@@ -275,7 +281,8 @@ def _find(state: Any) -> tuple[int, Element]:
 
 
 def _appended(state: Any, elements: Sequence[Element]) -> Any:
-    """Returns a state with the counts of shuffles appended."""
+    """Returns an iterator's state, with the elements that contain the counts
+    appended."""
     if not elements:
         return state
     counts = [

@@ -1,10 +1,10 @@
 """Saves and restores a tf.train.Checkpoint: TensorFlow's part in a commit.
 
 In a save, every worker reads the values whose read needs all workers (`gather.py`).
-Then the chief (worker 0) writes the files, in one of three forms: a directory of
-tfpreempt's own, the user's CheckpointManager, or the files of a save_fn. For a
-directory of tfpreempt's own, every worker may write a share of the replicated large
-tensors (`replica_parallel.py`).
+Then the files are written, in one of three forms: the chief (worker 0) writes a new
+directory of tfpreempt, or calls the user's CheckpointManager, or every worker calls the
+user's save_fn. In the first form, every worker may write a share of the replicated
+large tensors (`replica_parallel.py`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def is_checkpoint(given: Any) -> bool:
 
 
 def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> None:
-    """Checks that a Checkpoint has a directory; a CheckpointManager has its own.
+    """Checks that the user gave a directory for a Checkpoint. A CheckpointManager knows
+    its directory.
 
     Args:
         given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
@@ -215,14 +216,15 @@ def saving() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(eq=False)
 class _Tracked(Contents):
-    """Base class of the three forms, which read and restore a tf.train.Checkpoint in
-    the same way.
+    """Base class of the three forms of a save (see the top of the file). All forms read
+    and restore a tf.train.Checkpoint in the same way.
 
     Args:
         checkpoint: the user's checkpoint.
         cluster: the workers; the chief writes.
         options: tf.train.CheckpointOptions for TensorFlow's files, or None.
-        states: States for the checkpoint's objects; each worker saves its own values.
+        states: tfpreempt's States for values of the checkpoint's objects that differ
+            between workers; every worker saves its values.
     """
 
     checkpoint: Any
@@ -355,16 +357,16 @@ def _without_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Returns a context for a save like that of TensorFlow's own handler; turns
-    TensorFlow's errors into SaveError.
+    """Returns a context for a save, the same as in TensorFlow's own preemption handler;
+    turns TensorFlow's errors into SaveError.
 
-    TensorFlow's save calls `logging.info()`. That call adds a handler to a root logger
+    TensorFlow's save calls `logging.info()`. The call adds a handler to a root logger
     without handlers, so later log lines of the program would look different from
-    earlier lines. To prevent this, the context adds a temporary handler that acts like
-    Python's default handler.
+    earlier lines. To prevent the change, the context adds a temporary handler that acts
+    like Python's default handler.
 
     Args:
-        what: name of the saved thing, for the error.
+        what: words that name the save in the error, such as "step 5".
     """
     fallback = None if logging.root.handlers else FallbackHandler()
     if fallback is not None:
@@ -409,16 +411,17 @@ def _whole_number(value: Any) -> int:
 
 @dataclasses.dataclass(eq=False)
 class _OwnContents(_Tracked):
-    """A tf.train.Checkpoint that tfpreempt itself saves: a new directory per commit.
+    """Saves a tf.train.Checkpoint without a CheckpointManager or save_fn: tfpreempt
+    writes a new directory for every commit.
 
     Args:
         files: the file operations for the files not written by TensorFlow.
         worker_parts: lets every worker write a share of the tensors; None if the chief
             writes every tensor.
         counts_saves: whether saves increment the checkpoint's `save_counter`.
-        keeps_copies: whether to keep the memory of an asynchronous save for the next
-            asynchronous save. The caller begins a save only after the previous save has
-            ended.
+        keeps_copies: whether the next asynchronous save uses the same memory for its
+            copies of the tensors as the previous asynchronous save. If True, the caller
+            must begin a save only after the previous save has ended.
     """
 
     files: Files
@@ -463,8 +466,8 @@ class _OwnContents(_Tracked):
             save.number = _whole_number(arguments["checkpoint_number"])
 
     def _capture_large(self, save: StagedSave, prefix: str, read: Read) -> None:
-        """Lets TensorFlow write the small tensors, and keeps the large tensors for
-        `write`."""
+        """Lets TensorFlow write the chief's small tensors at a path prefix, and keeps
+        the large tensors in `save` for the method `write`."""
         # In an asynchronous save, only the chief copies the tensors, so only the chief
         # can write.
         parts = None if save.is_async else self.worker_parts
@@ -539,11 +542,11 @@ class _OwnContents(_Tracked):
 
 @contextlib.contextmanager
 def _left_to_the_chief(step: int) -> Iterator[None]:
-    """Returns a context in which an error is logged, not raised: this worker's share of
-    the tensors cannot be written.
+    """Returns a context for the write of this worker's share of the tensors, in which
+    an error is logged and not raised.
 
-    The worker still saves its States. The chief finds no description of the share, and
-    writes the share itself.
+    After an error the worker still saves its States. The chief finds no description of
+    the share, and writes the share.
 
     Raises:
         LeaseLostError: the lease is lost.
@@ -563,13 +566,14 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
 
 
 def _not_yet() -> None:
-    """Does nothing. Replaces the manager's `_record_state` during a save."""
+    """Does nothing. Replaces the manager's `_record_state` during a save, so that the
+    manager's `checkpoint` file names a checkpoint only after the commit."""
 
 
 @dataclasses.dataclass(eq=False)
 class _ManagerContents(_Tracked):
-    """Saves with the user's own CheckpointManager. The files have the names that the
-    manager gives.
+    """Saves a tf.train.Checkpoint with the user's CheckpointManager. The files have the
+    names that the manager gives.
 
     Args:
         manager: the CheckpointManager.
@@ -690,8 +694,8 @@ class _ManagerContents(_Tracked):
 
 @dataclasses.dataclass(eq=False)
 class _SaveFnContents(_Tracked):
-    """Saves by a call of the user's save_fn on every worker. The path that save_fn
-    returns gets a manifest.
+    """Saves by a call of the user's save_fn on every worker. For the path that save_fn
+    returns, tfpreempt writes a manifest (a list of files with checksums).
 
     Args:
         save_fn: the user's save function.

@@ -45,7 +45,8 @@ def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
 
 
 Edges = list[list[tuple[str, int]]]
-"""The names and numbers of the children of each object."""
+"""For each object, the children: name and number of the child, which is the child's
+index in the list of objects."""
 
 
 def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
@@ -90,7 +91,7 @@ def _children(view: Any, obj: Any) -> Iterable[Any]:
 # Attribute in which TensorFlow lists the children.
 _LIST = "_self_unconditional_checkpoint_dependencies"
 _LISTING = frozenset({"Trackable", "AutoTrackable", "TFLayer"})
-"""Classes of TensorFlow and Keras that save the children in TensorFlow's own list."""
+"""Classes of TensorFlow and Keras that keep the children in the attribute `_LIST`."""
 
 
 @functools.cache
@@ -137,10 +138,10 @@ class PlainVariable:
     """A variable that a later save can read directly, without TensorFlow's search.
 
     Attributes:
-        number: number of the object that has the variable, in `Graph.objects`.
+        number: index of the variable's object in `Graph.objects`.
         key: key of the value in the checkpoint.
-        variable: the local variable.
-        is_large: whether a read must not copy the value.
+        variable: weak reference to the tf.Variable on this machine.
+        is_large: whether a read must not copy the value; see `gather.is_large`.
     """
 
     number: int
@@ -156,9 +157,10 @@ class Search:
 
     Attributes:
         variables: the plain variables, by device and type.
-        others: number and keys of every other object with values.
-        described: the saved description of the object graph, by key.
-        rest: the result of the saver without the values.
+        others: for every other object with values: index in `Graph.objects`, and the
+            keys of the values.
+        described: the serialized object graph, by key.
+        rest: the remaining items of the saver's result, after the values.
     """
 
     variables: dict[tuple[str, tf.DType], list[PlainVariable]]
@@ -211,7 +213,7 @@ class Graph:
 
 
 def inner_variable(obj: Any) -> Any:
-    """Returns the variable of a Keras object; None for other objects.
+    """Returns TensorFlow's variable inside a variable of Keras; None for other objects.
 
     The attribute is looked up in `__dict__`, because a distributed variable reads its
     value when asked for a missing attribute.
@@ -265,8 +267,8 @@ def is_replicated(obj: Any, workers: int) -> bool:
 
 
 def local_parts(variable: Any) -> tuple[Any, ...]:
-    """Returns the tf.Variables on this machine of a variable of TensorFlow or Keras; an
-    empty tuple for other objects."""
+    """Returns the tf.Variables that a variable of TensorFlow or Keras has on this
+    machine: a tf.Variable for every local replica. Empty for other objects."""
     found = distributed(variable)
     if found is not None:
         return tuple(found.values)
@@ -337,8 +339,8 @@ def out_of_scope(make: Callable[[], T]) -> T:
 
 NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")
-"""Attributes of layers, optimizers and modules; of tf_keras' list of metrics; and of
-tf_keras' random generators."""
+"""An object with such an attribute may hold variables. In order: attribute of layers,
+optimizers and modules; of tf_keras' list of metrics; of tf_keras' random generators."""
 _SETTINGS = ("._steps_per_execution",)  # variables with settings of the user: not saved
 
 
@@ -352,17 +354,19 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     Attributes:
         found: layers, optimizers and variables that the Checkpoint does not track, by
             path.
-        own: path and variable of the metrics and random generators, in a fixed order.
-        differing: path and variable of the tracked variables to which every replica
-            assigns its own value.
+        own: path and variable, for the variables of metrics and random generators, in a
+            fixed order; every worker saves its values.
+        differing: path and variable, for the tracked variables to which every replica
+            assigns a different value.
         iterators: the dataset iterators tracked by the Checkpoint, by path. Weak
             references, because an iterator has threads, which must end when the program
             replaces the iterator.
         graph: the objects found by the last `attach`. The next call keeps the graph if
             it finds the same objects. None if an object does not support weak
             references.
-        reached: the objects entered by the last search for untracked objects. None if
-            the search found a new object.
+        reached: the objects entered by the last search for untracked objects. While
+            these objects are unchanged, `attach` does not search again. None if the
+            last search found a new object.
     """
 
     def __init__(self) -> None:
@@ -459,8 +463,8 @@ def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
 def _attach_untracked(
     attached: Attached, objects: list[Any], holders: list[tuple[str, int]]
 ) -> bool:
-    """Finds the objects that the Checkpoint does not track. Returns whether an object
-    is new."""
+    """Finds the objects that the Checkpoint does not track, and stores the objects in
+    `attached`. Returns whether an object was not found before."""
     roots = {path: objects[number] for path, number in holders}
     before = set(map(id, objects))
     tracked = set(before)
@@ -508,13 +512,14 @@ def _attach_untracked(
 
 
 def _variables_of_own(own: Any) -> list[Any]:
-    """Returns the variables of a metric or a generator. The list may grow later."""
+    """Returns the variables of a metric or random generator. Later calls may return
+    more variables."""
     return list(own.variables) if hasattr(type(own), "variables") else [own.state]
 
 
 def _parts_of_own(values: list[Any]) -> list[list[Any]]:
-    """Returns, for each metric or generator, the variables and the variables inside
-    them."""
+    """Returns, for every metric or random generator, the variables, and the
+    tf.Variables inside the variables."""
     return [
         [part for each in _variables_of_own(own) for part in (each, *local_parts(each))]
         for own in values
@@ -534,7 +539,8 @@ def _name(
 
 
 def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
-    """Stores the dataset iterators, and the variables that differ between replicas."""
+    """Stores the dataset iterators, and the variables that differ between replicas, in
+    `attached`; searches the tracked objects."""
     statistics = {
         id(variable)
         for _, layer in objects
