@@ -4,8 +4,9 @@ A V2 checkpoint has an index file (`<prefix>.index`): a table with a BundleEntry
 for each tensor, with the tensor's data file and range (tensorflow/core/util/
 tensor_bundle). The entry with the empty key is the BundleHeaderProto.
 
-A checkpoint without a manifest counts as complete if the table is
-intact and no data file ends before its last tensor.
+If a checkpoint has no manifest (tfpreempt's list of files with checksums), the
+checkpoint counts as complete if the table is intact and no data file is too short for
+the tensors in the table.
 
 The table has LevelDB's format (tensorflow/tsl `lib/io/table_builder.cc`,
 `block_builder.cc` and `format.cc`): blocks of entries in key order, then an index block
@@ -72,7 +73,7 @@ def numpy_dtype(number: int) -> np.dtype[Any]:
 
 
 def check(prefix: str) -> None:
-    """Checks the index and the lengths of the data files of a checkpoint.
+    """Checks the index of a checkpoint, and the lengths of the data files.
 
     Raises:
         CheckpointCorruptedError: a file is missing, too short or unreadable.
@@ -90,10 +91,10 @@ def check(prefix: str) -> None:
 
 
 def check_size(prefix: str) -> None:
-    """Refuses an index that is too large to be read.
+    """Raises an error for an index file that is too large to be read into memory.
 
     Raises:
-        OSError: the index is larger than 1 GiB, or the storage failed.
+        OSError: the index file is larger than 1 GiB, or the storage failed.
     """
     if os.stat(prefix + ".index").st_size > _MAX_INDEX_BYTES:
         raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
@@ -113,10 +114,11 @@ def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
 
 
 def _read(data: bytes) -> tuple[int, dict[int, int]]:
-    """Returns the number of data files, and the minimum length of every data file.
+    """Returns the number of data files, and, by the number of the file, the minimum
+    length of each data file in bytes.
 
     Args:
-        data: the table.
+        data: the table, which is the content of the index file.
     """
     shards = 1
     ends: dict[int, int] = {}
@@ -136,14 +138,15 @@ def _read(data: bytes) -> tuple[int, dict[int, int]]:
 
 
 def _fields(message: bytes) -> dict[int, int]:
-    """Returns the varint fields of a protocol buffer message; skips other fields."""
+    """Returns the varint fields of a protocol buffer message, by field number; skips
+    other fields."""
     return {n: value for n, value in _each_field(message) if isinstance(value, int)}
 
 
 def _each_field(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the fields of a protocol buffer message by number, in their order.
+    """Yields the number and value of each field of a protocol buffer message, in order.
 
-    Yields an int for a varint, and the bytes for any other field.
+    The value of a varint is an int; the value of any other field is its bytes.
     """
     file = io.BytesIO(message)
     while file.tell() < len(message):
@@ -169,8 +172,9 @@ class TensorEntry(NamedTuple):
         offset: first byte in the data file.
         size: size in bytes.
         crc32c: masked checksum of the bytes.
-        slices: of a tensor stored in slices, for each slice (start, length) of every
-            axis; the length is None for a whole axis. Empty for a tensor in one piece.
+        slices: if the tensor is stored in slices: for each slice, (start, length) of
+            every axis, with the length None for a whole axis. Empty for a tensor in a
+            single piece. The bytes of a slice have a separate entry.
     """
 
     dtype: int
@@ -182,7 +186,7 @@ class TensorEntry(NamedTuple):
     slices: tuple[tuple[tuple[int, int | None], ...], ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Returns the encoded message."""
+        """Returns the entry as the bytes of a protocol buffer message."""
         where = _field(3, self.shard) + _field(4, self.offset) + _field(5, self.size)
         crc = b"\x35" + struct.pack("<I", self.crc32c) if self.crc32c else b""
         cut = (_field(7, b"".join(_extent(*axis) for axis in s)) for s in self.slices)
@@ -190,7 +194,7 @@ class TensorEntry(NamedTuple):
 
     @classmethod
     def parse(cls, message: bytes) -> TensorEntry:
-        """Returns the entry of an encoded message.
+        """Returns the entry that the bytes of a protocol buffer message contain.
 
         Raises:
             ValueError, TypeError, IndexError: the message is corrupt.
@@ -216,7 +220,8 @@ class TensorEntry(NamedTuple):
 
 
 def header(shards: int) -> bytes:
-    """Returns the header entry of a checkpoint with a number of data files."""
+    """Returns the header entry (a BundleHeaderProto) for a checkpoint with `shards`
+    data files."""
     version = _field(3, _field(1, 1))  # VersionDef.producer: the version of the format
     return _field(1, shards) + version
 
@@ -227,7 +232,8 @@ def num_shards(header_entry: bytes) -> int:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Encodes a field of a protocol buffer message; nothing for 0, the default."""
+    """Returns the bytes of a field in a protocol buffer message; empty for the value 0,
+    the default."""
     if isinstance(value, bytes):
         return _varint_bytes(number << 3 | 2) + _varint_bytes(len(value)) + value
     return _varint_bytes(number << 3) + _varint_bytes(value) if value else b""
@@ -235,13 +241,15 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _kind(dtype: int, shape: tuple[int, ...]) -> bytes:
-    """Encodes dtype and shape; a scalar has an empty shape, not a missing shape."""
+    """Returns the fields for dtype and shape. The shape field of a scalar is present,
+    and has no dimensions."""
     dims = b"".join(_field(2, _field(1, size)) for size in shape)
     return _field(1, dtype) + _field(2, dims)
 
 
 def _extent(start: int, length: int | None) -> bytes:
-    """Encodes the extent of a slice along an axis; no length is the whole axis."""
+    """Returns the bytes for the extent of a slice along an axis. The length None stands
+    for the whole axis."""
     if length is None:
         return _field(1, b"")
     return _field(1, _field(1, start) + b"\x10" + _varint_bytes(length))
@@ -253,7 +261,8 @@ def _parse_extent(message: bytes) -> tuple[int, int | None]:
 
 
 def _of_number(number: int, message: Any) -> list[bytes]:
-    """Returns the messages in the fields of a number in a message."""
+    """Returns the bytes of the fields of `message` that have the field number
+    `number`."""
     return [v for n, v in _each_field(message) if n == number and type(v) is bytes]
 
 
@@ -264,7 +273,10 @@ _IS_PLAIN = b"\0"  # type byte that follows an uncompressed block
 
 
 def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys and values of a table, in order.
+    """Yields the keys and values of a table, in key order.
+
+    Args:
+        data: the table, which is the content of an index file.
 
     Raises:
         ValueError: the table is too short or corrupt.
@@ -298,7 +310,7 @@ def read(file: IO[bytes]) -> bytes:
 
 
 def to_bytes(values: Mapping[bytes, bytes]) -> bytes:
-    """Returns a table with the given keys and values."""
+    """Returns the bytes of a table with the given keys and values."""
     table = bytearray()
     index = [
         (block[-1][0], _add_block(table, block))
@@ -342,7 +354,8 @@ def _varint_bytes(number: int) -> bytes:
 
 
 def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys and values of the block at a handle."""
+    """Yields the keys and values in the block of a table that a handle (offset and
+    size, as varints) names."""
     offset, size = varint(handle), varint(handle)
     end = offset + size
     if end + 5 > len(data):
@@ -376,7 +389,8 @@ def _in_blocks(
 
 
 def _add_block(table: bytearray, values: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Appends a block to a table; returns its handle: offset and size, encoded."""
+    """Appends a block to a table. Returns the handle of the block: its offset and size,
+    as varints."""
     block = bytearray()
     restarts = []  # LevelDB's restart points: offsets of keys in full, here every key
     for key, value in values:

@@ -1,16 +1,18 @@
-"""Writes tensors with many threads: a checkpoint, or a part beside TensorFlow's files.
+"""Writes tensors with many threads: a whole checkpoint, or tensors that are added to
+TensorFlow's files.
 
-TensorFlow writes in one thread and copies every tensor first, and the checksums of its
-files are only known after a second read. Here every thread has a separate data file,
-because threads that write to the same file wait for each other. A thread writes the
-memory of the tensors without a copy. The thread computes the checksum of a piece just
-after the write, while the piece is in the processor's cache; a checksum before the
-write would cost twice as much.
+TensorFlow writes in one thread and copies every tensor first, and the checksums of
+TensorFlow's files are known only after a second read. Here every thread has a separate
+data file, because threads that write to the same file wait for each other. A thread
+writes the memory of the tensors without a copy. The thread computes the checksum of a
+piece just after the write, while the piece is in the processor's cache; a checksum
+before the write would cost twice as much.
 
-A data file contains the bytes of its tensors, joined. The index is TensorFlow's, with
-additional entries; or a new index, if TensorFlow has written nothing. Data files have
-the number of files in their names, so TensorFlow's files are renamed. The file format
-is defined in tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
+A data file contains the bytes of the tensors without gaps. If TensorFlow has written an
+index, entries are added to this index; otherwise a new index is written. The name of
+every data file contains the number of data files, so TensorFlow's files are renamed
+when files are added. The file format is defined in tensorflow/core/util/tensor_bundle/
+tensor_bundle.h and .cc.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
 
-# Number of threads that write, each to a separate file; or that read.
+# Number of threads for a write (each thread writes a separate file), and for a read.
 THREADS = min(4, os.cpu_count() or 1)
 SMALL_BYTES = 1 << 14  # smaller tensors are left to TensorFlow, which is as fast
 # If the larger tensors together have fewer bytes, TensorFlow writes all tensors.
@@ -56,15 +58,17 @@ def add(
     *,
     check: Callable[[], None] | None = None,
 ) -> dict[str, tuple[int, int]]:
-    """Adds tensors to a checkpoint that no reader uses yet.
+    """Adds tensors to a checkpoint that TensorFlow has written, and that no reader uses
+    yet.
 
     Args:
         files: the file operations.
-        prefix: prefix of TensorFlow's files, a path.
+        prefix: path prefix of TensorFlow's files.
         tensors: tensors to add.
-        threads: number of writing threads, and of new data files.
-        check: given for a save while training continues. Called between two pieces;
-            once `check` raises, the writing stops, and the files are not a checkpoint.
+        threads: number of threads, each of which writes a new data file.
+        check: for a save while training continues: function called between two pieces.
+            If `check` raises an error, the write stops, and the files are not a
+            checkpoint. None: training waits for the save.
 
     Returns:
         Size and crc32c of the new data files, by path. The new data files are synced to
@@ -97,13 +101,14 @@ def create(
 
     Args:
         files: the file operations.
-        prefix: prefix of the files, a path; there are no files yet.
+        prefix: path prefix of the files; no such files exist yet.
         tensors: all tensors of the checkpoint.
-        threads: number of writing threads, and of data files.
-        check: function called between two pieces; see `add`.
+        threads: number of threads, each of which writes a data file.
+        check: function called between two pieces, or None; see `add`.
 
     Returns:
-        Size and crc32c of the data files, by path, as `add` returns them.
+        Size and crc32c of the data files, by path. The data files are synced to the
+        disk; the index is not.
 
     Raises:
         OSError: error of the file system.
@@ -120,7 +125,7 @@ def deal_to_threads(
     slices: Sequence[TensorSlice], threads: int
 ) -> list[list[TensorSlice]]:
     """Divides tensor slices evenly between threads. Returns a list of slices for every
-    thread; there are fewer lists than threads if there is too little to write."""
+    thread that has something to write."""
     return [share for share in partition(slices, threads) if share]
 
 
@@ -135,13 +140,14 @@ def write(
     Args:
         files: the file operations.
         shares: for each file, by path, the tensor slices to write.
-        check: function called between two pieces; see `add`.
+        check: function called between two pieces, or None; see `add`.
 
     Returns:
         The written files, in the order of `shares`.
 
     Raises:
         OSError: error of the file system.
+        Exception: an exception raised by `check`.
     """
     failed = threading.Event()
     piece_bytes = _PIECE_BYTES if check is None else _PIECE_BYTES_ASYNC
@@ -166,19 +172,20 @@ def write(
 def merge(
     files: Files, prefix: str, parts: Sequence[Part]
 ) -> dict[str, tuple[int, int]]:
-    """Moves data files from elsewhere into the checkpoint at a prefix, and adds their
-    tensors to the index.
+    """Moves data files, which the workers have written into separate directories, into
+    a checkpoint, and adds the tensors of these files to the index.
 
     A file that cannot be moved is written again.
 
     Args:
         files: the file operations.
-        prefix: prefix of TensorFlow's files, a path.
-        parts: data files to move; of any tensor, the files together contain all rows or
-            no row.
+        prefix: path prefix of TensorFlow's files.
+        parts: data files to move. The files together contain all rows of each of their
+            tensors.
 
     Returns:
-        Size and crc32c of the new data files, by path, as `add` returns them.
+        Size and crc32c of the moved data files, by path. The index is not synced to the
+        disk.
 
     Raises:
         OSError: error of the file system.
@@ -190,15 +197,15 @@ def data_file(prefix: str, shard: int, count: int) -> str:
     """Returns the path of a data file in a checkpoint.
 
     Args:
-        prefix: prefix of TensorFlow's files.
-        shard: number of the file.
+        prefix: path prefix of the checkpoint's files.
+        shard: number of the file, from 0.
         count: number of data files in the checkpoint.
     """
     return f"{prefix}.data-{shard:05d}-of-{count:05d}"
 
 
 def _read_index(prefix: str) -> dict[bytes, bytes]:
-    """Returns TensorFlow's index entries by key."""
+    """Returns the entries of the index file that TensorFlow has written, by key."""
     with open(prefix + ".index", "rb") as file:
         return dict(bundle.entries(file.read()))
 
@@ -229,8 +236,8 @@ def _merge(
 def _moved(files: Files, part: Part, path: str) -> Part:
     """Moves a data file; writes the file again at the new path if the move fails.
 
-    The move of a file written by another machine may fail: the file may have vanished,
-    or this machine cannot reach it.
+    The move of a file written by another machine fails if the file has vanished, or if
+    this machine cannot reach the file.
 
     Returns:
         The data file at the new path.
@@ -256,7 +263,8 @@ def _write_part(
     piece_bytes: int,
     check: Callable[[], None],
 ) -> Part:
-    """Writes and syncs one data file. Called on a separate thread for each file."""
+    """Writes and syncs a data file with a share, and calls `check`, which may stop the
+    write, before every piece. Called on a separate thread for each file."""
     whole = checksum.ChecksumWriter()
     sums: list[int] = []
 
@@ -299,12 +307,8 @@ def offsets_of(slices: Sequence[TensorSlice]) -> list[int]:
 
 
 def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the index entry of every tensor slice in a data file: its key, and a
-    BundleEntryProto.
-
-    A BundleEntryProto gives the position of some rows of a tensor, or of the whole
-    tensor.
-    """
+    """Yields key and index entry (a BundleEntryProto) for every tensor slice in the
+    data file with number `shard`. The entry gives the position of the slice's bytes."""
     for tensor_slice, offset, crc in zip(
         part.slices, part.offsets, part.sums, strict=True
     ):
@@ -319,8 +323,9 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _entries_of_cut(slices: Iterable[TensorSlice]) -> dict[bytes, bytes]:
-    """Returns an index entry for every partitioned tensor, by key. The entry lists the
-    slices of the tensor. Separate entries have the positions of the slices."""
+    """Returns an index entry for every tensor that is cut into slices, by key. The
+    entry lists the slices; the positions of the slices are in the entries from
+    `_entries`."""
     cuts: dict[str, list[tuple[tuple[int, int | None], ...]]] = {}
     tensors: dict[str, DenseTensor] = {}
     for tensor_slice in sorted(slices, key=lambda each: each.start):
@@ -340,7 +345,7 @@ def _entries_of_cut(slices: Iterable[TensorSlice]) -> dict[bytes, bytes]:
 
 def _key(tensor_slice: TensorSlice) -> bytes:
     """Returns the index key of a tensor slice: the tensor's name if the slice is the
-    whole tensor, else the key of its rows."""
+    whole tensor, otherwise the key from `slice_key`."""
     name, axes = tensor_slice.tensor.name, len(tensor_slice.tensor.shape)
     if tensor_slice.rows is None:
         return name.encode()
@@ -348,11 +353,11 @@ def _key(tensor_slice: TensorSlice) -> bytes:
 
 
 def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
-    """Returns the index key of some rows of a tensor, along its first axis.
+    """Returns the index key of consecutive rows of a tensor along the first axis.
 
-    The format of the key is that of `EncodeTensorNameSlice`
-    (tensorflow/core/util/saved_tensor_slice_util.cc), with numbers and strings encoded
-    as in tensorflow/core/lib/strings/ordered_code.cc.
+    TensorFlow's function `EncodeTensorNameSlice`
+    (tensorflow/core/util/saved_tensor_slice_util.cc) defines the format, with numbers
+    and strings encoded as in tensorflow/core/lib/strings/ordered_code.cc.
 
     Args:
         name: name of the tensor.

@@ -1,8 +1,8 @@
 """Divides large tensors evenly among workers, or among threads of a worker.
 
-The tensors that one worker or thread writes are its share. The division depends only on
-the tensors and the number of shares. So workers with equal tensors compute the same
-division, and know every share without communication.
+A share is the list of tensor slices that a single worker or thread writes. The division
+depends only on the tensors and the number of shares. So workers with equal tensors
+compute the same division, and know every share without communication.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ class DenseTensor(NamedTuple):
         dtype: number in TensorFlow's DataType.
         shape: dimensions of the tensor.
         data: contiguous bytes of the tensor; never modified.
-        can_be_cut: whether TensorFlow can read the tensor from several slices.
-        is_shared: whether objects outside of the save may use the memory of `data`.
-        is_replicated: whether every worker holds the same tensor.
+        can_be_cut: whether TensorFlow can read the tensor if it is stored in slices.
+        is_shared: whether objects outside of the save may use the memory of `data`, so
+            that an asynchronous save must copy the bytes.
+        is_replicated: whether every worker holds the same tensor, so that any worker
+            can write the tensor.
     """
 
     name: str
@@ -42,12 +44,12 @@ class DenseTensor(NamedTuple):
 
 
 class TensorSlice(NamedTuple):
-    """Consecutive rows of a tensor along the first axis, usually every row.
+    """Consecutive rows of a tensor along the first axis; usually the whole tensor.
 
     Attributes:
         tensor: the tensor.
         start: index of the first row.
-        rows: number of rows; None for a tensor that is not cut.
+        rows: number of rows; None if the slice is the whole tensor.
     """
 
     tensor: DenseTensor
@@ -88,10 +90,10 @@ class Part:
         path: current path of the file.
         size: size of the file in bytes.
         crc32c: checksum of the whole file.
-        slices: tensor slices in the file that the index is to name, usually every
-            slice.
-        offsets: offset in the file, for each of `slices`.
-        sums: crc32c of the bytes, for each of `slices`.
+        slices: the tensor slices in the file that belong to the checkpoint, usually
+            every slice. Only these slices get an entry in the index.
+        offsets: for each of `slices`, the offset of its first byte in the file.
+        sums: for each of `slices`, the crc32c of its bytes.
     """
 
     path: str
@@ -102,10 +104,10 @@ class Part:
     sums: Sequence[int]
 
     def only(self, should_save: Sequence[bool]) -> Part:
-        """Returns an object for the same file that names only some tensor slices.
+        """Returns a Part for the same file with only some of the `slices`.
 
         Args:
-            should_save: for each of `slices`, whether to keep the slice.
+            should_save: for each of `slices`, whether the new Part has the slice.
         """
         return dataclasses.replace(
             self,
@@ -119,10 +121,10 @@ def partition(slices: Sequence[TensorSlice], count: int) -> list[list[TensorSlic
     """Divides tensor slices into shares of about equal size in bytes.
 
     First, the slices are assigned in order of size, the largest first, always to the
-    smallest share. If the sizes still differ much, as with one very large tensor, a
-    slice of the largest share is cut, and a piece moves to the smallest share. A share
-    without a slice that can be cut stays as it is. Few tensors are cut, because
-    TensorFlow reads a cut tensor more slowly.
+    share that is the smallest so far. If the sizes of the shares still differ much, for
+    example because of a very large tensor, a slice of the largest share is cut, and a
+    piece moves to the smallest share. A share without a slice that can be cut is left
+    unchanged. Few tensors are cut, because TensorFlow reads a cut tensor more slowly.
 
     Args:
         slices: tensor slices to be divided.
@@ -161,6 +163,8 @@ def _cut_one(
     share: Sequence[TensorSlice], nbytes: float
 ) -> tuple[TensorSlice, list[TensorSlice]] | None:
     """Cuts about `nbytes` bytes off the largest tensor slice of a share.
+
+    If the largest slice cannot be cut, the next smaller slice is cut.
 
     Returns:
         The piece, and the share without the piece; None if no slice can be cut.

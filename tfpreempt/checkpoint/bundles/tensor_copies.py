@@ -19,23 +19,26 @@ _COPIED_AT_ONCE = 1 << 24
 def copied(
     tensors: Sequence[DenseTensor], threads: int, spare: Bytes | None = None
 ) -> tuple[list[DenseTensor], Bytes]:
-    """Copies tensors into separate memory, so that later changes do not affect the
-    copies.
+    """Copies tensors into separate memory, so that later training steps do not change
+    the copies.
 
-    A tensor read from a variable may use the variable's memory. TensorFlow assigns a
-    new value in other memory. But an operation that writes in place, or into the NumPy
-    array from which the tensor was made, changes the tensor. A step of JAX gives the
-    memory to its results. A tensor read from a GPU is already a copy.
+    A tensor read from a variable may use the variable's memory. A usual assignment of
+    TensorFlow puts the new value into new memory, and does not change the tensor. But
+    an operation that writes in place changes the tensor, and so does a write to the
+    NumPy array from which the tensor was made. A step of JAX may write its results into
+    the memory of its arguments. A tensor read from a GPU is already a copy.
 
     Args:
-        tensors: tensors that do not change during the copy.
-        threads: number of copying threads.
-        spare: memory of copies that are no longer needed; used if the size is right.
-            The kernel has to clear new memory first, which takes longer than the copy.
+        tensors: tensors that do not change during the copy. Only tensors with
+            `is_shared` are copied.
+        threads: number of threads that copy.
+        spare: memory of earlier copies that are no longer needed, or None. Used if the
+            size is right, because new memory must first be cleared by the kernel, which
+            takes longer than the copy.
 
     Returns:
-        The tensors; and the memory of the copies: a single block, because the kernel
-        clears large memory in larger pages.
+        The tensors; and the memory of the copies, a single block, because the kernel
+        clears a large block in larger pages, which is faster.
     """
     size = sum(each.data.nbytes for each in tensors if each.is_shared)
     memory = (

@@ -2,7 +2,8 @@
 
 Several threads read the data files in pieces, and compute the checksum of a piece while
 the piece is still in the processor's cache. Tensors are returned only after every byte
-was read and all checksums matched. `bundle_writer` names the source of the file format.
+was read and all checksums matched. `bundle_writer.py` names the definition of the file
+format.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _item_size(dtype: int) -> int | None:
-    """Returns the bytes of a number of a dtype; None if the dtype is not plain memory.
+    """Returns the size of an element in bytes; None if the dtype is not plain memory.
 
     Args:
         dtype: number in TensorFlow's DataType.
@@ -52,11 +53,12 @@ def _item_size(dtype: int) -> int | None:
 
 
 class _StoredSlice(NamedTuple):
-    """A range of bytes in a data file: a whole tensor, or some rows of a tensor.
+    """A range of bytes in a data file: a whole tensor, some rows of a tensor, or bytes
+    between two tensors.
 
     Attributes:
         path: path of the data file.
-        offset: first byte of the range in the file.
+        offset: offset of the first byte in the file.
         size: size in bytes.
         crc32c: masked checksum of the bytes, from the index; `_UNKNOWN` for bytes
             between tensors.
@@ -69,12 +71,12 @@ class _StoredSlice(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor stored in the checkpoint files, as byte ranges.
+    """The location of a tensor: byte ranges in the data files of a checkpoint.
 
     Attributes:
         dtype: number in TensorFlow's DataType.
-        shape: dimensions.
-        slices: the ranges; joined in order, they are the bytes of the tensor.
+        shape: dimensions of the tensor.
+        slices: the byte ranges; joined in this order, they are the tensor's bytes.
     """
 
     dtype: int
@@ -93,12 +95,12 @@ class Stored(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Some bytes of a stored range, and the memory to read the bytes into.
+    """A piece of a byte range in a file, and the memory for the bytes of the piece.
 
     Attributes:
-        stored_slice: the range of the file to which the piece belongs.
-        offset: first byte of the piece in the file.
-        memory: destination of the bytes.
+        stored_slice: the byte range to which the piece belongs.
+        offset: offset of the first byte of the piece in the file.
+        memory: memory into which the bytes are read; as large as the piece.
     """
 
     stored_slice: _StoredSlice
@@ -109,7 +111,7 @@ class _Piece(NamedTuple):
 _Key = TypeVar("_Key")
 
 _Part = tuple[_StoredSlice, Bytes]
-"""A tensor slice, and the memory for the bytes of the slice."""
+"""A byte range of a file, and the memory into which its bytes are read."""
 
 
 def data_size(prefix: str) -> int:
@@ -118,10 +120,10 @@ def data_size(prefix: str) -> int:
 
 
 class Index:
-    """The index of a checkpoint: the position of each tensor in the files.
+    """The index of a checkpoint, which gives the position of each tensor in the files.
 
     Args:
-        prefix: prefix of TensorFlow's files.
+        prefix: path prefix of the checkpoint's files; reads `<prefix>.index`.
 
     Raises:
         OSError: the index cannot be read.
@@ -140,9 +142,9 @@ class Index:
                 yield key.decode()
 
     def find(self, name: str) -> Stored | None:
-        """Returns where a tensor is stored. None if the tensor is missing, or its byte
-        ranges do not join to the tensor's memory (strings, variants, slices without
-        full rows).
+        """Returns where a tensor is stored. None if the tensor is missing, or if its
+        stored bytes are not the bytes of the tensor in memory (strings, variants,
+        slices without full rows).
 
         Args:
             name: name of the tensor.
@@ -160,9 +162,9 @@ class Index:
         return found if is_plain else None
 
     def _slices(self, name: str, entry: TensorEntry) -> list[TensorEntry]:
-        """Returns the index entries of a tensor's slices, in row order. A slice without
-        full rows, or with a gap before it, is left out, so `find` notices missing
-        bytes."""
+        """Returns the index entries of a tensor's slices, in row order. Leaves out a
+        slice without full rows, and a slice after a gap: the result then has fewer
+        bytes than the tensor, and `find` returns None."""
         parts, rows = [], 0
         for (start, length), *others in sorted(
             entry.slices, key=lambda axes: axes[0][0]
@@ -192,16 +194,16 @@ class Index:
 def read(
     stored: Mapping[_Key, Stored], *, has_gaps: bool = False
 ) -> tuple[dict[_Key, tuple[Stored, Bytes]], dict[str, tuple[int, int]]]:
-    """Reads tensors into new memory, and checks their checksums.
+    """Reads tensors into new memory, and compares the checksums with the index.
 
     Args:
-        stored: the tensors, by any keys.
-        has_gaps: whether to read the bytes between tensors as well, for the checksums
-            of whole files.
+        stored: where the tensors are stored, by any keys.
+        has_gaps: whether to read the bytes between tensors as well, so that the
+            checksums of whole files are known.
 
     Returns:
-        The tensors with their memory, by key. Size and crc32c of the completely read
-        files, by path; empty without `has_gaps`.
+        By the same keys, where the tensor is stored, and its bytes. And by path, size
+        and crc32c of each file that was read completely; empty without `has_gaps`.
 
     Raises:
         CheckpointCorruptedError: the bytes of a tensor do not match the index.
@@ -243,8 +245,8 @@ def read(
 
 
 def _gaps(slices: Sequence[_StoredSlice]) -> list[_Part]:
-    """Returns the byte ranges between tensors, and from the last tensor to the end of a
-    file, with memory to read the bytes into."""
+    """Returns the byte ranges between tensors (`slices`), and from the last tensor to
+    the end of the file, with new memory for the bytes."""
     ends = [
         _StoredSlice(path=path, offset=os.path.getsize(path), size=0, crc32c=_UNKNOWN)
         for path in {each.path for each in slices}
@@ -263,10 +265,11 @@ def _gaps(slices: Sequence[_StoredSlice]) -> list[_Part]:
 
 
 def _jobs(parts: Sequence[_Part]) -> Iterator[list[_Piece]]:
-    """Yields jobs: lists of pieces, in file order. A job reads from a single file.
+    """Yields jobs. A job is a list of pieces of a single file, in the order of the
+    file; a single thread reads the job.
 
     Args:
-        parts: byte ranges, and the memory to read the bytes into.
+        parts: byte ranges, and the memory for the bytes.
     """
     job: list[_Piece] = []
     size = 0
@@ -289,8 +292,8 @@ def _position(stored_slice: _StoredSlice) -> tuple[str, int]:
 
 
 def _read_job(job: Sequence[_Piece]) -> list[int]:
-    """Fills the memory of a job's pieces. Called on any thread. Returns the crc32c of
-    every piece, in order."""
+    """Reads the pieces of a job into memory. Called on any thread. Returns the crc32c
+    of every piece, in the order of the pieces."""
     path, crcs = job[0].stored_slice.path, []
     with file_reading.open_file(path) as file:
         for together in _neighbours(job):
@@ -309,16 +312,17 @@ def _read_job(job: Sequence[_Piece]) -> list[int]:
 
 
 def _fill(file: IO[bytes], memory: Sequence[Bytes], offset: int) -> int:
-    """Reads bytes into buffers, from an offset of the file. Returns the number of bytes
-    read; 0 at the end of the file."""
+    """Reads bytes of a file, from `offset` on, into several buffers in order. Returns
+    the number of bytes read, which may be fewer than the buffers hold; 0 at the end of
+    the file."""
     # Any: the type hints of NumPy 1 do not declare arrays as buffers.
     buffers: Any = memory
     return os.preadv(file.fileno(), buffers, offset)
 
 
 def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Yields groups of adjacent pieces to be read by a single call: at most as many as
-    fit in the cache."""
+    """Yields groups of adjacent pieces. A single system call reads a group, and the
+    bytes of a group fit in the processor's cache."""
     together: list[_Piece] = []
     size = 0
     for each in job:
@@ -334,15 +338,15 @@ def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _allocate(sizes: Sequence[int]) -> list[Bytes]:
-    """Returns new memory for some tensors, aligned like TensorFlow's memory.
+    """Returns new memory for each of some tensors, aligned like TensorFlow's memory.
 
-    Several tensors are slices of a single allocation, freed together with the last
-    tensor. Small tensors do not share with large tensors: a small variable that is
-    never assigned again would keep the large memory.
+    Several tensors use a single allocation, which is freed when the last of the tensors
+    is freed. Small tensors never share an allocation with large tensors: otherwise a
+    small variable that is never assigned again would keep the whole allocation.
 
-    The memory has small pages, as TensorFlow's memory has. Large pages, if available,
-    are cleared five times faster. But clearing takes seven times as long if a virtual
-    machine has returned the memory to its host.
+    The memory has small pages, like TensorFlow's memory. The kernel clears large pages,
+    if available, five times faster; but if a virtual machine has returned the memory to
+    the host, clearing large pages takes seven times as long.
     """
     spaces = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes]
     left, memory = sum(spaces), []
