@@ -8,7 +8,7 @@ keras_generator      adapter: the random generator of Keras on another backend
 random_state         saves the random generators of the program, per worker
 state                State: a named value that every commit includes
 state_file           reads and writes the file of a single State, outside of any commit
-unfinished_caches    deletes the unfinished files of Dataset.cache(path)
+unfinished_caches    deletes incomplete files of tf.data's Dataset.cache(path)
 unsaved_state_check  warns of values that a step changes and no commit holds
 
 Imported by checkpoint/mirror, checkpoint/restore, checkpoint/tensors, data, handler,

@@ -1,9 +1,9 @@
-"""Adapter: saves and restores named arrays, as files that TensorFlow can read.
+"""Adapter: saves and restores named arrays, in files that TensorFlow can read.
 
-The arrays are those of a program that does not use TensorFlow, such as the variables of
-Keras on JAX. tfpreempt writes them in the format of a tf.train.Checkpoint, without
-TensorFlow (`checkpoint/bundles/`), so `tf.train.load_checkpoint` reads each array by
-its name. The chief writes all arrays.
+The arrays belong to a program that does not use TensorFlow: for example, the arrays are
+the variables of Keras on JAX. The chief (worker 0) writes all arrays in the format of a
+tf.train.Checkpoint, without TensorFlow (`checkpoint/bundles/`), so
+`tf.train.load_checkpoint` can read each array by its name.
 """
 
 from __future__ import annotations
@@ -33,18 +33,24 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class ArrayCheckpoint:
-    """Named arrays of a program, in place of a tf.train.Checkpoint."""
+    """Named arrays of a program without TensorFlow. The callback passes a subclass
+    where a program with TensorFlow passes a tf.train.Checkpoint."""
 
     def arrays(self) -> Mapping[str, Any]:
-        """Returns the current arrays by name; NumPy can convert each without a copy."""
+        """Returns the current arrays by name: objects that NumPy can convert to arrays
+        without a copy."""
         raise NotImplementedError
 
     def assign(self, arrays: Arrays) -> None:
-        """Assigns the arrays of a commit, which keep their memory.
+        """Assigns the arrays of a commit to the variables of the program.
+
+        Args:
+            arrays: the arrays by name. No other object uses the memory of the arrays,
+                so the variables may keep the memory.
 
         Raises:
-            CheckpointMismatchError: the arrays are of another program; nothing was
-                assigned.
+            CheckpointMismatchError: an array is missing or has another shape than the
+                program's variable; nothing was assigned.
         """
         raise NotImplementedError
 
@@ -55,15 +61,17 @@ def is_checkpoint(given: Any) -> bool:
 
 
 def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> None:
-    """Does nothing: the callback has checked its directory."""
+    """Does nothing: the callback has already checked that it has a directory."""
 
 
 def attach_counter(given: Any) -> None:
-    """Returns None: the manifest of a commit has the number of steps."""
+    """Returns None, for no variable that counts runs: the number of steps is in the
+    manifest of a commit, not in a variable."""
 
 
 def file_location(given: Any) -> tuple[str | None, str]:
-    """Returns that the checkpoint has no directory, and the prefix of its files."""
+    """Returns None, because an `ArrayCheckpoint` names no directory, and the prefix of
+    the file names in a commit."""
     return None, layout.PAYLOAD
 
 
@@ -77,7 +85,8 @@ def make_contents(
     is_shared: bool,
     is_second: bool,
 ) -> Contents:
-    """Returns the `Contents` of an `ArrayCheckpoint`; see `open_directory`.
+    """Returns the object that saves and restores an `ArrayCheckpoint`. The arguments
+    are described in `open_directory`.
 
     Raises:
         ConfigurationError: a save_fn was given.
@@ -91,7 +100,7 @@ def make_contents(
 
 
 def saving() -> contextlib.AbstractContextManager[None]:
-    """Returns a context without effect."""
+    """Returns a context without effect, because no save_fn is called."""
     return contextlib.nullcontext()
 
 
@@ -100,9 +109,10 @@ class ArrayContents(Contents):
 
     Args:
         checkpoint: the arrays.
-        cluster: the workers; the chief writes.
+        cluster: the workers; only the chief writes.
         files: the file operations.
-        keeps_copies: whether to keep the memory of an asynchronous save for the next.
+        keeps_copies: whether the next asynchronous save uses the same memory for its
+            copies of the arrays as the previous asynchronous save.
     """
 
     needs_prefix = True
@@ -188,10 +198,10 @@ class ArrayContents(Contents):
 
 
 def _dense(name: str, given: Any) -> DenseTensor:
-    """Returns an array as a tensor of a save, without a copy if possible.
+    """Returns an array as a DenseTensor, without a copy if possible.
 
     Raises:
-        SaveError: TensorFlow's format has no such dtype.
+        SaveError: TensorFlow's format has no number for the dtype of the array.
     """
     array = np.asarray(given)
     if (number := _NUMBERS.get(array.dtype.name)) is None:
@@ -204,11 +214,11 @@ def _dense(name: str, given: Any) -> DenseTensor:
 
 
 def _read(prefix: str) -> tuple[Arrays, Mapping[str, tuple[int, int]]]:
-    """Reads all arrays of a commit, and checks their checksums.
+    """Reads all arrays of a commit, and compares the checksums with the index.
 
     Returns:
-        The arrays by name; and size and crc32c, by path, of the files of which every
-        byte was read.
+        The arrays by name; and size and crc32c, by path, of each file that was read
+        completely.
 
     Raises:
         CheckpointCorruptedError: the bytes do not match the index.

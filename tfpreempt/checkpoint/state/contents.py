@@ -1,7 +1,8 @@
-"""`Contents`: interface for the files that TensorFlow or a save_fn writes to a commit.
+"""`Contents`: saves and restores the files of a commit that depend on a framework.
 
-tensor_contents.py has the subclasses for a Checkpoint and a CheckpointManager.
-`StagedSave` has the attributes of a save that a subclass uses.
+The subclasses for a tf.train.Checkpoint, a CheckpointManager and a save_fn are in
+tensor_contents.py, the subclass for arrays is in array_contents.py. `StagedSave` has
+the attributes of a running save that a subclass uses.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from tfpreempt.checkpoint.state.state import State
 class StagedSave(StagedFiles):
     """A save on one worker: the tensors captured, and the files written so far.
 
-    Used by one thread at a time: by the main thread until the capture ends, then by the
-    thread that writes and publishes the save.
+    Used by a single thread at a time: by the main thread until the capture ends, then
+    by the thread that writes and publishes the save.
 
     Attributes:
         is_empty: whether a save_fn returned None, so that there is nothing to commit.
-        tensors: captured tensors that are not written yet. If `is_dealt`, also the
-            written tensors, until the commit.
-        is_dealt: whether the tensors that every worker holds are divided among the
-            workers, and every worker writes a share.
+        tensors: captured tensors that are not written yet. If `is_dealt`, the chief
+            also keeps the written tensors until the commit.
+        is_dealt: whether the tensors that are equal on all workers are divided among
+            the workers, and every worker writes a share of the tensors.
         parts: data files already written, and not in an index yet.
-        capture_seconds: time that training waited for the capture.
-        share_seconds: time that this worker took to write its share, if `is_dealt`.
+        capture_seconds: seconds for which training waited for the capture.
+        share_seconds: seconds that this worker took to write its share, if `is_dealt`.
     """
 
     is_empty: bool = False
@@ -49,11 +50,12 @@ class StagedSave(StagedFiles):
         return self.cancel_token is not None
 
     def create_staging(self, prefix: str | None = None) -> None:
-        """Creates the staging directory; called before any file is written.
+        """Creates the staging directory, in which a save writes files before the
+        commit; called before any file is written.
 
         Args:
-            prefix: TensorFlow's prefix, on the chief, if a CheckpointManager or save_fn
-                chooses the file names; otherwise None.
+            prefix: on the chief, if a CheckpointManager chooses the file names: the
+                path prefix of TensorFlow's files. Otherwise None.
 
         Raises:
             SaveError: the checkpoint directory was replaced.
@@ -83,15 +85,16 @@ class StagedSave(StagedFiles):
 
 
 class Contents:
-    """Saves and restores what TensorFlow or a save_fn writes.
+    """Saves and restores the files that a framework or a save_fn writes.
 
-    The base class is for programs without a checkpoint: nothing is written.
+    The base class is for programs with named States only: it writes no such files.
 
     Attributes:
-        states: States that belong to the contents, saved by every worker.
+        states: tfpreempt's States for values that the files do not contain, such as
+            values that differ between workers. Every worker saves these States.
         can_be_async: whether saves can be written while training continues.
-        needs_prefix: whether a restore needs TensorFlow's files. If so, a commit with
-            named States only is skipped.
+        needs_prefix: whether a restore needs files in TensorFlow's format. If so, a
+            restore skips a commit that contains only named States.
     """
 
     states: Sequence[State] = ()
@@ -101,14 +104,14 @@ class Contents:
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         """Captures the state of this worker; on the chief, also writes small values.
 
-        Called on the main thread. Work in which every worker takes part is done even if
-        an error occurs, because the other workers wait. Large tensors may be kept for
-        `write`: as copies if the save `is_async`; otherwise as references, because
-        training waits for `write`.
+        Called on the main thread. After an error, a subclass still takes part in the
+        collective operations of the save, because the other workers wait for this
+        worker. Large tensors may be kept in `save` for the method `write`: copies if
+        the save `is_async`; otherwise references, because training waits for `write`.
 
         Args:
-            save: receives the captured state. `create_staging` is called before any
-                file is written, and may fail.
+            save: receives the captured state. The method calls `save.create_staging`,
+                which may fail, before any file is written.
             *args: the user's positional arguments for the save.
             **kwargs: the user's keyword arguments for the save.
         """
@@ -117,16 +120,18 @@ class Contents:
             save.number = int(number)
 
     def take_part(self) -> None:
-        """Takes part in the collective reads of the other workers' `capture`.
+        """Takes part in the collective reads that other workers make in `capture`.
 
-        Called on the main thread of a worker that captures nothing itself.
+        Called on the main thread of a worker that captures nothing in this save; the
+        other workers would wait forever without this worker.
         """
 
     def prepare(self) -> None:
         """Determines the objects to save and their keys, to make the first save faster.
 
         Called on the main thread after the first step, when every object exists. Reads
-        no tensor, and needs no other worker. A save finds later changes by itself.
+        no tensor, and needs no other worker. Objects may still change later: every save
+        checks for changes.
         """
 
     def held_bytes(self) -> int:
@@ -134,7 +139,8 @@ class Contents:
         return 0
 
     def free_copies(self) -> None:
-        """Frees the memory kept for the next asynchronous save; on any thread."""
+        """Frees the memory kept for the copies of the next asynchronous save. May be
+        called on any thread."""
 
     def write(self, save: StagedSave) -> None:
         """Writes the tensors kept by `capture`; called on any thread."""
@@ -142,26 +148,28 @@ class Contents:
     def complete(self, save: StagedSave, workers: Collection[int]) -> None:
         """Writes the index for a save whose tensors were divided among the workers.
 
-        Called on the chief if the save `is_dealt`. The chief itself writes tensors that
-        a worker has not written, so no tensor may have changed since `capture`.
+        Called on the chief, if the save `is_dealt`. If a worker has not written its
+        share of the tensors, the chief writes the share now; so no tensor may have
+        changed since `capture`.
 
         Args:
-            save: save after a call of `write`.
-            workers: indices of the workers known to have written their share of the
-                tensors.
+            save: the save; `write` was called before.
+            workers: indices of the workers that reported a written share.
         """
 
     def committed(self) -> None:
-        """Deletes checkpoints that the user's manager no longer keeps; on the chief."""
+        """Called on the chief after a commit: deletes the checkpoints that the user's
+        CheckpointManager no longer keeps."""
 
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
-        """Reads the numeric tensors of a commit, and keeps them for `restore`.
+        """Reads the numeric tensors of a commit, and keeps the tensors for `restore`,
+        so that the verification and the restore read the files only once.
 
         Args:
-            prefix: prefix of TensorFlow's files, not verified yet.
+            prefix: path prefix of the commit's files, which are not verified yet.
 
         Returns:
-            Size and crc32c, by path, of the files of which every byte was read.
+            Size and crc32c, by path, of each file that was read completely.
         """
         return {}
 
@@ -169,51 +177,58 @@ class Contents:
         """Frees the tensors kept by `read_ahead`; a save frees them too."""
 
     def check(self, prefix: str) -> None:
-        """Checks that TensorFlow can read the files; assigns nothing.
+        """Checks that `restore` can read the files of a commit; assigns no value.
 
         Args:
-            prefix: prefix of TensorFlow's files.
+            prefix: path prefix of the commit's files.
 
         Raises:
-            CheckpointCorruptedError: TensorFlow cannot read the files.
+            CheckpointCorruptedError: the files cannot be read.
         """
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         """Compares the checkpoint with the user's objects, then restores the objects.
 
         Args:
-            prefix: prefix of TensorFlow's files.
+            prefix: path prefix of the commit's files.
             with_data: whether to restore dataset iterators. The files have the
-                positions of the chief's iterators; iterators with one position for
-                every worker are always restored.
+                positions of the chief's iterators, so the value is False on other
+                workers. Iterators with the same position on every worker are restored
+                in both cases.
         """
 
     def unrestored_variables(self) -> Sequence[str]:
-        """Returns names of variables in the restored commit that do not exist yet.
+        """Returns the names of variables that are in the restored commit, but do not
+        exist in the program yet.
 
-        A variable is restored when the program creates it. A save before that moment
-        would lose the variable's value.
+        Such a variable is restored when the program creates the variable. A save before
+        the creation would lose the restored value.
         """
         return ()
 
     def warn_of_unrestored(self) -> None:
-        """Logs a warning with the unrestored variables, once."""
+        """Logs a warning with the result of `unrestored_variables`, once for each
+        restore."""
 
     def check_shares(self) -> None:
-        """Checks that the batches can be divided equally among the current workers.
+        """Checks that the batches of the program's iterators can be divided equally
+        among the current workers.
 
-        Called before a restore with a different number of workers.
+        Called before a restore if the number of workers has changed.
 
         Raises:
             ConfigurationError: the batches cannot be divided equally.
         """
 
     def restored(self, candidate: Entry) -> None:
-        """Updates the user's CheckpointManager after a checkpoint was restored."""
+        """Updates the user's CheckpointManager after a restore.
+
+        Args:
+            candidate: the restored checkpoint.
+        """
 
     def needs_peers(self) -> bool:
-        """Returns whether `capture` needs every worker at the same time.
-
-        For example, a collective read of a variable needs every worker.
+        """Returns whether `capture` on a worker needs all other workers at the same
+        time, for example because the read of a variable is a collective operation.
         """
         return False

@@ -1,17 +1,20 @@
 """Fingerprints of the order of training data, stored with the positions in the data.
 
-A position gives how much of the data was read, but not in which order. If a resumed run
-has a different order, it trains on some samples twice and on others never, and nothing
-shows the error. So a commit stores fingerprints (crc32c), and a restore compares them:
+A position gives how much of the data was read, but not the order of the data. A resumed
+run with a different order would train on some samples twice and on other samples never,
+without an error. So a commit stores fingerprints (crc32c), and a restore compares the
+fingerprints with the resumed run. The kinds of fingerprints:
 
-- "permutation": of the sample indices in their order, if the order is known: for
-  arrays, a PyDataset and the pipelines of `tfpreempt.data`. A difference is an error.
-- "seeds": of the shuffles of a tf.data pipeline. The interrupted epoch is continued
-  from the iterator's state, but the seeds decide the order of later epochs.
-- "element": of the last trained batch, if the data before the position are read again
-  after a restart.
+- "permutation": checksum of the sample indices in order, for data with known indices:
+  arrays, a PyDataset, the pipelines of `tfpreempt.data`. A difference is an error.
+- "seeds": checksum of the seeds of a tf.data pipeline's shuffles. A difference causes a
+  warning: the interrupted epoch continues from the iterator's state, but the seeds
+  decide the order of later epochs.
+- "element": checksum of the last trained batch, for data that are read again up to the
+  position after a restart. A difference causes a warning.
 
-A kind of fingerprint is compared only if both the commit and the run have that kind.
+A kind of fingerprint is compared only if both the commit and the resumed run have this
+kind.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from tfpreempt.storage import checksum
 log = logging.getLogger(__name__)
 
 Order = Mapping[str, int]
+"""Fingerprints of the order of some data, by kind."""
 
 _FEW = 1024  # only the first indices of an order, or numbers of an array, are compared
 _WARNINGS = {
@@ -49,13 +53,14 @@ _WARNINGS = {
 
 
 def of_indices(indices: Any) -> int:
-    """Returns the fingerprint of some indices in their order."""
+    """Returns the fingerprint of a sequence of indices, which depends on the order of
+    the indices."""
     return checksum.extended(0, np.ascontiguousarray(indices, dtype="<i8"))
 
 
 def of_batch(batch: Any) -> int:
-    """Returns the fingerprint of a batch: of the first numbers of every NumPy array in
-    the batch."""
+    """Returns the fingerprint of a batch: the checksum of the first 1,024 numbers of
+    every NumPy array in the batch."""
     crc = 0
     for part in _arrays(batch):
         if part.dtype.kind in "biuf":
@@ -64,7 +69,8 @@ def of_batch(batch: Any) -> int:
 
 
 def _arrays(batch: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields the NumPy arrays of nested containers; a dict in the order of its keys."""
+    """Yields the NumPy arrays in nested containers. The arrays of a dict are yielded in
+    the sorted order of the keys."""
     if isinstance(batch, np.ndarray):
         yield batch
     elif isinstance(batch, Mapping):
@@ -76,8 +82,8 @@ def _arrays(batch: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def first_positions(size: int) -> range:
-    """Returns the positions in an epoch whose sample indices are part of the
-    fingerprint.
+    """Returns the positions in an epoch of the samples whose indices are part of the
+    "permutation" fingerprint: the first 1,024 positions.
 
     Args:
         size: number of samples in the epoch.
@@ -92,9 +98,9 @@ def check(saved: Order, here: Order, where: str) -> None:
     cause a warning only.
 
     Args:
-        saved: fingerprints of the commit.
+        saved: fingerprints in the commit.
         here: fingerprints of this run.
-        where: name of the data, for the error.
+        where: beginning of the error message, which names the data.
 
     Raises:
         CheckpointMismatchError: the order of the data differs.
@@ -114,7 +120,10 @@ def check(saved: Order, here: Order, where: str) -> None:
 
 
 def parse(saved: Any) -> Order:
-    """Returns the fingerprints from a record in a commit.
+    """Returns the fingerprints that a commit contains, after a check of the types.
+
+    Args:
+        saved: the decoded JSON value from the commit.
 
     Raises:
         ValueError: `saved` is not a mapping of fingerprints.

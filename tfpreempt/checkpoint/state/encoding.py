@@ -1,4 +1,5 @@
-"""Encodes Python and NumPy values as JSON and raw bytes, bit for bit; no pickle."""
+"""Encodes Python and NumPy values as JSON and raw bytes, without pickle; the decoded
+values are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ UNREADABLE = (
     *(OverflowError, RecursionError, MemoryError),
     SyntaxError,  # NumPy parses some dtype names as Python code
 )
-"""Errors of Python and NumPy for bytes that differ from the saved bytes."""
+"""Exceptions that Python and NumPy may raise when corrupt bytes are decoded."""
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _KINDS = "biufcSUmM"  # NumPy types described in full by `dtype.str`
 _EXPECTED = (
@@ -34,7 +35,8 @@ _EXPECTED = (
 def write_parts(
     fileobj: IO[bytes], header: Any, parts: Sequence[bytes | memoryview]
 ) -> None:
-    """Writes a JSON header and byte strings, in the format read by `read_parts`."""
+    """Writes a JSON-able header, and byte strings without gaps after the header, in the
+    format that `read_parts` reads."""
     head = json.dumps({"header": header, "sizes": [len(p) for p in parts]}).encode()
     fileobj.write(_HEADER.pack(MAGIC, len(head)))
     fileobj.write(head)
@@ -53,7 +55,8 @@ def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
 
 
 def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
-    """Reads the header and the sizes of the byte strings, without the byte strings.
+    """Reads the header written by `write_parts`, and the sizes of the byte strings;
+    does not read the byte strings.
 
     Raises:
         CheckpointCorruptedError: the file is too short, or in another format.
@@ -94,16 +97,19 @@ def encode(
     takes_tensors: bool = False,
     takes_bytes: bool = False,
 ) -> Any:
-    """Returns values for JSON, from which `decode` makes an equal value of equal types.
+    """Returns a JSON-able form of a value, from which `decode` makes an equal value
+    with the same types.
 
     Args:
         value: None, a bool, int, float, str, NumPy array or number, or lists, tuples
             and dicts of these values.
         path: name of the value in an error.
-        arrays: list to which the bytes of arrays are appended. With None the result
-            contains the bytes, in hexadecimal.
+        arrays: list to which the function appends the bytes of arrays; the result then
+            has only their indices in the list. None: the result contains the bytes, in
+            hexadecimal.
         takes_tensors: whether tensors are accepted, and encoded as NumPy arrays.
-        takes_bytes: whether bytes are accepted, and appended to `arrays` uncopied.
+        takes_bytes: whether bytes are accepted, and appended to `arrays` without a
+            copy; needs `arrays`.
 
     Raises:
         SaveError: the value, or a value inside, has an unsupported type.
@@ -165,11 +171,11 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
-    """Returns the value passed to `encode`; arrays are new and writable.
+    """Returns the value that was passed to `encode`; arrays are new and writable.
 
     Args:
-        encoded: result of `encode`, perhaps converted to JSON text and back.
-        arrays: list to which `encode` appended bytes.
+        encoded: result of `encode`; may have been converted to JSON text and back.
+        arrays: the list to which `encode` appended bytes.
     """
     if isinstance(encoded, list):
         return [decode(item, arrays) for item in encoded]
@@ -207,12 +213,11 @@ def _shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def readable(state: object) -> Iterator[None]:
-    """Context that turns an error of the body into CheckpointCorruptedError.
-
-    The body decodes the saved bytes of a State.
+    """Returns a context for code that decodes the saved bytes of a State: an exception
+    in `UNREADABLE` is raised as CheckpointCorruptedError.
 
     Args:
-        state: the State, for the message.
+        state: the State that the message names.
 
     Raises:
         CheckpointCorruptedError: Python or NumPy raised an exception in `UNREADABLE`.
@@ -227,12 +232,13 @@ def readable(state: object) -> Iterator[None]:
 
 
 def check_bit_generator(state: Any) -> None:
-    """Checks the positions in the saved state of a NumPy generator.
+    """Checks the saved state of a NumPy bit generator, especially the position in its
+    buffer of random numbers.
 
-    NumPy does not check the positions, and would read memory out of bounds.
+    NumPy does not check the position, and would read memory out of bounds.
 
     Args:
-        state: decoded state, not yet passed to NumPy.
+        state: the decoded state, before it is passed to NumPy.
 
     Raises:
         ValueError: the value is not a generator's state, or a position is out of range.

@@ -1,7 +1,7 @@
-"""Adapter: the global random generator of Keras 3, on a backend without tf.Variables.
+"""Adapter: the global random generator of Keras 3, if Keras does not use TensorFlow.
 
-On TensorFlow the adapter in `tensors/program_values.py` saves the generator, replica by
-replica. The module imports neither Keras nor JAX.
+If Keras uses TensorFlow, the adapter in `tensors/program_values.py` saves the generator
+of every replica. This module imports neither Keras nor JAX.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _KEY = "keras_seed"
 
 
 def record() -> dict[str, Any]:
-    """Returns the state of the generator, JSON-able; empty on TensorFlow."""
+    """Returns the state of the generator, JSON-able; empty if Keras uses TensorFlow or
+    is not imported."""
     keras = _keras()
     if keras is None:
         return {}
@@ -29,7 +30,11 @@ def record() -> dict[str, Any]:
 
 
 def load(saved: Any) -> None:
-    """Sets the generator to the state returned by `record`, also on TensorFlow."""
+    """Sets the generator to a state in a commit. Does nothing if Keras uses TensorFlow.
+
+    Args:
+        saved: result of `record`, here or in `tensors/program_values.py`.
+    """
     keras, states = _keras(), saved.get(_KEY)
     if keras is None or states is None:
         return
@@ -42,10 +47,12 @@ def load(saved: Any) -> None:
 
 
 def reseed(seed: int) -> None:
-    """Does nothing: layers must draw the same numbers on every worker."""
+    """Does nothing on a new worker, because layers must draw the same random numbers on
+    every worker."""
 
 
 def _keras() -> Any | None:
-    """Returns Keras' module of seed generators; None on TensorFlow or without Keras."""
+    """Returns Keras' module of seed generators; None if Keras uses TensorFlow or is not
+    imported."""
     keras = sys.modules.get(private_api.MODULES["keras_seeds"])
     return None if keras is None or keras.backend.backend() == "tensorflow" else keras

@@ -1,6 +1,7 @@
-"""Saves the global random generators of a process; every worker saves its generators.
+"""Saves the global random generators of the process, on every worker.
 
-The State's file holds JSON only, no pickles, and is restored bit for bit.
+The file of the State contains only JSON, no pickles. The generators are restored bit
+for bit.
 """
 
 from __future__ import annotations
@@ -30,21 +31,27 @@ _SEED_BYTES = 16
 _FRAMEWORKS = {
     "tensorflow": frozenset({"tf_seed", "tf_rng", "tf_generator"}),
 }
-"""The keys of a record that hold generators of a framework. Its adapter ("generators"
-in `core/frameworks.py`) has `record()`, which returns a JSON-able value or None for
-each key, `load(record)` and `reseed(seed)`."""
+"""By framework, the keys of a record for the generators of the framework. The adapter
+of the framework ("generators" in `core/frameworks.py`) has `record()`, which returns a
+JSON-able value or None for each key, `load(record)` and `reseed(seed)`."""
 _KERAS_SEED = "keras_seed"
-"""The key of the generator of Keras 3, held by the framework on which Keras runs."""
+"""The key for the generator of Keras 3, saved by the adapter of the framework below
+Keras (TensorFlow or JAX)."""
 
 
 class GlobalRngState(State):
-    """The generators of Python, NumPy (legacy, global), TensorFlow and Keras 3.
+    """Saves the global random generators of Python, NumPy, TensorFlow and Keras 3.
 
-    TensorFlow: the global `tf.random.Generator` if the program has made the generator,
-    and the seed from which eager ops draw their seeds. Not saved is the state of ops
-    with an explicit seed, and of random ops inside a tf.function: their kernels do not
-    show the state. Keras 3: the generator that `keras.random` uses without a seed. If
-    the program has not imported TensorFlow, only Python and NumPy are saved.
+    - Python: the generator of the module `random`.
+    - NumPy: the legacy generator of `numpy.random`.
+    - TensorFlow: the global `tf.random.Generator` if the program has made the
+      generator, and the seed from which eager ops draw their seeds. The state of ops
+      with an explicit seed, and of random ops inside a tf.function, is not saved,
+      because the kernels of the ops do not show the state.
+    - Keras 3: the generator that `keras.random` uses without a seed.
+
+    The generators of a framework are saved only if the program has imported the
+    framework.
     """
 
     _is_reserved = True
@@ -66,11 +73,12 @@ class GlobalRngState(State):
     ) -> None:
         """Restores the generators after the number of workers has changed.
 
-        A worker with a saved file restores it; the rest is about a new worker. A
-        generator that was equal on every worker is restored on the new worker too:
-        values drawn from it, such as the order of a PyDataset, must be equal on every
-        worker. A generator that differed is seeded, by the worker's index and the
-        chief's generators.
+        A worker with a saved file loads the file. A new worker, which has no file,
+        loads the file of the chief (worker 0). Then a generator whose saved state is
+        equal on all workers has this state on the new worker too: values drawn from the
+        generator, such as the order of a PyDataset, must be equal on every worker. The
+        new worker seeds a generator whose saved states differ: the seed is derived from
+        the worker's index and the chief's file.
         """
         mine, is_another = own_or_first(files, worker)
         own = mine.read()
@@ -114,9 +122,9 @@ class GlobalRngState(State):
 
 
 def _generators(framework: str) -> Any | None:
-    """Returns the adapter for a framework's generators, importing the framework.
+    """Imports a framework, and returns the adapter for its generators.
 
-    Returns None, with a warning, if the framework is not installed.
+    Logs a warning and returns None if the framework is not installed.
     """
     try:
         return frameworks.adapter(framework, "generators")
@@ -137,12 +145,12 @@ def own_or_first(
     """Chooses the saved file from which a worker restores its random generators.
 
     Args:
-        files: file of every previous worker; None for a missing file.
+        files: file of every previous worker, in worker order; None for a missing file.
         worker: index of this worker.
 
     Returns:
-        The worker's own file, or else the first existing file; and whether the file
-        belongs to a different worker.
+        The file with the index of this worker; if the file is missing, the first
+        existing file. And whether the file belongs to a different worker.
     """
     if worker < len(files) and (own := files[worker]) is not None:
         return own, False
@@ -152,11 +160,12 @@ def own_or_first(
 def load_own_or_first(
     state: State, files: Sequence[IO[bytes] | None], worker: int
 ) -> int | None:
-    """Loads a random generator's State from the worker's own file, or the first file.
+    """Loads the State of a random generator from the file that `own_or_first` chooses.
 
     Returns:
-        The seed that the caller must set on a new worker, which has no own file; None
-        on a worker with an own file.
+        On a new worker, which has no file: the seed that the caller must set, so that
+        the worker draws other numbers than the saved worker. None on a worker with a
+        file.
     """
     file, is_another = own_or_first(files, worker)
     saved = file.read()
@@ -168,7 +177,7 @@ def derived_seed(saved: bytes, worker: int) -> int:
     """Returns a 128-bit seed for the random generator of a new worker.
 
     Args:
-        saved: saved state of the chief's generator.
+        saved: the file of the chief's generator.
         worker: index of the new worker.
     """
     digest = hashlib.sha256(saved + b"\0" + str(worker).encode())

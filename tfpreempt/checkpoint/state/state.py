@@ -30,8 +30,8 @@ T = TypeVar("T")
 class StateRegistry:
     """The States that a commit includes, by name.
 
-    Holds weak references: a State that is garbage-collected disappears. Methods may be
-    called on any thread.
+    Has only weak references: if the program drops a State, the State is no longer
+    registered, and later commits lack the State. Methods may be called on any thread.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,8 @@ class StateRegistry:
                 self._names.discard(state.name)
 
     def gone(self) -> list[str]:
-        """Returns the names of States that were garbage-collected and not replaced."""
+        """Returns the names of States that were garbage-collected, if no new State has
+        the name."""
         with self._lock:
             return sorted(self._names.difference(self._by_name.keys()))
 
@@ -78,11 +79,11 @@ REGISTRY = StateRegistry()
 
 
 class _Complete(abc.ABCMeta):
-    """Metaclass of State; raises an error for an incomplete subclass.
+    """Metaclass of State; raises an error if an incomplete State is created.
 
-    Otherwise the object would silently be missing in commits or restores: its
-    `__init__` did not call State's, which registers the object; or its class defines
-    only one of `save` and `load`.
+    A State is incomplete if its class defines `save` without `load` or `load` without
+    `save`, or if its `__init__` did not call `State.__init__`, which registers the
+    State. Without the error, commits would lack the State, or a restore would skip it.
     """
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
@@ -118,7 +119,8 @@ class State(metaclass=_Complete):
         name: name that is unique among the existing States, and usable as a file name.
         per_worker: whether every worker saves its own copy; by default only the chief's
             copy is saved, and restored on every worker.
-        registry: registry for the State; None leaves the State unregistered.
+        registry: registry to which the State is added, so that commits include the
+            State; with None, commits do not include the State.
 
     Raises:
         DuplicateStateError: an existing State has this name.
@@ -181,13 +183,16 @@ class State(metaclass=_Complete):
         raise no_rule(self, len(files), num_workers)
 
     def validate(self, fileobj: IO[bytes]) -> None:
-        """Checks that `load` can read a file; changes nothing.
+        """Checks that `load` can read a file; does not change the State.
 
-        Called on the chief before a restore. If a State of a commit cannot be read, an
-        older commit is restored.
+        Called on the chief before a restore. If the method raises an error for a State
+        of the newest commit, an older commit is restored.
+
+        Args:
+            fileobj: file written by `save`.
 
         Raises:
-            CheckpointCorruptedError: `load` could not read the bytes.
+            CheckpointCorruptedError: `load` could not read the file.
         """
 
     def sync(self) -> None:
@@ -198,18 +203,19 @@ class State(metaclass=_Complete):
         """
 
     def should_save(self) -> bool:
-        """Returns whether to save the State now; if not, the commit lacks the State."""
+        """Returns whether the next commit includes the State; called before `save`."""
         return True
 
     def _needs_every_worker(self) -> bool:
-        """Returns whether a commit is of no use without the part of every worker.
+        """Returns whether a commit is useless if the file of a worker is missing.
 
-        True for a State with a value that is divided among the workers.
+        True for a State whose value is divided among the workers.
         """
         return False
 
     def _try_save(self) -> None:
-        """Raises the error that `save` would raise now; keeps no file."""
+        """Calls `save` with a temporary file, to find out whether `save` raises an
+        error."""
         with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY) as file:
             self.save(file)
 
@@ -262,19 +268,20 @@ def check_state(given: Any, call: str) -> None:
 
 
 def write_states(directory: str, states: Iterable[State], root: str = "") -> int:
-    """Writes each State to a file of its own.
+    """Writes each State to a separate file.
 
     Args:
         directory: directory of the files; created with the first file.
         states: States to write.
-        root: directory below which no link is followed.
+        root: directory above `directory`: symbolic links below it are not followed. By
+            default, links are followed.
 
     Returns:
         The number of files written.
 
     Raises:
         OSError: the disk failed.
-        Exception: any error raised by a State's own `save`.
+        Exception: any error raised by the `save` of a State.
     """
     count = 0
     for state in states:
@@ -288,7 +295,8 @@ def write_states(directory: str, states: Iterable[State], root: str = "") -> int
 
 
 def try_states(states: Iterable[State]) -> None:
-    """Logs a warning for States whose `save` fails now; keeps no file.
+    """Calls `save` of each State with a temporary file, and logs a warning if `save`
+    fails, so that the user knows about the error before the first real save.
 
     Skips a State that overrides `sync`, because `sync` must be called before `save`,
     and may need every worker.
@@ -334,11 +342,12 @@ def read_state(directory: str, state: State) -> bool:
 
 
 def check_state_file(path: str, state: State | None) -> None:
-    """Checks that a State's file can be read; changes nothing.
+    """Checks that the file of a State can be read; does not change the State.
 
     Args:
         path: path of the file.
-        state: State that saved the file; None if unknown.
+        state: State that saved the file, whose `validate` is called; None if the
+            program does not have the State.
 
     Raises:
         CheckpointCorruptedError: the file cannot be read.
@@ -360,14 +369,14 @@ def check_state_file(path: str, state: State | None) -> None:
 
 @contextlib.contextmanager
 def naming(state: State, method: str) -> Iterator[None]:
-    """Context that adds a note to an exception of the body.
+    """Returns a context that adds a note to an exception raised by a State's method.
 
-    The exception itself is raised unchanged, because callers distinguish errors by
+    The class of the exception is unchanged, because callers distinguish errors by
     class.
 
     Args:
-        state: the State named in the note.
-        method: name of the method, for the note.
+        state: the State that the note names.
+        method: name of the method that the body calls, such as "save".
     """
     try:
         yield

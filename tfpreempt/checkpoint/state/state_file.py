@@ -1,9 +1,10 @@
 """Reads and writes the file of a single State, outside of any commit.
 
-The file begins with a checksum of the following bytes, then the highest sequence number
-that a commit had when the file was written. Comparing sequence numbers shows whether
-the file or a commit is newer; clocks are not needed. The file is written under a
-temporary name and renamed, so that readers see a complete file.
+The file begins with a magic number and a checksum of the remaining bytes. Then follow
+the highest sequence number that a commit had at the time of the write, and the bytes
+that the State saved. If a commit has a higher sequence number than the file, the commit
+is newer; so no clock is needed. The file is written under a temporary name and then
+renamed, so readers always see a complete file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def path_of(directory: str, worker: int, state: State) -> str:
 
     Args:
         directory: the checkpoint directory.
-        worker: index of this worker; ignored unless the State is per worker.
+        worker: index of this worker; used only if every worker saves the State
+            (`per_worker`).
         state: the State.
     """
     folder = layout.worker_name(worker) if state.per_worker else layout.STATES
@@ -42,8 +44,8 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
     """Writes the file of a State, atomically and durably.
 
     Args:
-        files: file operations on the directory.
-        directory: the checkpoint directory, which exists.
+        files: file operations for the directory.
+        directory: the checkpoint directory, which must exist.
         worker: index of this worker.
         state: State to save.
 
@@ -52,7 +54,7 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
 
     Raises:
         OSError: a file operation failed.
-        Exception: any error raised by the State's own `save`.
+        Exception: any error raised by the `save` of the State.
     """
     buffer = io.BytesIO()
     with naming(state, "save"):

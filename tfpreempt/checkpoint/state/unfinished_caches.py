@@ -9,10 +9,11 @@ process leaves its lock files behind.
 A lock file does not show which process made it, and another program may be writing the
 same cache. So unfinished files are deleted only in one of two cases:
 
-- This run made the files: the journal of the run has a record of the cache, with the
-  time of its first lock file.
-- No process writes the files. On a local file system this can be tested for the first
-  shard. The test is for a run that was killed before the record was written.
+- This run made the files: the run's journal has a record of the cache, with the time of
+  the first lock file.
+- No process writes the files. This can be tested only on a local file system, and only
+  for the first shard. The test is needed if a run was killed before it had written the
+  record of the cache.
 """
 
 from __future__ import annotations
@@ -46,23 +47,24 @@ _LOCAL_FILE_SYSTEMS = {
     0x01021994: "tmpfs",
     0x794C7630: "overlayfs",
 }
-"""Values of `f_type` of statfs(2). Only this machine's kernel opens the files."""
+"""Values of `f_type` of statfs(2) for local file systems: only processes of this
+machine can open the files."""
 _RENAMED_SECONDS = 0.2
 """Seconds within which TensorFlow renames the closed data files of a finished shard."""
 
 _written: set[tuple[str, int]] = set()
-"""Caches and lock files that `written_caches` found in this process."""
+"""Caches that `written_caches` has returned: path, and time of the first lock file."""
 _restored: set[str] = set()
-"""Caches whose unfinished files a restored state needs; absolute paths."""
+"""Absolute paths of caches whose unfinished files a restored iterator needs."""
 _expected: set[str] = set()
-"""Caches of iterators that will be read next."""
+"""Paths of caches from which iterators are about to read."""
 
 
 def written_caches() -> list[tuple[str, int]]:
     """Returns the caches that this process has begun to write since the last call.
 
-    A cache is found by its data file, which this process has open. Called on any
-    thread.
+    The function searches the open files of this process for the data files of caches.
+    Called on any thread.
 
     Returns:
         For every new cache the absolute path, and the modification time of its first
@@ -94,17 +96,17 @@ def keep(path: str) -> None:
 def clear_interrupted(
     recorded: Iterable[Mapping[str, Any]], *, since: float = 0.0
 ) -> None:
-    """Deletes the unfinished files of earlier processes of this run.
+    """Deletes unfinished cache files that earlier processes of this run left.
 
     Called between the restore and the first read of an iterator. The run holds the
-    lease of the directory, so its earlier processes have ended. Files that a restored
-    iterator needs are kept. Files that another program may be writing are kept, and
-    named in a warning.
+    lease of the checkpoint directory, so earlier processes of the run have ended. Files
+    that a restored iterator needs are kept. Files that another program may be writing
+    are kept, and named in a warning.
 
     Args:
-        recorded: records of `events.CacheWrite` in the run's journal.
-        since: time in seconds since 1970; of recorded caches, only those begun later
-            are deleted.
+        recorded: the records of caches (`events.CacheWrite`) in the run's journal.
+        since: time in seconds since 1970; a recorded cache that was begun earlier is
+            kept.
     """
     for record in recorded:
         path, lock = record.get("path"), record.get("lock")
@@ -158,11 +160,13 @@ def clear_abandoned(paths: Iterable[str]) -> None:
 
 
 def _delete_abandoned(path: str) -> None:
-    """Deletes the first shard of a cache if unfinished and not open in any process.
+    """Deletes the first shard of a cache if the shard is unfinished and no process has
+    its files open.
 
-    A process that writes a shard always has a file of it open: first the lock file,
-    then also the data files, until the shard is finished. No saved iterator position
-    needs the shard, because such a save would have finished it.
+    A process that writes a shard always has a file of the shard open: first the lock
+    file, then also the data files, until the shard is finished. No saved iterator
+    position needs an unfinished first shard, because the save of a position finishes
+    the shard.
     """
     with contextlib.ExitStack() as held:
         if not _has_no_writer(_first_lock(path), held):
@@ -176,16 +180,17 @@ def _delete_abandoned(path: str) -> None:
 
 
 def _has_no_writer(path: str, held: contextlib.ExitStack) -> bool:
-    """Returns whether no process has a file open; keeps other processes out for a time.
+    """Returns whether no process has a file open. If so, a process that opens the file
+    now has to wait until `held` closes the file, or for the kernel's time limit.
 
     The test is a kernel lease (F_SETLEASE in fcntl(2)): the kernel grants the lease to
     the owner of a file only if no process of the machine, in any container, has the
     file open. A network file system may grant the lease although another machine has
-    the file open, so the result is then False.
+    the file open, so on a network file system the result is False.
 
     Args:
         path: path of the file.
-        held: receives the open file; closing the file ends the lease.
+        held: receives the file with the lease; closes the file, which ends the lease.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -203,14 +208,15 @@ def _has_no_writer(path: str, held: contextlib.ExitStack) -> bool:
 
 
 def _is_local(descriptor: int) -> bool:
-    """Returns whether a file is on a file system mounted by this machine only."""
+    """Returns whether an open file is on a file system that only this machine uses."""
     status = (ctypes.c_long * 64)()  # larger than struct statfs; f_type is first
     ctypes.CDLL(None).fstatfs(descriptor, status)
     return status[0] in _LOCAL_FILE_SYSTEMS
 
 
 def is_complete(path: str) -> bool:
-    """Returns whether a cache, or a shard, has its index and every data file."""
+    """Returns whether a cache, or a shard such as PATH_0, has its index and every data
+    file."""
     found = [_DATA.fullmatch(rest) for rest, _ in _files(path)]
     data = [each.groups() for each in found if each is not None]
     counts = {int(count) for _, count in data}
@@ -229,7 +235,8 @@ def delete_shards(path: str, *, since: int) -> None:
 
 
 def _delete(files: Sequence[str]) -> None:
-    """Deletes files of an unfinished cache; logs a file that cannot be deleted."""
+    """Deletes files of an unfinished cache; logs a warning for the deleted files, and
+    for a file that cannot be deleted."""
     deleted = []
     for file in files:
         try:
@@ -254,10 +261,10 @@ def _delete(files: Sequence[str]) -> None:
 
 
 def _files(path: str) -> list[tuple[str, str]]:
-    """Returns the files whose names begin with a cache's name.
+    """Finds the files whose names begin with a cache's name.
 
     Returns:
-        For every file, the text that follows the cache's name, and the path.
+        For every file, the end of its name, after the cache's name; and its path.
     """
     directory, name = os.path.split(path)
     return [
@@ -268,7 +275,8 @@ def _files(path: str) -> list[tuple[str, str]]:
 
 
 def _listed(directory: str) -> list[str]:
-    """Returns the names in a directory; empty if the directory cannot be read."""
+    """Returns the sorted names in a directory; empty if the directory cannot be
+    read."""
     try:
         return sorted(os.listdir(directory))
     except OSError:

@@ -10,11 +10,12 @@ code, the object of a bound method, and the functions that it calls. The search 
 calls no function. Values of Python and NumPy are compared here; variables of a
 framework are found by the framework's adapter ("values" in `core/frameworks.py`).
 
-A count of steps must be saved, but not the newest loss, although a step replaces both.
-So the source code is read: the new value of a count is computed from the old value.
-Bytecode is not used, because it changes with every version of Python. The variables
-captured by a tf.function are not used: their names, such as "Variable", do not occur in
-the program, and the closure has the variables too.
+A step replaces both a count of steps and the newest loss, but only the count must be
+saved. The source code shows the difference: the new value of the count is computed from
+the old value. The check reads source code and not bytecode, because bytecode changes
+with every version of Python. The check does not use the list of variables that a
+tf.function has captured: names in this list, such as "Variable", do not occur in the
+program, and the closure has the variables too.
 """
 
 from __future__ import annotations
@@ -58,31 +59,32 @@ _NOTHING = (
 )
 _ADVICE = "Put these values into a named State (tfpreempt.states)."
 
-_ANY_ITEM = ("item", ...)  # the index or dict key is not a constant
+_ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
 _MAX_LOCATIONS = 20_000
 
 
 def reachable(
     roots: Mapping[str, Any], enters: Callable[[type], bool]
 ) -> list[ObjectPath]:
-    """Returns the locations of values that objects and functions can reach.
+    """Returns the locations of the values that some objects and functions can reach.
 
-    The nearest locations come first. Only functions of the user's program are searched,
-    not those of libraries. A method of an object is searched only if a searched
-    function has the method's name in its code.
+    The nearest locations come first; at most 20,000 are returned. Only functions of the
+    user's program are searched, not functions of libraries. A method of an object is
+    searched only if the code of a searched function contains the method's name.
 
     Args:
-        roots: objects and functions to begin with, by name; a `functools.partial`
-            stands for a call of a function.
-        enters: function that returns whether to search the attributes of objects of a
-            class.
+        roots: objects and functions at which the search starts, by name; a
+            `functools.partial` stands for a call of a function.
+        enters: function that receives a class, and returns whether to search the
+            attributes of its objects.
     """
     found = object_graph.walk(roots, enters, also=_Functions().locations_below)
     return list(itertools.islice(found, _MAX_LOCATIONS))
 
 
 class _Functions:
-    """Finds the values used by functions; made for one call of `reachable`."""
+    """Finds the values that functions use. Every call of `reachable` creates an
+    object."""
 
     def __init__(self) -> None:
         self._names = {"__call__"}
@@ -91,8 +93,11 @@ class _Functions:
     def locations_below(self, value: Any) -> Iterator[ObjectPath]:
         """Yields the locations of the values that a function uses.
 
-        For an object of the program, yields those methods whose names occur in the code
-        of the functions seen so far.
+        For an object of the program, yields the methods whose names occur in the code
+        of the functions searched so far. For other values, yields nothing.
+
+        Args:
+            value: a function, a call (`functools.partial`), or an object.
         """
         if isinstance(value, functools.partial):
             for name, argument in _arguments(value).items():
@@ -146,15 +151,15 @@ def _globals(
     prefix: str = "",
     above: Sequence[types.ModuleType] = (),
 ) -> Iterator[ObjectPath]:
-    """Yields the locations of the globals of a module that code names.
+    """Yields the locations of those globals of a module whose names occur in code.
 
-    If a global is a module of the program, yields the named globals of that module too.
+    If such a global is a module of the program, the search continues in the module.
 
     Args:
-        names: names in the code.
+        names: names that occur in the code.
         variables: namespace of the module.
         prefix: beginning of the paths, such as "module.".
-        above: modules already being searched.
+        above: modules through which the search came here; not searched again.
     """
     for name in sorted(names & variables.keys()):
         path, value = f"{prefix}{name}", variables[name]
@@ -173,17 +178,19 @@ def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath
 
 
 def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
-    """Returns the attributes and names whose new value is computed from the old value.
+    """Returns the keys of attributes and variables that functions update: the new value
+    is computed from the old value.
 
     Examples: `n += 1`, `n = f(n)` and `n, loss = f(n, x)`, but not `loss = f(x)`.
-    Functions whose source does not exist, such as functions typed at a prompt, are
-    skipped.
+    Functions without source code, such as functions typed at a prompt, are skipped.
 
     Args:
-        locations: locations; the functions among their values are read.
+        locations: result of `reachable`; the source code of the program's functions at
+            these locations is read.
 
     Returns:
-        Keys as in `ObjectPath.key`; ("item", key) for an item of a container.
+        For an attribute or variable its name, as in `ObjectPath.key`; ("item", key) for
+        an item of a container.
     """
     keys = set()
     for function in {
@@ -214,7 +221,8 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
 
 
 def is_updated(location: ObjectPath, keys: set[Any]) -> bool:
-    """Returns whether `keys`, from `updated_keys`, has the key of a location."""
+    """Returns whether a function updates the value at a location, according to the
+    result `keys` of `updated_keys`."""
     if isinstance(location.owner, dict | list) and location.path.endswith("]"):
         return bool(keys & {("item", location.key), _ANY_ITEM})
     return location.key in keys
@@ -237,15 +245,15 @@ def _is_of_program(value: Any) -> bool:
 
 
 class Values(Protocol):
-    """Knowledge of a framework's objects; implemented by the framework's adapter.
-
-    An adapter is a module.
+    """Functions for the objects of a framework, such as TensorFlow. The framework's
+    adapter, a module, implements the functions.
 
     Attributes:
         SAVED_WHOLE: classes of objects that are saved with every attribute.
-        REPLACED: classes of immutable values, which a step replaces like numbers and
-            strings.
-        ADVICE: advice for a warning: where to put a value so that commits hold it.
+        REPLACED: classes of immutable values; a step replaces such a value by a new
+            object, as with numbers and strings.
+        ADVICE: text for the warning: where the user can put a value so that commits
+            contain the value.
     """
 
     SAVED_WHOLE: tuple[type, ...]
@@ -269,9 +277,8 @@ class Values(Protocol):
         ...
 
     def sample(self, thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-        """Returns about `size` elements of a variable, or of a large value in REPLACED.
-
-        Returns None for an object of another kind.
+        """Returns about `size` elements of a variable, or of a value of a class in
+        REPLACED; None for other objects.
         """
         ...
 
@@ -283,18 +290,21 @@ class Values(Protocol):
         ...
 
     def advice_on_iterators(self, unread: Mapping[str, Any]) -> str:
-        """Returns advice on iterators without a saved position, for a warning."""
+        """Returns text for the warning: advice on iterators without a saved
+        position."""
         ...
 
 
 @dataclasses.dataclass(eq=False)
 class UnsavedStateCheck:
-    """Compares values before and after one call of every step function.
+    """Compares the values before and after a call of a step function, once for every
+    step function, and warns of changed values that no commit holds.
 
-    Used on the main thread. Methods raise no error; an error is logged.
+    Used on the main thread. Methods log errors, and raise no error.
 
     Args:
-        checkpoint: checkpoint object that a save writes; None for named States alone.
+        checkpoint: checkpoint object that a save writes; None if the program has only
+            named States.
         registry: registry of the named States.
     """
 
@@ -312,10 +322,11 @@ class UnsavedStateCheck:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Records values before a call of a step function, once for each function.
+        """Records the values that a step function can reach, before a call of the step
+        function. Does nothing if the function was compared before.
 
-        The caller skips the first call of a step function, because that call traces the
-        function and creates variables.
+        For the first call of a step function, the training loop does not call this
+        method, because the first call traces the function and creates variables.
         """
         key = _identity(function)
         if key in self._functions:
@@ -329,7 +340,8 @@ class UnsavedStateCheck:
             self._call = _Call(call, values, self._saved(values))
 
     def after_call(self) -> None:
-        """Warns of values that the call changed and no commit holds."""
+        """Logs a warning with the values that the call has changed and no commit
+        holds."""
         call, self._call = self._call, None
         if call is None:
             return
@@ -343,7 +355,8 @@ class UnsavedStateCheck:
             self._named.update(changed, unread)
 
     def _saved(self, values: Sequence[Values]) -> set[Any]:
-        """Returns the keys of the values that a commit holds; keys as in `_Call`."""
+        """Returns the keys of the values that a commit holds; `_Call._things` defines
+        the keys."""
         roots: list[Any] = []
         for state in self.registry.in_order():
             roots += [state, state.save]
@@ -377,9 +390,9 @@ def _is_searched(kind: type) -> bool:
 def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
     """Returns whether a State that refers to an object may save the object's contents.
 
-    Decided by the object's class `kind`. Values are not compared, because that could
-    read a variable: reading an ON_READ variable is a collective, and would wait for
-    workers that do not take part.
+    Only the object's class is examined, no value, because the read of an ON_READ
+    variable is a collective operation, and would wait for workers that do not take
+    part. `whole` has the classes that are saved with every attribute.
     """
     return issubclass(kind, whole) or object_graph.is_user_code(kind)
 
@@ -450,9 +463,10 @@ class _Call:
     ) -> dict[Any, tuple[ObjectPath, Any]]:
         """Returns the values to compare, with their locations, by key.
 
-        The key of a mutable object is its id. The key of an immutable value is its
-        location (owner and key), because a step replaces the value itself. A step may
-        also replace a tree of such values, such as a dict of JAX arrays.
+        The key of a mutable object is its id(). The key of an immutable value is its
+        location (owner and name there), because a step puts a new object at the
+        location. A step may also replace a tree of immutable values, such as a dict of
+        JAX arrays.
         """
         replaced = sum((each.REPLACED for each in self.values), _SCALARS)
         found: dict[Any, tuple[ObjectPath, Any]] = {}
@@ -481,14 +495,15 @@ class _Call:
         return [value] if is_generator else _variables(value, self.values)
 
     def _sample(self, thing: Any) -> np.ndarray[Any, Any] | None:
-        """Returns elements of an object of a framework; None for another object."""
+        """Returns some elements of an object of a framework; None for an object of no
+        framework."""
         samples = (each.sample(thing, _SAMPLES) for each in self.values)
         return next((each for each in samples if each is not None), None)
 
     def _mark(self, key: Any, thing: Any) -> Any:
-        """Returns a value that stays equal while an object is unchanged.
+        """Returns a fingerprint of an object: equal while the object is unchanged.
 
-        Only a sample of a large object is read.
+        Of a large array or variable, only a sample of the elements is read.
 
         Args:
             key: key of the object, as in `_things`.
@@ -512,12 +527,13 @@ class _Call:
 
 
 def _is_scalar(thing: Any) -> bool:
-    """Returns whether a value is a number or text, which many locations may share."""
+    """Returns whether a value is a number or text: many locations may refer to the same
+    number, so its id() does not identify a location."""
     return isinstance(thing, _SCALARS)
 
 
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:
-    """Returns the variables of an object, for any framework."""
+    """Returns the variables in an object, of all frameworks."""
     return [variable for each in values for variable in each.variables(value)]
 
 
