@@ -72,8 +72,9 @@ class PreemptionCallback:
 
     Args:
         checkpoint_dir: directory used by this run only, on storage shared by the
-            workers; or a URL, "gs://bucket/run" or "s3://bucket/run", the mirror of a
-            scratch directory on every machine.
+            workers; or a URL, "gs://bucket/run" or "s3://bucket/run": then every
+            machine writes to a local scratch directory, and the URL is the mirror (see
+            `mirror_dir`).
         save_freq: when to commit without a notice: "epoch" (after every epoch), an int
             (a number of batches), a `datetime.timedelta`, or None (on notices only).
             The state at the end of `fit` is always committed.
@@ -82,16 +83,18 @@ class PreemptionCallback:
             queried in the background, and a log line names the platform.
         restore: False trains from the beginning even if there is a checkpoint.
         peer_timeout: timeout in seconds for any wait for other workers after a notice
-            without a grace period. A step, an evaluation or a hook of this worker has
-            no timeout then; the platform may end the process.
+            without a grace period. A step, an evaluation or a hook that this worker is
+            running has no timeout after such a notice; the platform may end the
+            process first.
         max_to_keep: number of commits to keep; None keeps every commit.
-        mirror_dir: URL of the mirror, gs://bucket/run or s3://bucket/run.
-            Commits are uploaded in the background. If the mirror has a newer commit
-            than the directory at the start, the fit resumes from the mirror. None: the
-            value of TFPREEMPT_MIRROR_DIR, if set.
+        mirror_dir: URL of the mirror (the copy of the commits in an object store),
+            gs://bucket/run or s3://bucket/run. Commits are uploaded in the background.
+            If the mirror has a newer commit than the directory at the start, the fit
+            resumes from the mirror. None: the value of the environment variable
+            TFPREEMPT_MIRROR_DIR, if set.
         async_save: whether the saves of `save_freq` are asynchronous: the state is
-            copied in memory and written while training continues. False: training waits
-            for the save, and no memory is needed for a copy.
+            copied in memory, and the copy is written while training continues. False:
+            training waits for the write, and no memory is needed for a copy.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -167,10 +170,8 @@ class PreemptionCallback:
 
     @property  # type: ignore[misc]  # the class is never assigned
     def __class__(self) -> type[PreemptionCallback]:
-        """The class that `isinstance` sees.
-
-        This class inherits from the `Callback` of every imported Keras (keras,
-        tf_keras).
+        """The class for `isinstance`: a subclass of the real class, and of the
+        `Callback` of every imported Keras (keras, tf_keras).
 
         `type()` returns the real class, which does not inherit from Keras.
         """
@@ -178,7 +179,8 @@ class PreemptionCallback:
         return _with_keras_bases(own, _imported_callback_classes())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the real class: pickle refuses an object of a different class."""
+        """Makes pickle use the real class: pickle refuses an object if its `__class__`
+        differs from its type."""
         get_state = getattr(self, "__getstate__", None)  # Python 3.10: of subclasses
         state = vars(self) if get_state is None else get_state()
         return object.__new__, (type(self),), state
@@ -204,17 +206,18 @@ class PreemptionCallback:
         return checkpoints_in(self._local_directory())
 
     def _local_directory(self) -> str:
-        """Returns the path of the directory on this machine."""
+        """Returns the path of the checkpoint directory; if the user gave a URL, the
+        path of the scratch directory on this machine."""
         directory = self._directory or self._options.checkpoint_dir
         return paths.absolute(local_directory(directory))
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """State of the mirror `mirror_dir`. For any thread.
+        """State of the mirror `mirror_dir`. May be read on any thread.
 
         None without a mirror, before the first fit, and on workers other than the
-        chief. The end of a fit waits for the upload of the last commit; afterwards the
-        state contains the result of that upload.
+        chief (worker 0). The end of a fit waits for the upload of the last commit;
+        afterwards the state contains the result of the upload.
         """
         training = self._training
         if training is None:
@@ -222,10 +225,10 @@ class PreemptionCallback:
         return training.run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is in `mirror_dir`. For any thread.
+        """Waits until every commit is in `mirror_dir`. May be called on any thread.
 
-        An asynchronous save that has begun is waited for, too. After a fit the method
-        returns at once, with the result of the uploads of that fit.
+        Also waits for an asynchronous save that has begun. After a fit the method
+        returns at once, with the result of the fit's uploads.
 
         Args:
             timeout: seconds to wait. None waits while the upload makes progress, and
@@ -296,7 +299,8 @@ class PreemptionCallback:
             self._training.epoch_begins(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Completes the epoch, after the user's callbacks; the next step commits."""
+        """Handles the end of an epoch, after the user's callbacks. If a commit is due,
+        the commit is made just before the next step."""
         if self._training is not None:
             self._training.epoch_ends(logs)
 
@@ -361,7 +365,8 @@ def _imported_callback_classes() -> tuple[type, ...]:
 
 
 class _NoHook:
-    """Hides the `__init_subclass__` of the next base: the program makes no class."""
+    """First base of a class made by `_with_keras_bases`: hides the `__init_subclass__`
+    of the user's classes, which expect only classes that the program defines."""
 
     def __init_subclass__(cls, **arguments: object) -> None:
         """Does nothing."""

@@ -28,7 +28,8 @@ class Loader:
             iterator's position.
         taken: function returning the batches that Keras read from the loader before
             training.
-        standardize: function that converts a batch in the same way as Keras.
+        standardize: function that converts a batch of the loader in the same way as
+            Keras' data adapter.
     """
 
     open: Callable[[], Any]
@@ -52,16 +53,19 @@ class SequenceData:
 
 
 class Pipelines(Protocol):
-    """Functions for the datasets and iterators of a fit; one module per framework.
+    """Functions for the datasets and iterators of a fit. A module for each framework
+    implements the functions.
 
-    A "tracker" is a class of `data/position.py`.
+    A tracker, a class in `data/position.py`, is a way to save and restore the position
+    in the data.
     """
 
     def is_seeded(self) -> bool:
         """Returns whether the program has set a global random seed."""
 
     def make_iterator(self, dataset: Any) -> Any:
-        """Returns an iterator over a dataset of the fit; attributes can be set."""
+        """Returns an iterator over a dataset of the fit. tfpreempt can set attributes
+        of the iterator."""
 
     def read(self, iterator: Any) -> None:
         """Reads a batch of an iterator and drops the batch.
@@ -86,7 +90,8 @@ class Pipelines(Protocol):
         """Returns fingerprints of a dataset's order that are equal in every epoch."""
 
     def draw_again(self, fit: Fit, data: Any, position: Any) -> None:
-        """Draws again what earlier iterators drew, before batches are read again.
+        """Draws the random seeds that the iterators of earlier epochs have drawn, so
+        that the current iterator reads the batches again in the same order.
 
         Args:
             fit: the fit.
@@ -95,7 +100,8 @@ class Pipelines(Protocol):
         """
 
     def has_global_batches(self, dataset: Any) -> bool:
-        """Returns whether a count of global batches is a position in the dataset."""
+        """Returns whether a position in the dataset can be given as a number of global
+        batches, which stays valid if the number of workers changes."""
 
     def check_shares(self, fit: Fit, dataset: Any) -> None:
         """Checks that the replicas can divide a batch equally.
@@ -117,10 +123,10 @@ class WorkerVariable:
 
     Attributes:
         name: name of the variable.
-        kind: dtype and shape; equal on every worker.
+        kind: dtype and shape as text; equal on every worker.
         variable: the variable, possibly distributed.
-        parts: the variables on the single replicas of this worker, of which `variable`
-            consists.
+        parts: the variables of which `variable` consists: a variable for each replica
+            of this worker.
     """
 
     name: str
@@ -156,9 +162,12 @@ class FitVariables(Protocol):
         """
 
     def expect(self, names: Sequence[str]) -> None:
-        """Tells under which names a commit has the variables of `of_worker`.
+        """Passes the names under which the commit has the variables of `of_worker`.
 
         Called before the checkpoint is restored.
+
+        Args:
+            names: the saved names, in the order of `of_worker`.
         """
 
     def hold(self) -> HeldValues:
@@ -184,11 +193,11 @@ class Fit(Protocol):
         callbacks: the CallbackList of the fit.
         arguments: arguments of `fit` by name, with the values at the start of training:
             x and y exclude the part used for validation.
-        steps_per_execution: number of batches that one full call of the train function
-            trains on in this epoch.
-        cuts_last_step: whether the last step of an epoch trains on fewer batches if
-            fewer remain.
-        keeps_iterator: whether the same iterator serves several epochs.
+        steps_per_execution: number of batches on which a full call of the train
+            function trains, in this epoch.
+        cuts_last_step: whether the last call of the train function in an epoch trains
+            on fewer batches, if fewer batches remain.
+        keeps_iterator: whether Keras reads several epochs from the same iterator.
         first_iterator: number of the iterator used first for training if the fit does
             not resume; the first iterator made has the number 1.
         sequence: the PyDataset or Sequence used for training; None for other data.
@@ -226,11 +235,11 @@ class Fit(Protocol):
 
     @property
     def array_way(self) -> str | None:
-        """How to resume in NumPy arrays or tensors, from which Keras makes a dataset.
+        """The way to resume at a position in NumPy arrays or tensors.
 
-        "iterator": restore the state of the iterator. "index": call
-        `distribute_arrays`. "replay": read the batches again. None: the data are not
-        arrays.
+        "iterator": restore the state of the iterator over the dataset that Keras makes
+        from the arrays. "index": call `distribute_arrays`. "replay": read the trained
+        batches again. None: the data are not arrays.
         """
 
     @property
@@ -261,18 +270,21 @@ class Fit(Protocol):
         return random.getstate()
 
     def note_order(self, note: Callable[[int], None]) -> None:
-        """Calls a function with every index into the sequence requested by Keras.
+        """Makes Keras' readers call a function with every index of the sequence that
+        they read.
 
         Args:
-            note: called in the order of the batches, in a thread that reads ahead.
+            note: function called with the index, in the order of the batches, on a
+                thread that reads ahead.
         """
         return
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
-        """Calls a function with every batch of a Python generator.
+        """Makes Keras' reader call a function with every batch of a Python generator.
 
         Args:
-            note: called in the order of the batches, in a thread that reads ahead.
+            note: function called with the batch, in the order of the batches, on a
+                thread that reads ahead.
         """
         return
 
@@ -307,7 +319,8 @@ class Fit(Protocol):
         return None  # reached only if `array_way` is "index"
 
     def loop_state(self) -> dict[str, Any]:
-        """Returns what the loop knows about the data, such as the length, as JSON."""
+        """Returns facts about the data that the loop has found out, such as the number
+        of batches, JSON-able."""
 
     def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
         """Makes the fit begin at an epoch and a batch; called in `on_train_begin`.
@@ -334,14 +347,16 @@ class Fit(Protocol):
         """
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
-        """Makes Keras end the epoch with the given logs, not with the metrics.
+        """Makes Keras end the epoch with the given logs, not with the values of the
+        metrics, which are not restored yet.
 
         Args:
-            logs: logs of the epoch's last step, whose metrics are not restored yet.
+            logs: logs of the epoch's last step.
         """
 
     def forget_answer(self) -> None:
-        """Takes back the step that Keras counted for a call that found no data."""
+        """Undoes Keras' count of a step: a call of the train function found no data,
+        but returned saved logs."""
         return
 
     def ends(self) -> None:
@@ -355,10 +370,9 @@ class Fit(Protocol):
             trains: whether steps follow in this fit.
 
         Returns:
-            The `tf.function`, which takes an iterator; tracing it makes the variables.
-            None on JAX, where Keras makes all variables before training.
-            None if `build` must make the variables, for example because steps run
-            eagerly.
+            The `tf.function`, which takes an iterator; its trace makes the variables.
+            None on JAX, where Keras makes all variables before training. None also if
+            `build` must make the variables, for example because steps run eagerly.
         """
 
     def build(self, iterator: Any, train_function: Any) -> None:
@@ -392,10 +406,11 @@ class Fit(Protocol):
         """Returns whether the Python code of a step runs in every step."""
 
     def batch_kinds(self, name: str, iterator: Any) -> Sequence[Any]:
-        """Returns the kinds of batches for which a function is traced separately.
+        """Returns the kinds of batches in an iterator. The framework traces a function
+        separately for each kind.
 
         Args:
-            name: "train" or "test".
+            name: name of the function, "train" or "test".
             iterator: argument of the function.
         """
         del name
@@ -437,15 +452,16 @@ class Fit(Protocol):
 def instead_once(
     owner: Any, name: str, instead: Callable[..., Any]
 ) -> Callable[[], None]:
-    """Replaces a method or a module's function until the first call of the replacement.
+    """Replaces a method of an object, or a function of a module, for a single call. The
+    call restores the original first.
 
     Args:
         owner: object or module with the function.
         name: name of the function.
-        instead: function called instead; it may call the original function.
+        instead: the replacement; may call the original function.
 
     Returns:
-        A function that restores the original; without effect if `instead` was called.
+        A function that restores the original if `instead` was not called yet.
     """
     is_own, own = name in vars(owner), getattr(owner, name, None)
 
@@ -467,13 +483,14 @@ def instead_once(
 
 
 def after_each(owner: Any, name: str, then: Callable[..., Any]) -> None:
-    """Wraps a method, so that a function is called after every call, until `uncover`.
+    """Wraps a method, so that `then` is called after every call of the method, until
+    `uncover`.
 
     Args:
         owner: object with the method.
         name: name of the method.
-        then: function that gets the name, the method's result and the arguments, and
-            returns the result for the caller.
+        then: function that gets the name, the result and the arguments of the method,
+            and returns the result for the caller of the method.
     """
     method = getattr(owner, name)
 

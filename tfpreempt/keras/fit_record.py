@@ -1,4 +1,4 @@
-"""Values that a commit of a fit has besides the tf.train.Checkpoint."""
+"""Values of a fit that a commit contains in addition to the variables."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tfpreempt.checkpoint.state.state import State
 class EncodedValue:
     """A value of plain Python and NumPy types, in encoded form.
 
-    Later changes of the value do not affect the encoded form. Encoding does not copy
-    bytes objects, because the state of an input pipeline can be as large as the memory.
+    Later changes of the value do not affect the encoded form. Objects of the type bytes
+    are not copied, because the state of an input pipeline may fill the memory.
 
     Attributes:
-        header: JSON description of the value.
-        arrays: bytes of the arrays in the value, and bytes objects in the value;
-            described by the header.
+        header: description of the value, JSON-able.
+        arrays: the bytes of the NumPy arrays in the value, and the bytes objects in the
+            value. The header refers to them by index.
     """
 
     header: Any
@@ -54,7 +54,8 @@ class EncodedValue:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Digest of the value: equal for two values equal bit for bit."""
+        """Digest of the value. Two values have the same digest if they are equal bit
+        for bit."""
         text = repr(self.header).encode()
         if not self.arrays:
             return text
@@ -74,12 +75,13 @@ class EncodedValue:
 
 
 class FitRecord(State):
-    """State that saves named values of a fit, and has the values of a restored commit.
+    """State that saves named values of a fit. A load only stores the saved values in
+    `loaded`; the fit applies them later.
 
     Args:
         name: name of the State.
-        take: function returning the values by name; called on the main thread when a
-            save writes its files.
+        take: function returning the values by name; called on the main thread when the
+            State is saved.
         per_worker: whether every worker saves its own values; see `State`.
 
     Attributes:

@@ -42,10 +42,10 @@ class _Replacement:
     """A replaced function of Keras, with the data needed to restore it.
 
     Attributes:
-        owner: class or module with the function.
+        owner: class or module that has the function.
         name: name of the function.
         previous: the function before the replacement.
-        ours: the replacement.
+        ours: tfpreempt's replacement.
     """
 
     owner: Any
@@ -84,11 +84,12 @@ class MultiWorkerPatch:
         return bool(_in_force)
 
     def remove(self) -> None:
-        """Restores the functions from before the first `enable_multi_worker`.
+        """Restores the functions of Keras from before the first `enable_multi_worker`.
 
         A second call has no effect. Steps that a model has already compiled do not
-        change. If other code has replaced a function since, that replacement remains,
-        our function inside of it only calls the original, and a warning is logged.
+        change. If other code has replaced a function after `enable_multi_worker`, the
+        later replacement remains, tfpreempt's function inside of it only calls the
+        original, and a warning is logged.
         """
         while _in_force:
             was = _in_force.pop()
@@ -182,7 +183,8 @@ def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> N
 
 
 def _has_workers(strategy: Any) -> bool:
-    """Whether a strategy has several workers and the patch is active; None: False."""
+    """Returns whether the patch is active and a strategy has several workers. False for
+    the strategy None."""
     return bool(_in_force) and bool(
         private_api.keras_trainer._collective_all_reduce_multi_worker(strategy)
     )
@@ -246,11 +248,12 @@ def _building(previous: _Function) -> _Function:
 
 
 def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]]]:
-    """Yields an example batch of a replica (specs, if possible) as Keras' iterators do.
+    """Yields an example batch of a replica, in the form in which Keras' iterators yield
+    steps. The batch consists of specs if the specs have all dimensions.
 
     `Trainer._symbolic_build` iterates over the result only if the model is not fully
-    built. Reading a batch here does not hang, because the specs are equal on all
-    workers, so either every worker reads or none.
+    built. A read of a batch here does not hang: the specs are equal on all workers, so
+    either every worker reads or no worker.
 
     Args:
         iterator: Keras' `TFEpochIterator` over the data.

@@ -1,8 +1,8 @@
 """The variables of a fit on JAX, and earlier values of them for a later save.
 
-All variables are in one checkpoint: weights, seed generators, optimizer and metrics,
-under the paths that Keras gives them. During an epoch the values are outside of the
-variables; `Fit.sync` puts them back.
+A single checkpoint contains all variables (weights, seed generators, optimizer and
+metrics) under the paths that Keras gives the variables. During an epoch Keras keeps the
+values outside of the variables; `Fit.sync` puts the values into the variables.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class JaxVariables(ArrayCheckpoint):
             variable.assign(arrays[saved_name])
 
     def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
-        """Returns all variables: a commit has one value of each, for every worker."""
+        """Returns all variables of the fit: every worker has the same values, so a
+        commit has a single value of each variable."""
         return [
             WorkerVariable(
                 name=name,
@@ -101,8 +102,9 @@ class JaxVariables(ArrayCheckpoint):
 class HeldJaxValues:
     """The values of a fit's variables at the time of construction.
 
-    The values are copied, because a test step gives the memory of its state to its
-    results. The values of the optimizer are not copied: no test step gets them.
+    The values are copied, because JAX reuses the memory of a test step's arguments for
+    its results. The values of the optimizer are not copied, because a test step does
+    not get these values.
 
     Args:
         fit: the fit, whose variables have the current values.

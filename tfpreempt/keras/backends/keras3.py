@@ -1,8 +1,9 @@
 """`model.fit` of Keras 3: the part that does not depend on the backend.
 
-`fit` makes an `EpochIterator`. Its method `_enumerate_iterator` yields the steps of an
-epoch, and makes the data iterators. A resumed fit sets `model._initial_epoch` to the
-first epoch; `fit` never clears the attribute.
+`fit` makes an `EpochIterator`. The method `_enumerate_iterator` of the EpochIterator
+yields the steps of an epoch, and makes the data iterators. To resume, tfpreempt sets
+`model._initial_epoch` to the first epoch. `fit` never clears the attribute, so
+tfpreempt clears the attribute for the next fit.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Keras3Fit(Fit):
         yield from steps
 
     def new_iterator(self) -> Any:
-        """Returns a new data iterator, made as the loop makes its iterators."""
+        """Returns a new data iterator, made in the same way as by Keras' loop."""
         raise NotImplementedError
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """`model.fit` of Keras 3 with the JAX backend.
 
 `fit` makes a `JAXEpochIterator`. The train function takes the state (the values of all
-variables) and an iterator, and returns the logs and the new state. The memory of the
-given state becomes the memory of the new state, so the variables have no values during
-an epoch. `model._jax_state_synced` is True while the variables have the values; then
-the loop takes the state from the variables before the next step.
+variables) and an iterator, and returns the logs and the new state. JAX reuses the
+memory of the given state for the new state, so the variables of the model have no
+values during an epoch. `model._jax_state_synced` is True while the variables have the
+values; then Keras' loop takes the state out of the variables before the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _PARTS = {
     ),
     "test": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
 }
-"""The parts of the state of Keras' functions, in order."""
+"""For the train and the test function, the attributes of the model with the variables
+whose values form the state, in order."""
 
 
 class Keras3JaxFit(Keras3Fit):
@@ -197,7 +198,8 @@ class Keras3JaxFit(Keras3Fit):
         model.jax_state_sync()
 
     def _take(self, name: str) -> Any:
-        """Takes the state out of the variables, as Keras' loop does."""
+        """Takes the state for the function `name` out of the variables, as Keras' loop
+        does; afterwards the variables have no values."""
         model = self.model
         parts = dict.fromkeys(_PARTS[name], True)
         state = model._get_jax_state(**parts, purge_model_variables=True)

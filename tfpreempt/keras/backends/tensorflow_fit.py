@@ -33,8 +33,8 @@ class TensorFlowFit(Fit):
     def has_positions(self) -> bool:
         """Returns whether the position of a loader can be tracked.
 
-        Not under a TPUStrategy: iterators are read before the first step shows which
-        iterator is used for training.
+        False under a TPUStrategy: TensorFlow reads iterators before the first step, and
+        only the first step shows which iterator is used for training.
         """
         strategy = self.model.distribute_strategy
         return not isinstance(strategy, tf.distribute.TPUStrategy)
@@ -46,7 +46,8 @@ class TensorFlowFit(Fit):
         return bool(self.model.run_eagerly or tf.config.functions_run_eagerly())
 
     def trace(self, step: Any, iterator: Any) -> None:
-        """Makes the variables of a step by tracing it for one batch; reads no data."""
+        """Traces a step for a batch, to make the variables that the step uses. Reads no
+        data, because the trace needs only the element spec."""
 
         def traced(data: Any) -> Any:
             return self.model.distribute_strategy.run(step, args=(data,))

@@ -5,9 +5,10 @@ variable changes while the buffer is in use, TensorFlow writes the new value int
 buffer (`PrepareToUpdateVariable`). So only changed variables need memory twice.
 
 Variables with sparse updates, such as embeddings, are an exception: TensorFlow changes
-their buffer in place, so a read must copy it (copy-on-read mode). `DisableCopyOnRead`
-turns this mode off, as TensorFlow's own saves do. It is called for large variables only
-(`is_large`), because for small variables a copy takes less time than the call.
+the buffer in place, so a read copies the buffer (copy-on-read mode).
+`DisableCopyOnRead` turns this mode off, as TensorFlow's own saves do. Only large
+variables (`is_large`) leave the mode, because for small variables a copy takes less
+time than the call.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class HeldValues:
     Use on the main thread only.
 
     Args:
-        checkpoint: the tf.train.Checkpoint of the fit; its own save counter is not
-            kept.
-        untracked: result of `attach(checkpoint)`, called just before. The metrics and
-            seed generators in this result are kept, too.
+        checkpoint: the tf.train.Checkpoint of the fit. The value of its save counter is
+            not kept.
+        untracked: result of `attach(checkpoint)`, called just before. The values of the
+            metrics and seed generators in this result are kept, too.
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:

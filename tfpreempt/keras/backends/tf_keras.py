@@ -1,8 +1,8 @@
 """`model.fit` of tf_keras 2.x.
 
 `fit` makes a `DataHandler`, which begins an epoch at `_initial_step`. To get the first
-epoch and the first step, `fit` calls `_maybe_load_initial_counters_from_ckpt` of the
-model, which a resumed fit replaces.
+epoch and the first step, `fit` calls the model's method
+`_maybe_load_initial_counters_from_ckpt`. To resume, tfpreempt replaces this method.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class TfKerasFit(TensorFlowFit):
         return "replay" if shuffle == "batch" else "index"
 
     def _own_loader(self, given: Any) -> Loader | None:
-        """Returns a Loader if the data are an iterator with a position for all epochs.
+        """Returns a Loader if the data are a single iterator for all epochs, and the
+        position of the iterator can be read and set.
 
         Args:
             given: the training data passed to `fit`.
@@ -221,8 +222,8 @@ class TfKerasFit(TensorFlowFit):
         """Makes random layers draw from generators whose state can be saved.
 
         By default dropout uses ops with a hidden state, which cannot be saved. If the
-        train function is already traced, the layers cannot be changed; a warning
-        elsewhere names them.
+        train function is already traced, the method changes no layer, and
+        `program_values.warn_of_kernels` logs a warning with the layers.
         """
         layers = [
             layer

@@ -1,10 +1,10 @@
 """The state of the callbacks of Keras 3 and tf_keras, class by class.
 
 The attribute names are from the sources of Keras 3.15 and tf_keras 2.21. Names that a
-version lacks are skipped. The lists exclude attributes that the hooks set when a
-training, an epoch or a batch begins, because these hooks run before a restore. Examples
-are ModelCheckpoint's `_current_epoch`, the model and the open event files. The module
-imports neither Keras 3 nor tf_keras.
+version lacks are skipped. The lists exclude attributes that the hooks of a callback set
+when a training, an epoch or a batch begins, because Keras calls these hooks before a
+restore. Examples are ModelCheckpoint's `_current_epoch`, the model and the open event
+files. The module imports neither Keras 3 nor tf_keras.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def kind(callback: Any) -> str | None:
 
 
 def has_hooks(callback: Any) -> bool:
-    """Whether the callback has `get_state()` and `set_state(state)`."""
+    """Returns whether the callback has `get_state()` and `set_state(state)`."""
     hooks = (getattr(callback, name, None) for name in ("get_state", "set_state"))
     return all(callable(hook) for hook in hooks)
 
@@ -129,7 +129,8 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
 
 
 def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
-    """Restores the progress bar at the batch; a new epoch keeps the new bar."""
+    """Restores the progress bar to the resumed batch. If a complete fit is extended,
+    the new epoch's bar stays unchanged."""
     bar = logger.progbar
     if logger.target is None:
         logger.target = state["target"]
@@ -144,7 +145,8 @@ def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
 
 
 def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
-    """Restores the counters of a TensorBoard; speeds exclude the restart."""
+    """Restores the counters of a TensorBoard. The speeds that the callback computes do
+    not include the time of the restart."""
     elapsed = counters.pop("elapsed")
     if extends:
         # The hooks of the next batch ran before the restore, and counted it from zero.
@@ -162,8 +164,9 @@ def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
 def _renew_step(board: Any) -> None:
     """Makes the open summary writer count from the restored step (Keras 3 only).
 
-    When a batch begins, Keras 3 gives the writer the step as a number, so the number
-    must be replaced. tf_keras gives its writer a variable of the model.
+    When a batch begins, Keras 3 gives the writer the step as a number, which the
+    restore has to replace. tf_keras gives the writer a variable of the model, which the
+    restore of the model sets.
     """
     contexts = getattr(board, "_prev_summary_state", ())
     if not contexts or not hasattr(board, "_global_test_batch"):

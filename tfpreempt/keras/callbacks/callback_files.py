@@ -1,7 +1,8 @@
-"""The log file of a CSVLogger: a commit has its text, and a restore writes it back.
+"""Saves the log file of a CSVLogger: a commit contains the text of the file.
 
-So rows written after the commit disappear. The restore also works if the file is
-missing, is on a new machine's disk, or if the logger does not append.
+A restore writes the text to the file, so rows written after the commit disappear. The
+restore also works if the file is missing, as on a new machine, and if the logger was
+made without `append=True`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ KIND = "CSVLogger"
 
 @contextlib.contextmanager
 def resolved(loggers: Sequence[Any]) -> Iterator[None]:
-    """Context where each CSVLogger has the absolute name of its file.
+    """Context manager: in the body, each CSVLogger has the absolute name of its file.
 
-    Otherwise a relative name would refer to a different file, if the program changes
-    the working directory during the fit.
+    A relative name would refer to a different file if the program changed the working
+    directory during the fit.
 
     Args:
         loggers: the CSVLoggers of a fit, before the fit opens their files.
@@ -109,7 +110,7 @@ def _read(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _as_keras(url: str, mode: str) -> Iterator[Any]:
-    """Context: a file at a URL, opened with tf.io.gfile as Keras does.
+    """Context manager: opens the file at a URL with tf.io.gfile, as Keras does.
 
     Raises:
         OSError: the file cannot be opened or read.

@@ -99,8 +99,8 @@ class UserCallbacks:
     def silence(self) -> None:
         """Makes Keras call only the PreemptionCallback, until `wake`.
 
-        For a step trained before the restart: the user's callbacks were already called
-        for the step.
+        Used while Keras repeats a step that was trained before the restart: the user's
+        callbacks were already called for the step.
         """
         self._holder.callbacks = self._ours
 
@@ -127,7 +127,7 @@ class UserCallbacks:
             getattr(callback, hook)(*args)
 
     def have_ended_at(self, epoch: int) -> bool:
-        """Whether an EarlyStopping of Keras has stopped training after an epoch.
+        """Returns whether an EarlyStopping of Keras has stopped training at an epoch.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -151,7 +151,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
     values.
 
     Args:
-        callbacks: callbacks of the fit, without our callback.
+        callbacks: callbacks of the fit, without the PreemptionCallback.
     """
     lost = []
     named = {"Callback", *builtin_callbacks.REMEMBERED}
@@ -189,7 +189,8 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """Returns the attributes of the user's classes, not instances, that may change."""
+    """Returns the class attributes of the user's classes that training may change, by
+    name."""
     found: dict[str, Any] = {}
     for each in reversed(kind.__mro__):
         if not each.__module__.startswith(builtin_callbacks.ROOTS):
@@ -208,12 +209,13 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) -> None:
-    """Refuses callbacks that write their own checkpoints into the checkpoint directory.
+    """Raises an error for callbacks that write checkpoints into the directory of the
+    PreemptionCallback.
 
     A BackupAndRestore of Keras with another directory only causes a warning.
 
     Args:
-        callbacks: callbacks of the fit, without our callback.
+        callbacks: callbacks of the fit, without the PreemptionCallback.
         checkpoint_dir: directory of the PreemptionCallback.
 
     Raises:
@@ -251,7 +253,7 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
 
 
 def _is_fixed(value: Any, callback: Any) -> bool:
-    """Whether training cannot change a value, so that the value needs no save.
+    """Returns whether training cannot change a value, so that no save is needed.
 
     Functions and classes do not change. Layers, models and metrics are callable too,
     but have variables, so they may change.

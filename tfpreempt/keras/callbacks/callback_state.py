@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> EncodedValue:
-    """Returns a copy of the state of the callbacks. It is equal on every worker.
+    """Returns a copy of the state of the callbacks, which is equal on every worker.
 
     Args:
         callbacks: callbacks of the fit, without the PreemptionCallback.
-        leaves_out: whether to log the error of a callback and omit its state, so that
-            the commit does not fail.
+        leaves_out: whether an error of a callback is logged, not raised, so that the
+            commit lacks only the state of this callback.
 
     Raises:
         SaveError: `get_state()` of a callback returns a value that cannot be saved.
@@ -124,7 +124,7 @@ def capture_files(callbacks: Sequence[Any]) -> EncodedValue:
 def restore_files(
     callbacks: Sequence[Any], states: EncodedValue, *, extends: bool = False
 ) -> None:
-    """Writes the files of the callbacks back.
+    """Writes the saved text to the files of the callbacks.
 
     Args:
         callbacks: callbacks of the fit, after their `on_train_begin`.
@@ -147,7 +147,8 @@ def restore_files(
 
 
 def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Returns callbacks by class name; the second of a class has "#2" at the end."""
+    """Returns callbacks by class name. The name of the second callback of the same
+    class ends with "#2", and so on."""
     found: dict[str, Any] = {}
     counts: dict[str, int] = {}
     for callback in callbacks:
@@ -165,7 +166,8 @@ def _matched(
     Args:
         callbacks: callbacks of the fit.
         header: saved states by name.
-        is_kept: function returning whether a commit has a state for a given callback.
+        is_kept: function returning whether commits contain a state for a callback of
+            this kind.
     """
     now = _by_name(callbacks)
     if not isinstance(header, dict):

@@ -1,7 +1,7 @@
 """A wrapper of the dataset of a fit, which counts the iterators made by the fit.
 
-An iterator of the fit can so be distinguished from an iterator made by other code, for
-example for `evaluate` in a callback.
+The wrapper marks an iterator of the fit, to distinguish the iterator from an iterator
+made by other code, for example for `evaluate` in a callback.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ class CountedDataset:
         return iterator  # type: ignore[no-any-return]  # of any framework
 
     def number(self, iterator: Any) -> int:
-        """Returns the number, from 1, of an iterator of the fit; 0 for any other."""
+        """Returns the number, from 1, of an iterator of the fit; 0 for an iterator made
+        by other code."""
         owner, number = getattr(iterator, _MARK, (None, 0))
         return number if owner is self else 0
 
     def spare(self) -> Any:
-        """Returns an additional iterator, without counting."""
+        """Returns an additional iterator over the original dataset, which is not
+        counted."""
         return self._make_iterator(self.dataset)

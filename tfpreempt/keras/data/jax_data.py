@@ -1,8 +1,9 @@
-"""Training data on JAX: iterators that read in this process, and the best way.
+"""Training data on JAX: iterators whose position can be saved, if possible.
 
-Implements `fit_protocol.Pipelines` for fits on JAX. Keras' adapters are generators in
-Python. For tf.data pipelines the state of TensorFlow's iterator is the position, as on
-TensorFlow (`tensorflow_data.py`).
+Implements `fit_protocol.Pipelines` for fits on JAX, and chooses the best way to save
+the position. On JAX, Keras reads all data by generators in Python. For a tf.data
+pipeline the state of TensorFlow's iterator is saved, as on TensorFlow
+(`tensorflow_data.py`).
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class Batches:
 
 
 class BatchIterator:
-    """An iterator over batches, opened at the first read.
+    """An iterator over batches, which opens the data at the first read.
 
     Args:
-        open: function returning the iterator.
+        open: function returning an iterator over the batches of a pass.
     """
 
     def __init__(self, open: Callable[[], Iterator[Any]]) -> None:
@@ -89,10 +90,11 @@ class PipelineBatches(Batches):
 
 
 class PipelineIterator(BatchIterator):
-    """An iterator over a tf.data pipeline; TensorFlow's iterator is made when needed.
+    """An iterator over a tf.data pipeline, which makes TensorFlow's iterator at the
+    first use.
 
-    Keras makes iterators that it never reads. An iterator of TensorFlow that is made
-    draws the seeds of the pipeline's shuffles.
+    Keras also makes iterators that are never read. If TensorFlow's iterator were made
+    at once, an unused iterator would draw seeds for the pipeline's shuffles.
 
     Args:
         adapter: Keras' adapter of the pipeline.
@@ -115,7 +117,8 @@ class PipelineIterator(BatchIterator):
 
 
 class ArrayTracker(IndexTracker):
-    """Saves the number of trained batches, and the generators that draw the order."""
+    """Saves the number of trained batches in arrays, and the states of the random
+    generators from which Keras draws the order of the epoch."""
 
     def begins(self, iterator: Any) -> None:
         self._generators = generators()
@@ -186,12 +189,12 @@ def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
 
 
 def has_global_batches(dataset: Any) -> bool:
-    """Returns True: a single process reads whole batches."""
+    """Returns True: the only process reads global batches."""
     return True
 
 
 def check_shares(fit: Fit, dataset: Any) -> None:
-    """Does nothing: a single process reads whole batches."""
+    """Does nothing: the only process reads global batches, which are not divided."""
 
 
 def validation_problem(data: Any) -> str | None:

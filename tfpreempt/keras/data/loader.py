@@ -1,9 +1,10 @@
-"""The position in third-party loaders with a readable position, such as Grain's.
+"""Saves the position in a third-party data loader, such as Grain's.
 
-tf.data reads the loader in a thread, ahead of training, so the loader's current
-position is not the position of training. Therefore `LoaderTracker` records the loader's
-position after every batch, and saves the position after the last trained batch. A
-restart sets a new loader to the saved position, and reads on from there.
+The loader must be able to return its position. tf.data reads the loader in a thread,
+ahead of training, so the loader's current position is not the position of training.
+Therefore `LoaderTracker` records the loader's position after every batch, and saves the
+position after the last trained batch. A restart sets a new loader to the saved
+position, and reads the following batches.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from tfpreempt.states.loaders import LoaderState, accessor_of
 log = logging.getLogger(__name__)
 
 _AHEAD = 2
-"""Batches that tf.data reads ahead; most loaders also read ahead themselves."""
+"""Number of batches that tf.data reads ahead; most loaders read ahead as well."""
 _KEPT = 64
-"""Positions kept beyond the batches of two steps: far more than are read ahead."""
+"""Number of recorded positions that are kept, in addition to the batches of two steps;
+far more batches than tf.data reads ahead."""
 
 
 _END = object()
 
 
 class LoaderTracker(ReplayTracker):
-    """Saves the state of a loader; if unknown, a restart reads the batches again."""
+    """Saves the state of a loader. If the loader cannot return its state, a restart
+    reads the trained batches again."""
 
     kind = "loader"
     other_kinds = ("replay",)
@@ -47,10 +50,10 @@ class LoaderTracker(ReplayTracker):
         data.dataset = fit.distribute(self._batches, _AHEAD)
 
     def _batches(self) -> Iterator[Any]:
-        """Yields the batches of an iterator; runs on a thread of tf.data.
+        """Yields the batches of the loader; runs on a thread of tf.data.
 
-        The thread starts with the first step, so `begins` or `restore` has been called
-        before.
+        tf.data starts the thread at the first step, after a call of `begins` or
+        `restore`.
         """
         assert self._handed is not None
         yield from self._handed.batches()
@@ -75,7 +78,8 @@ class LoaderTracker(ReplayTracker):
         return dataclasses.replace(position, more=[state.header, [*state.arrays]])
 
     def prepare(self, position: Position) -> Sequence[str]:
-        """Sets the loader's position; after a complete fit, for the next fit."""
+        """Opens a loader at the saved position; also for a complete fit, because the
+        next fit continues with the loader."""
         if position.kind != "replay" and position.batches:
             header, arrays = position.more
             state = EncodedValue(header=header, arrays=tuple(arrays))
@@ -96,7 +100,8 @@ class LoaderTracker(ReplayTracker):
 
 
 def warn_of_states() -> None:
-    """Warns if a LoaderState sets a position, since batches are read again, too."""
+    """Logs a warning if the program has a LoaderState, because the State sets the
+    position of a loader, and this fit also reads the trained batches again."""
     for state in REGISTRY.in_order():
         if isinstance(state, LoaderState):
             log.warning(_BOTH, state)

@@ -1,14 +1,15 @@
 """Inspects a tf.data pipeline: its datasets, its caches, the seeds of its shuffles.
 
 A `shuffle` draws a new seed for every pass over the data. If a commit has the state of
-an iterator, it has the seeds, too (see `checkpoint/tensors/shuffle_seeds.py`). If a
-restart reads the batches again instead, it must first draw the seeds of the earlier
-epochs:
+an iterator, the state includes the seeds (see `checkpoint/tensors/shuffle_seeds.py`).
+If a restart reads the trained batches again, the restart must first draw the seeds of
+the earlier epochs:
 
-- A shuffle at the end of a pipeline draws its seed when the iterator is made.
-- A shuffle below another shuffle (for example of files, below a shuffle of records)
-  draws its seed when the first element is read. To draw this seed without reading, make
-  an iterator of only that part of the pipeline.
+- The last shuffle of a pipeline draws its seed when the iterator is made.
+- A shuffle of which the elements pass through a later shuffle (for example a shuffle of
+  files before a shuffle of records) draws its seed when the first element is read. To
+  draw this seed without a read, make an iterator over only the first part of the
+  pipeline, up to this shuffle.
 
 Both rules were found by trials on TensorFlow 2.21; tests/keras/test_position.py repeats
 the trials.
@@ -28,7 +29,8 @@ _MANY = 1 << 20  # number of samples whose order takes too long to draw at a sta
 
 
 def roots(dataset: Any) -> list[Any]:
-    """Returns the tf.data datasets of which a dataset, if distributed, consists."""
+    """Returns the tf.data datasets from which a fit reads: the parts of a distributed
+    dataset, or the dataset itself."""
     original = getattr(dataset, "_original_dataset", None)
     if original is not None:
         return [original]
@@ -37,21 +39,22 @@ def roots(dataset: Any) -> list[Any]:
 
 
 def shuffles(dataset: Any) -> bool:
-    """Whether a pipeline has a new order in every pass."""
+    """Returns whether a pipeline has a new order in every pass."""
     return any(map(reshuffles, parts(*roots(dataset))))
 
 
 def draw(node: Any, count: int, *, is_below: bool = False) -> None:
-    """Draws the seeds that would be drawn by reading a number of iterators to the end.
+    """Draws the seeds that `count` iterators would draw if they were read to the end.
 
-    Only shuffles that draw at their first element are concerned; the other shuffles
-    draw when an iterator is made.
+    Affects only shuffles that draw a seed when the first element is read. The other
+    shuffles draw when an iterator is made, so the caller makes iterators for them.
 
     Args:
-        node: a pipeline, or a part of a pipeline.
+        node: the last dataset of a pipeline; in a recursive call, one of its inputs.
         count: number of iterators.
-        is_below: whether reading of this node begins only after the iterator was made,
-            because of a node above.
+        is_below: whether TensorFlow begins to read this dataset only when the first
+            element is read, not when the iterator is made, because a later dataset of
+            the pipeline is a shuffle or a concatenation.
     """
     if (draws := reshuffles(node)) and is_below:
         for _ in range(count):
@@ -62,7 +65,8 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
 
 
 def caches_in_memory(dataset: Any) -> bool:
-    """Whether a pipeline caches elements in memory, and so in the state."""
+    """Returns whether a pipeline caches elements in memory; then the state of an
+    iterator contains the elements."""
     return any(
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
         for node in parts(*roots(dataset))

@@ -3,11 +3,14 @@
 There are five ways to save a position; the framework's module (`tensorflow_data.py`,
 `jax_data.py`) selects the best for the data:
 
-- the state of the tf.data iterator; restoring it takes equally long at any batch;
+- the state of the tf.data iterator; the time of its restore does not depend on the
+  number of trained batches;
 - the index into a PyDataset or Sequence (`sequence.py`);
 - the state of a third-party loader (`loader.py`);
-- the number of trained batches, if the data are arrays: they are skipped, not read;
-- reading the trained batches again, for generators and pipelines without a state.
+- the number of trained batches, if the data are arrays; a restart skips these batches
+  without a read;
+- the number of trained batches, for generators and pipelines without a state; a restart
+  reads these batches again.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ AGAIN = (
     "operations of the pipeline. To resume at the position without this, use a "
     "keras.utils.PyDataset or tfpreempt.data"
 )
-"""Reason for reading batches again, for a warning."""
+"""Warning that a restart reads the trained batches again."""
 READ_ON = (
     "validation_data is a Python generator, and each validation continues the "
     "generator. A restarted run starts the generator from the beginning, and "
@@ -55,7 +58,7 @@ class Position:
         kind: way in which the position was saved: "iterator", "index", "sequence",
             "loader" or "replay".
         made: number of iterators made from the dataset before the current iterator.
-        read: number of those iterators used for training.
+        read: number of iterators used for training before the current iterator.
         batches: number of batches that training has taken from the current iterator.
         states: for the kind "iterator", the states of this worker's tf.data iterators,
             each as a list of bytes; else empty.
@@ -160,10 +163,11 @@ class Tracker:
         """
 
     def extend(self, position: Position, iterator: Any) -> None:
-        """Begins the next epoch; called instead of `restore` to extend a complete fit.
+        """Prepares an iterator for the next epoch; called in place of `restore` if
+        epochs are added to a complete fit.
 
-        The iterator is put into the state that the next epoch's iterator would have had
-        if the fit had not ended.
+        The iterator gets the state that the next epoch's iterator would have had if the
+        fit had not ended.
 
         Args:
             position: the position at the end of the complete fit.
@@ -172,7 +176,8 @@ class Tracker:
 
 
 class IndexTracker(Tracker):
-    """Saves the number of trained batches; a restart skips them in the arrays."""
+    """Saves the number of trained batches; a restart skips these batches in the
+    arrays."""
 
     kind = "index"
     is_shared = True

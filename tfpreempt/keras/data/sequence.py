@@ -1,16 +1,17 @@
 """The position in a PyDataset (Keras 3) or Sequence (tf_keras), saved as an index.
 
-An interrupted epoch resumes with its remaining batches, in its original order. Keras
+An interrupted epoch resumes with the remaining batches, in the original order. Keras
 shuffles the indices when the first batch of an epoch is requested. Up to Keras 3.15 the
 shuffle uses Python's global generator, so the state of the generator is saved; from
-3.16 on it uses a generator seeded with the number of the epoch. Reader threads of Keras
-read one pass at a time (`Fit.read_one_pass`), so the order does not depend on the
-number of threads.
+3.16 on the shuffle uses a generator seeded with the number of the epoch. Reader threads
+of Keras read one pass at a time (`Fit.read_one_pass`), so the order does not depend on
+the number of threads.
 
-A sequence may change itself between epochs (`on_epoch_end`). Its state is saved by its
-own `get_state` and `set_state`. Without these methods, a restart repeats the calls of
-the hooks. If a call drew random numbers, the global generators are first set to their
-states before the original call.
+A sequence may change its attributes between epochs, in the hooks `on_epoch_begin` and
+`on_epoch_end`. If the sequence has the methods `get_state` and `set_state`, commits
+contain its state. Without these methods, a restart calls the hooks again. If the
+original call of a hook drew random numbers, the restart first sets the global random
+generators to the states before the original call.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class SequenceTracker(Tracker):
         return dataclasses.replace(position, more=more, order=order)
 
     def _fingerprint(self, batches: int) -> Order:
-        """Returns a fingerprint of the order of the first batches; empty if unknown."""
+        """Returns the fingerprint of the order of the first `batches` batches; empty if
+        the order is unknown."""
         if not batches or len(self._order) < batches:
             return {}
         return {"permutation": data_order.of_indices(self._order[:batches])}
@@ -164,7 +166,8 @@ class SequenceTracker(Tracker):
         self.begins(iterator)
 
     def _name_changes(self) -> None:
-        """Warns once of attributes that have changed since the epoch began."""
+        """Logs a warning, once, with the attributes of the sequence that have changed
+        since the epoch began."""
         before, self._marks = self._marks, {}
         now = _marks(self._sequence) if before else {}
         changed = [name for name in before if now.get(name) != before[name]]
@@ -263,7 +266,7 @@ def set_generators(states: Any) -> None:
 def _in_order(
     get: Callable[[int], Any], indices: Iterable[int], workers: int
 ) -> Iterator[Any]:
-    """Yields batches in order; threads read ahead if the user has asked Keras for them.
+    """Yields batches in order. Threads read ahead, if the user has requested threads.
 
     Args:
         get: function returning the batch of an index.

@@ -1,7 +1,8 @@
-"""Training data of TensorFlow: the state of tf.data iterators, and the best way.
+"""Training data on TensorFlow: saves the state of tf.data iterators, if possible.
 
-Implements `fit_protocol.Pipelines` for the fits on TensorFlow. On JAX, `jax_data.py`
-uses the module for data that are tf.data pipelines.
+Implements `fit_protocol.Pipelines` for the fits on TensorFlow, and chooses the best way
+to save the position. On JAX, `jax_data.py` uses this module for data that are tf.data
+pipelines.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ def order(fit: Fit, dataset: Any) -> dict[str, int]:
 
 
 def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
-    """Draws the shuffle seeds that were drawn before the current iterator was made."""
+    """Draws the shuffle seeds that the interrupted run had drawn before it made the
+    current iterator."""
     draw_for(data.dataset, position.read)
     for _ in range(position.made - (fit.first_iterator - 1)):
         data.spare()
@@ -201,13 +203,15 @@ def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) ->
 
 
 def draw_for(dataset: Any, count: int) -> None:
-    """Draws the seeds that a number of iterators draw at their first element."""
+    """Draws the seeds that `count` iterators over a dataset draw when they read their
+    first elements; see `pipeline.draw`."""
     for root in pipeline.roots(dataset):
         pipeline.draw(root, count)
 
 
 def has_global_batches(dataset: Any) -> bool:
-    """Returns whether a count of global batches is a position in the dataset."""
+    """Returns whether a position in the dataset can be given as a number of global
+    batches, which does not depend on the number of workers."""
     return slices.global_batches(dataset) is not None
 
 

@@ -32,7 +32,8 @@ class TrainingData:
 
     Attributes:
         dataset: wrapper that replaces the fit's own dataset.
-        tracker: saves and restores the position; its class is the way that was chosen.
+        tracker: saves and restores the position; its class is the chosen way to save
+            positions (see `position.py`).
     """
 
     def __init__(self, fit: Fit) -> None:
@@ -54,9 +55,10 @@ class TrainingData:
         self._order: dict[str, int] = {}
 
     def any_iterator(self) -> Any:
-        """Returns an iterator for its element spec; the caller must not read it.
+        """Returns an iterator of which the caller needs the element spec; the caller
+        must not read the iterator.
 
-        Returns the iterator used for training, or before training a new iterator.
+        Returns the iterator used for training; before training, a new iterator.
         """
         return self.dataset.spare() if self._iterator is None else self._iterator
 
@@ -80,7 +82,8 @@ class TrainingData:
             warn_of_states()
 
     def position(self, batches: int, *, is_at_end: bool) -> Position | None:
-        """Returns the position of training; before the first step, as restored.
+        """Returns the position of training; before the first step, the restored
+        position.
 
         Args:
             batches: number of batches taken from the iterator.

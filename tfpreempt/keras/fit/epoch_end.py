@@ -1,8 +1,9 @@
 """Keeps the state after the last step of an epoch, until `on_epoch_end` has returned.
 
-After the last step Keras validates and calls `on_epoch_end`. Both may change any
-variable, and a restart repeats both. So a save in this time, because of a notice or an
-error, must contain the state from before the validation.
+After the last step Keras validates and calls `on_epoch_end`. Validation and hook may
+change any variable, and a restart repeats the validation and the hook. So a save during
+the validation or the hook, because of a notice or an error, must contain the state from
+before the validation.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ class EpochEnd:
     def committed_on_error(self) -> Iterator[None]:
         """Context manager: commits the kept state if the body raises an error.
 
-        With several workers, the save needs every worker, so it succeeds only if every
-        worker fails in the same way. No save is tried if the capture itself needs every
-        worker (a collective read), because it would hang.
+        With several workers, the save needs every worker, so the save succeeds only if
+        every worker fails in the same way. No save is tried if the capture needs every
+        worker (a collective read), because the capture would hang.
         """
         try:
             yield
@@ -101,8 +102,8 @@ class EpochEnd:
         """Wraps the functions of the next validation in `committed_on_error`.
 
         Called after Keras' `_should_eval`, so before every validation. If Keras has not
-        made the iterator over the validation data yet, the function that makes it is
-        wrapped, too.
+        made the iterator over the validation data yet, wraps the function that makes
+        the iterator, too.
 
         Args:
             is_due: result of `_should_eval`: whether a validation follows.

@@ -36,7 +36,7 @@ class Progress:
         is_untrained: whether the program has not trained a step yet. Then the variables
             may not exist, and a restart begins from scratch.
         stopped: whether training was stopped before its last epoch.
-        loop: result of `Fit.loop_state`: what the loop knows about the data.
+        loop: result of `Fit.loop_state`: facts about the data, such as the length.
         logs: logs returned by the last train step; in "validation" the logs of the
             epoch.
         histories: histories of the fits before this fit, with `epoch`, `history` and
@@ -126,11 +126,12 @@ _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4
 
 
 def _some_values(fit: Fit) -> str | None:
-    """Returns 32 values spread over every training array; None for other data.
+    """Returns 32 evenly spaced values of every training array, as text; None if the
+    data are not arrays.
 
     Only the first 4 arrays of x and of y are read. 32 values are enough to distinguish
-    two folds of a cross-validation: of ten folds, two have nine tenths of their rows in
-    common, so fewer values could all be equal.
+    two folds of a cross-validation. With fewer values all values could be equal: with
+    ten folds, the training data of two folds share most rows.
     """
     found = []
     given = fit.arguments["x"], fit.arguments["y"]
@@ -146,7 +147,8 @@ def _some_values(fit: Fit) -> str | None:
 
 
 def _are_close(values: Any, others: Any) -> bool:
-    """Whether the values of two runs of the program are equal, except for rounding."""
+    """Returns whether the values of two runs of the program are equal, except for
+    rounding."""
     try:
         pair = np.array([each.split() for each in (values, others)], dtype=float)
     except (AttributeError, ValueError):
@@ -155,13 +157,14 @@ def _are_close(values: Any, others: Any) -> bool:
 
 
 def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -> bool:
-    """Whether the current fit may be the saved fit. Unknown facts count as equal.
+    """Returns whether the current fit may be the saved fit. Unknown facts count as
+    equal.
 
     Args:
         saved: facts about the saved fit.
         now: facts about the current fit.
-        exactly: whether to compare also the epochs and the values of the data, although
-            a user may change them before a restart.
+        exactly: whether the number of epochs and the values of the data must be equal
+            too, although a user may change both before a restart.
     """
     facts = ["keras", "data", "samples", "steps", "model", "shapes"]
     facts += ["initial_epoch", "epochs"] if exactly else []

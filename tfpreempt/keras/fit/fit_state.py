@@ -13,7 +13,7 @@ The variables are in a checkpoint of the framework (`FitVariables`). On TensorFl
 worker saves its own metrics and seed generators beside the tf.train.Checkpoint, as in
 custom loops (`checkpoint/tensors/per_replica.py`). This module compares dtypes and
 shapes before any variable is assigned. A validation may change any variable, so
-`Moment` keeps the values from its beginning.
+`Moment` keeps the values from the beginning of the validation.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class WorkerRecord(FitRecord):
     ) -> None:
         """Computes this worker's values if the number of workers has changed.
 
-        A worker that is new gets the values of the chief, but no log files. Every
-        worker gets the chief's position in the data if it counts global batches,
-        otherwise no position. The random generators are distributed over the workers
-        (see `GlobalRngState`).
+        A new worker gets the values of the chief, but no log files. If the chief's
+        position in the data is a number of global batches, every worker gets this
+        position; otherwise the workers get no position. `GlobalRngState` distributes
+        the random generators over the workers.
         """
         each_own = [None if file is None else self.read(file) for file in files]
         saved = [own for own in each_own if own is not None]
@@ -105,8 +105,7 @@ class FitState:
 
     Args:
         fit: the fit.
-        callbacks: the user's callbacks: those of the fit without the
-            PreemptionCallback.
+        callbacks: the callbacks of the fit without the PreemptionCallback.
         data: training data of the fit.
         take_shared: function returning the values that a save writes once, for all
             workers.
@@ -118,8 +117,9 @@ class FitState:
         shared: values equal on every worker; the chief saves them.
         own: values of this worker; `own.loaded` is None if the commit has no values of
             this worker.
-        has_own_arrays: whether there is only one worker, so that its training arrays
-            are those of the whole run and can be compared.
+        has_own_arrays: whether there is only a single worker, so that the worker's
+            training arrays are the arrays of the whole run, and a restart can compare
+            the arrays.
         varies: whether the training arrays had other values in an earlier run of the
             program.
     """

@@ -76,7 +76,7 @@ def keras_backend() -> str:
 
 
 def is_running(fit: Fit) -> bool:
-    """Whether this call of `fit` is still running. Any thread may call the function.
+    """Returns whether this call of `fit` is still running. May be called on any thread.
 
     The function looks for the fit's stack frame on the main thread: comparing models is
     not enough, because after an error another fit of the same model may run. The
@@ -91,7 +91,7 @@ def is_running(fit: Fit) -> bool:
 
 
 def is_validation(model: Any) -> bool:
-    """Whether the running `evaluate` was called by `fit`, not by the program."""
+    """Returns whether `fit`, not the program, has called the running `evaluate`."""
     name = "use_cached_eval_dataset"
     frame = next(_calls(model, "evaluate", (name,)), None)
     return frame is not None and bool(frame.f_locals[name])
@@ -126,7 +126,7 @@ def _leaves(given: Any) -> Iterator[Any]:
 
 
 def is_of_tf_keras(model: Any) -> bool:
-    """Whether the model is a tf_keras model; otherwise a Keras 3 model."""
+    """Returns True for a model of tf_keras, False for a model of Keras 3."""
     return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
 
 

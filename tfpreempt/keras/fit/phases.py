@@ -34,8 +34,9 @@ RESTORING = BEGINNINGS - {FitPhase.START, FitPhase.SKIP}
 """Phases before the load of the checkpoint."""
 
 REPEATING = frozenset({FitPhase.VALIDATION_DUE, FitPhase.DATA_ENDED})
-"""Phases that repeat only the logs of the newest step, trained before the restart. The
-other callbacks were already called for the step, and are not called again."""
+"""Phases in which Keras gets the saved logs of a step that was trained before the
+restart. The user's callbacks were already called for the step, so Keras does not call
+the callbacks again."""
 
 
 class FitEvent(enum.Enum):

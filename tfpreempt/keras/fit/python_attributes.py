@@ -10,10 +10,10 @@ A commit has only values that changed since the beginning of the fit. So a resto
 not overwrite a value that the user edits in the program before a restart. Changes made
 by the tracing of a step are excluded, because a restart traces the step again.
 
-A traced train or test function keeps using the values from the time of the trace, even
-if a callback changes the attributes later. So a commit has the values from the time of
-the trace, too. A restart sets these values, traces the function, and then sets the
-newest values.
+A traced train or test function keeps using the attribute values from the time of the
+trace, even if a callback changes the attributes later. So a commit also contains the
+values from the time of the trace. A restart sets these values, traces the function, and
+then sets the newest values.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _KEEP = ". Keep the value in a tf.Variable or a tfpreempt.State"
 _SMALL = 1 << 12  # bytes; larger values are not stored with a trace
 _LARGE = 1 << 24  # bytes; larger values are regarded as data, and not saved
 _KEPT = "_tfpreempt_attributes"
-"""Name on a model of the `Attributes` of the model's last fit in this process."""
+"""Name of a model's attribute for the `Attributes` of its last fit in this process."""
 _KINDS = {"train": "traced", "test": "tested"}
-"""Kinds of entries with the values of a trace, by the kind of Keras' function."""
+"""For each function of Keras, the kind of the saved entries with the values from the
+time of its trace; see `_read`."""
 _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 
@@ -86,7 +87,8 @@ class TrackedAttribute:
         return self.encoded.value() if self.problem is None else self.location.value
 
     def taken_again(self) -> TrackedAttribute:
-        """Reads the value again, because a list or dict may have changed in place."""
+        """Reads the value again, because a list or dict may have changed in place.
+        Returns a new object with the current value."""
         owner, key = self.name
         return _taken(self.location, owner, key if self.is_setting else None)
 
@@ -206,11 +208,12 @@ class Attributes:
             self.traces["test"] = Trace(function=evaluated, values=values)
 
     def _continue_from(self, before: Attributes, now: Mapping[Any, bytes]) -> None:
-        """Marks values as changed that an earlier fit has changed.
+        """Makes this fit save the values that an earlier fit has changed, if the values
+        are still the same at the beginning of this fit.
 
         Args:
             before: values of the earlier fit.
-            now: digests of the values at the beginning of this fit.
+            now: digests of the values at the beginning of this fit, by key.
         """
         is_same_model = before._roots["model"] is self._roots["model"]
         for key, digest in now.items():
@@ -350,7 +353,8 @@ class Attributes:
         name: str = "train",
         is_kept: bool = True,
     ) -> Any:
-        """Calls a function that traces; changes made by the trace are not saved.
+        """Calls a function that traces, and excludes the attribute values that the
+        trace changes from later commits.
 
         Args:
             step: function to call.
@@ -421,7 +425,8 @@ class Attributes:
             self._put(newest)
 
     def name_due_trace(self) -> None:
-        """Warns if a complete fit cannot restore the settings of the test function."""
+        """Logs a warning if this fit, which is complete, has not restored the settings
+        with which the test function was traced."""
         trace = self.traces["test"]
         newest = self._look()
         pairs = [(newest.get(key), was) for key, was in trace.values.items()]
@@ -442,13 +447,13 @@ class Attributes:
         self.traces[name] = Trace()
 
     def must_trace_again(self, name: str, *, only_for_settings: bool) -> bool:
-        """Whether a function must be traced again because of outdated values.
+        """Returns whether a function must be traced again because of outdated values.
 
         Args:
             name: "train" or "test"; the function's trace has outdated values.
-            only_for_settings: whether to ignore attributes of user classes, with a
-                warning. They may differ between workers, but every worker must trace
-                equally often.
+            only_for_settings: whether outdated attributes of user classes cause only a
+                warning: such attributes may differ between workers, but every worker
+                must trace equally often.
         """
         outdated = self.traces[name].outdated
         if not only_for_settings or any(value.is_setting for value in outdated):
@@ -506,7 +511,7 @@ class Attributes:
     def _look(self) -> Mapping[Any, TrackedAttribute]:
         """Returns the current attribute values, by key.
 
-        Building a model changes no key.
+        The keys stay the same when the model is built, and its paths change.
         """
         if self._reached is not None and self._reached.is_unchanged():
             changing = {key: self._looked[key].taken_again() for key in self._changing}
@@ -595,7 +600,7 @@ class Attributes:
 
 
 def _is_traced(function: Any) -> bool:
-    """Whether a function of Keras was traced; True if unknown."""
+    """Returns whether a function of Keras was traced; True if unknown."""
     cells = getattr(function, "__closure__", None) or ()
     parts = [function, *(cell.cell_contents for cell in cells)]
     name = "experimental_get_tracing_count"
@@ -614,14 +619,17 @@ def _enters(kind: type) -> bool:
 
 @functools.cache
 def _is_users(kind: type, key: str) -> bool:
-    """Whether an attribute was defined by the user, not by Keras or TensorFlow."""
+    """Returns whether an attribute was defined by the user, not by Keras or
+    TensorFlow."""
     is_hidden = not object_graph.is_user_code(kind) and key.startswith("_")
     return not is_hidden and not object_graph.is_set_by_library(kind, key)
 
 
 @functools.cache
 def _setting(kind: type, key: str) -> str | None:
-    """Returns the attribute by which to change a setting; None for a non-setting."""
+    """Returns the name of the attribute to assign, such as "trainable", to change the
+    setting in the attribute `key`, such as "_trainable"; None if `key` is no
+    setting."""
     if not hasattr(kind, "get_config"):
         return None
     names, public = _arguments(kind), key.removeprefix("_")
@@ -645,7 +653,7 @@ def _arguments(kind: type) -> frozenset[str]:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether a value is mutable, or contains mutable values."""
+    """Returns whether a value is mutable, or contains mutable values."""
     if isinstance(value, tuple | frozenset):
         return any(map(_may_change, value))
     is_scalar = isinstance(value, np.generic) and not isinstance(value, np.void)

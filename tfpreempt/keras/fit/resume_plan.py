@@ -1,10 +1,11 @@
 """Decides how a fit begins, from the checkpoint and earlier fits of the process.
 
-A program may call `fit` twice. If the program is interrupted in the second fit, it
-restarts from its first line. The first call must then train nothing, and the second
-call must resume. So the module counts the completed fits of this process for each
-checkpoint directory. A restarted program may also skip fits that it knows to be
-complete. Then the count is too low, and the facts in `made_of` show which fit this is.
+A program may call `fit` twice. If the program is interrupted in the second fit, the
+restarted program begins at its first line. The first call of `fit` must then train
+nothing, and the second call must resume. So the module counts the completed fits of
+this process for each checkpoint directory. But a restarted program may not call `fit`
+for a fit that the program knows to be complete. Then the count is too low, and the
+facts about a fit (`fit_progress.made_of`) show the number of the current fit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ResumePlan:
             directory.
         beginning: first phase of the fit.
         histories: histories of the fits before this fit.
-        note: line for the log; empty if there is none.
+        note: line for the log; "" for no line.
         note_level: level of the line in the log.
     """
 
@@ -108,8 +109,9 @@ def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
 
     Args:
         saved: progress in the checkpoint.
-        number: number of the current fit, if the program has not skipped a fit.
-        now: facts about the current fit, as of `made_of`.
+        number: number of the current fit, if the program has called `fit` for every
+            earlier fit.
+        now: facts about the current fit, from `fit_progress.made_of`.
     """
     each = [*(past.get("made_of", {}) for past in saved.histories), saved.made_of]
     found = [

@@ -1,7 +1,8 @@
 """Replaces the train and test functions of a model during a fit, to control tracing.
 
-A traced function keeps using the Python values from the time of the trace. So
-`TracedFunctions.call` makes every call that may trace; see `python_attributes.py`.
+A traced function keeps using the Python values from the time of the trace
+(`python_attributes.py`). So every call that may trace goes through
+`TracedFunctions.call`, which sets the right values before the trace.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class TracedFunctions:
                 setattr(model, f"{name}_function", self._made[name])
 
     def call(self, name: str, iterator: Any) -> Any:
-        """Calls the function that Keras made; the first call traces it.
+        """Calls the function that Keras made. The first call traces the function.
 
         Args:
             name: name of the function, "train" or "test".
@@ -83,7 +84,8 @@ class TracedFunctions:
             trace.function = made
 
     def take_over(self, name: str) -> bool:
-        """Replaces the model's current function, if Keras or a callback has made it.
+        """Replaces the model's current train or test function, if Keras or a callback
+        has made a new function since the last replacement.
 
         For example, a callback that unfreezes layers calls make_train_function().
 

@@ -11,7 +11,8 @@ from tfpreempt.handler.training_end import step_failed
 from tfpreempt.keras.fit_protocol import Fit
 
 MEASURED = {0: 1, 1: 3}
-"""Next run whose step time the session measures, by the number of earlier runs."""
+"""By the number of steps so far: the number of steps at which the wrapper calls the
+session next, to measure the time of a step."""
 
 
 class TrainFunctionWrapper:
@@ -24,17 +25,18 @@ class TrainFunctionWrapper:
         fit: the fit with the train function.
         session: the session of this process.
         run: the run that counts the steps.
-        slow: function called instead of `run`, if a step needs more than a call of the
-            train function.
+        slow: function that Keras' call is passed to, instead of the method `run`, if a
+            step needs more than a call of the train function (a new iterator, a
+            restore, a due save).
 
     Attributes:
         inner: Keras' own train function.
         iterator: iterator of the newest step.
         logs: result of the newest step.
-        stop_at: number of steps of the run from which on `slow` is called.
+        stop_at: from this number of steps of the run on, every call goes to `slow`.
         epoch: number of the current epoch.
         size: number of batches of a step; may change between epochs.
-        before_epoch: number of batches that earlier epochs have taken from the
+        before_epoch: number of batches that earlier epochs have taken from the current
             iterator.
     """
 
@@ -96,7 +98,8 @@ class TrainFunctionWrapper:
 
     @property
     def last(self) -> int:
-        """Number of the first batch of this epoch's newest step."""
+        """Number of this epoch's batches before the newest step, which is the number,
+        from 0, of the step's first batch."""
         runs, batches = self._mark
         return batches + (self._run.steps_made - runs - 1) * self.size
 

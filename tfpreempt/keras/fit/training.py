@@ -181,14 +181,15 @@ class Training:
         if self._saved.fit == self._plan.number and self._saved.made_of.get("varies"):
             self._state.varies = True
 
-        # The callbacks and the data of the fit.
+        # Prepare the callbacks and the data for the phase.
         held_out = arguments["validation_data"]
         if problem := self.fit.pipelines.validation_problem(held_out):
             log.warning("%s.", problem)
         if self._phase is FitPhase.SKIP and files is not None:
             callback_state.restore_files(self._others.callbacks, files)
         if self._phase is FitPhase.EXTEND:
-            # The callbacks wake when the end of the last epoch is restored.
+            # Keras does not call the user's callbacks before the restore of the last
+            # epoch's end, just before the first step.
             self._others.silence()
         if self._phase in phases.RESTORING:
             saved = self._saved
@@ -281,9 +282,10 @@ class Training:
     def _hold_stop(self) -> None:
         """Delays the effect of `model.stop_training` while a notice is pending.
 
-        The program may stop because of the notice's signal; then the restarted fit must
-        continue. So the flag is cleared, and this process saves and exits at the next
-        step. If it does not exit, the flag is set again.
+        The program's own signal handler may have set `stop_training` because of the
+        notice's signal; then the restarted fit must continue. So the method clears
+        `stop_training`, and this process saves and exits at the next step. If the
+        process does not exit, the method sets `stop_training` again.
         """
         model = self.fit.model
         if self._phase is not FitPhase.TRAINING:
@@ -403,10 +405,11 @@ class Training:
         self._functions.trace_again(only_for_settings=is_one_of_many)
 
     def _repeat_last_step(self) -> Any:
-        """Returns the saved logs of an epoch instead of running its last step again.
+        """Returns the saved logs of an epoch to Keras, and does not run the epoch's
+        last step.
 
-        The step was trained before the restart. The state is restored in
-        `validation_begins`, the point where it was captured.
+        The step was trained before the restart. `validation_begins` restores the state,
+        because the state was captured at the beginning of the validation.
         """
         self._others.silence()
         self.fit.model.stop_training = self._saved.stopped
@@ -416,7 +419,8 @@ class Training:
         return self._steps.logs
 
     def _catch_up(self) -> None:
-        """Restores the commit, once saved logs have replaced the epoch's last step."""
+        """Restores the commit, after the epoch's last step was replaced by the return
+        of saved logs."""
         self.session.start_listening(self.run)
         self._restore()
         self._state.restore_random()
