@@ -1,6 +1,6 @@
 """JAX: imported only after the program has imported JAX, and without TensorFlow.
 
-distributed   adapter: the processes, errors and service of `jax.distributed`
+distributed   adapter: the processes, errors and key-value store of `jax.distributed`
 pytree_state  a ready-made State for a pytree of arrays
 values        adapter: the arrays that a step replaces
 

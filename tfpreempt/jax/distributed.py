@@ -1,18 +1,18 @@
-"""Adapter of JAX: the processes of `jax.distributed`, their service, their errors.
+"""Adapter for JAX: the processes of `jax.distributed`, the key-value store, the errors.
 
 `jax.distributed.initialize` connects every process to a coordination service in process
-0. JAX has no public functions for the keys of the service; the client object of JAX has
-methods for them. Measured behaviour:
+0, which has a key-value store. JAX has no public functions for the keys; the methods of
+JAX's client object read and write the keys. Measured behaviour:
 
 - An insert, or a get of an existing key, takes less than a millisecond. The calls do
   not hold the GIL.
-- The service knows of a crash only after the heartbeat timeout (100 s by default), and
+- The service detects a crash only after the heartbeat timeout (100 s by default), and
   then aborts every process. The call that lists the live processes waits until every
-  process has made the same call. So the store reports no crashed workers.
+  process has made the same call. So `JaxStore` reports no crashed workers.
 - The end of process 0 aborts the other processes at once, from a C++ thread, with
   SIGABRT. So processes disconnect together, or process 0 ends last (`disconnect`).
-- A call that returns while Python finalizes aborts the process, too. So no call may be
-  in progress then.
+- A call of the client that returns while Python finalizes also aborts the process. So
+  no call may be in progress when Python finalizes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from tfpreempt.errors import (
 log = logging.getLogger(__name__)
 
 JOB = "jax_worker"
-"""Name of the processes' job in the messages of the service."""
+"""The job name of the processes in messages of the service."""
 
 END_OF_DATA = (StopIteration, StopAsyncIteration)
-"""Errors at the end of the data: no failure, and equal on every worker."""
+"""Exceptions raised at the end of the data. Every worker gets the exception at the same
+step, so the exception is no failure."""
 
 _FOREVER = 10 * 365 * 24 * 3600 * 1000  # milliseconds
-_CHIEF_WAITS = 1.0  # seconds by which process 0 ends later than the others
-_CALLS_END = 1.0  # seconds in which calls end after the service has disconnected
+_CHIEF_WAITS = 1.0  # seconds for which process 0 waits for the end of other processes
+_CALLS_END = 1.0  # seconds within which calls end after the service has disconnected
 
 
 _STATUS_OF_LOSS = re.compile(
@@ -53,17 +54,20 @@ _STATUS_OF_LOSS = re.compile(
 
 
 def is_peer_lost(error: BaseException) -> bool:
-    """Returns whether a collective may have failed by the crash of another process.
+    """Returns whether an error may come from a collective operation that failed because
+    another process crashed.
 
-    JAX raises a ValueError if a result is read, and a JaxRuntimeError otherwise, with
-    the status in the text: "UNKNOWN: Gloo all-reduce failed: ... Connection closed".
+    JAX raises such an error as a ValueError if the program reads a result, otherwise as
+    a JaxRuntimeError. The text begins with a status: "UNKNOWN: Gloo all-reduce failed:
+    ... Connection closed".
     """
     is_of_jax = isinstance(error, ValueError | jax.errors.JaxRuntimeError)
     return is_of_jax and _STATUS_OF_LOSS.match(str(error)) is not None
 
 
 def is_lost_worker(error: BaseException) -> bool:
-    """Returns False: JAX has no programs that drive remote workers."""
+    """Returns False: in JAX no process controls remote workers, so no error reports the
+    loss of a remote worker."""
     return False
 
 
@@ -84,7 +88,7 @@ def cluster() -> Cluster | None:
 
 
 def make_store(cluster: Cluster) -> JaxStore:
-    """Returns the store of the processes."""
+    """Returns the key-value store that the processes share."""
     return JaxStore()
 
 
@@ -97,7 +101,8 @@ class _OpenCalls:
 
     @contextlib.contextmanager
     def add(self) -> Iterator[None]:
-        """Context manager around one call."""
+        """Context manager for a call of the client: counts the call until the body
+        ends."""
         with self._changed:
             self._count += 1
         try:
@@ -108,7 +113,7 @@ class _OpenCalls:
                 self._changed.notify_all()
 
     def wait_none(self, seconds: float) -> None:
-        """Waits until no call is in progress."""
+        """Waits until no call is in progress, at most for the given seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._count == 0, seconds)
 
@@ -161,10 +166,12 @@ class JaxStore:
 
 
 NOTICE_KEY = "RECEIVED_PREEMPTION_NOTICE"
-"""The key that JAX's preemption service sets, with the time at which it expects death.
+"""The key that JAX's preemption service inserts; the value is the time at which the
+service expects the end of the process.
 
-JAX's C++ handler receives a SIGTERM between `jax.distributed.initialize` and the first
-handler of tfpreempt, unless `jax_enable_preemption_service` is off.
+`jax.distributed.initialize` installs a C++ handler for SIGTERM, unless
+`jax_enable_preemption_service` is off. A SIGTERM before the first handler of tfpreempt
+reaches the C++ handler, and is known only by this key.
 """
 
 
@@ -178,17 +185,18 @@ def read_native_notice() -> str:
 
 
 def report_error(message: str, code: int | None = None) -> None:
-    """Does nothing: JAX's service passes no errors on.
+    """Does nothing, because JAX's service does not pass errors to other processes.
 
-    The collectives of the peers fail when this process ends.
+    The collective operations of the other processes fail when this process ends.
     """
 
 
 def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
     """Disconnects this process; see `CoordinationService.disconnect`.
 
-    The service answers when every process has called, and aborts a process that is
-    connected when process 0 ends.
+    The call of the service returns when every process has made the call. If process 0
+    ends first, the service aborts every process that is still connected. So if the
+    processes do not disconnect together, process 0 waits before this function returns.
     """
     shutdown: Callable[[], None] = jax.distributed.shutdown
     try:

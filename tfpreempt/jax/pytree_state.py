@@ -1,13 +1,14 @@
 """`PyTreeState`: a ready-made State for a pytree of JAX arrays and plain values.
 
-A leaf is saved by its key path, such as "['dense']['kernel']", with dtype and shape. No
-Python object is pickled: the program builds the tree again, and a load replaces the
+A leaf is saved under its key path, such as "['dense']['kernel']", with dtype and shape.
+No Python object is pickled: the program builds the tree again, and a load replaces the
 leaves.
 
 Process 0 saves the plain values, and the arrays of which every process holds every
-element. If the elements of an array are divided among the processes, each process saves
-the shards on its devices, in a second State. Only the shards on this process's devices
-are read: a computation on an array of several processes would need all processes.
+element. If the elements of an array are divided among the processes (a divided array),
+each process saves the shards on its devices, in a second State. A save reads only the
+shards on the devices of its process, because a computation on a divided array would
+need all processes.
 """
 
 from __future__ import annotations
@@ -37,29 +38,30 @@ _KIND, _SHARDS_KIND = "pytree", "pytree shards"
 _MOST_NAMED = 5  # leaves named in an error
 _NumpyArray = np.ndarray[Any, Any]
 _Bounds = tuple[tuple[int, int], ...]
-"""The part of an array in a shard: first index and end, by dimension."""
+"""The range of an array that a shard contains: first index and end, by dimension."""
 
 
 class PyTreeState(State):
     """Saves a pytree: JAX arrays and random keys, NumPy arrays, Python scalars.
 
     Every leaf is restored bit for bit, with its dtype (also bfloat16 and float8), shape
-    and weak type. A JAX array is restored with the sharding of the present array at the
-    same path. So build the tree as at the first start: the paths, shapes and dtypes
-    must be equal.
+    and weak type. A JAX array is restored with the sharding that the array at the same
+    path has in the program. So build the tree as at the first start: the paths, shapes
+    and dtypes must be equal.
 
     With several processes (`jax.distributed`), the elements of an array may be divided
     among the processes. Then every process saves its shards. A restart with the same
     number of processes must divide the array as before; a restart with another number
-    of processes may divide the array in any way. `save_state` and `load_state` do not
-    save such arrays.
+    of processes may divide the array in any way. `save_state` raises an error for such
+    a tree, and `load_state` does not load the shards.
 
     Args:
         name: name of the State, unique among the existing States.
-        value: pytree until a saved pytree is loaded.
+        value: the initial pytree, which a load replaces.
         per_worker: whether each process saves its own tree; by default the tree is
-            equal on every process.
-        registry: registry of States; None does not register the State.
+            equal on every process, and process 0 saves the tree.
+        registry: registry to which the State is added; with None, commits do not
+            include the State.
 
     Raises:
         ConfigurationError: two leaves have the same key path.
@@ -82,7 +84,7 @@ class PyTreeState(State):
 
     @property
     def value(self) -> Any:
-        """The pytree; assign the new pytree after each step.
+        """The current pytree. After each step the program must assign the new pytree.
 
         Raises:
             CheckpointMismatchError: the restored commit has no shards for this process.
@@ -166,7 +168,8 @@ class PyTreeState(State):
         return found
 
     def _divided(self) -> dict[str, jax.Array]:
-        """Returns the arrays divided among processes, by key path."""
+        """Returns the arrays whose elements are divided among the processes, by key
+        path."""
         return {
             path: leaf
             for path, leaf in self._leaves().items()
@@ -185,7 +188,8 @@ class PyTreeState(State):
         self._missing = [path for path in self._missing if path not in loaded]
 
     def _encoded(self, path: str, leaf: Any, arrays: list[Any]) -> Any:
-        """Returns a leaf for the header of the file; appends the bytes to `arrays`."""
+        """Returns the JSON-able description of a leaf for the header of the file;
+        appends the bytes of the leaf to `arrays`."""
         what = f"The leaf {path} of {self!r}"
         if not isinstance(leaf, jax.Array):
             return {"value": encode(leaf, what, arrays)}
@@ -199,7 +203,8 @@ class PyTreeState(State):
         return {"jax": dataclasses.asdict(head)}
 
     def _check_paths(self, saved: Iterable[str], here: Iterable[str]) -> None:
-        """Raises CheckpointMismatchError if the saved tree has other key paths."""
+        """Raises CheckpointMismatchError if the key paths of the saved tree differ from
+        the key paths of the program's tree (`here`)."""
         lacking = [path for path in here if path not in set(saved)]
         unknown = [path for path in saved if path not in set(here)]
         if lacking or unknown:
@@ -214,13 +219,15 @@ class PyTreeState(State):
 
 
 class _Shards(State):
-    """Saves the shards of the arrays of a PyTreeState that are divided among processes.
+    """Saves a PyTreeState's arrays that are divided among the processes: every process
+    saves its shards.
 
-    The name comes directly after the name of the tree, so the tree is loaded before.
+    States are loaded in name order. The name of this State is the name of the tree with
+    a suffix, so the tree is loaded first.
 
     Args:
-        tree: the PyTreeState, which holds this object.
-        registry: registry of States, as for the tree.
+        tree: the PyTreeState, which has a reference to this object.
+        registry: registry to which the tree was added, or None.
     """
 
     _is_optional = True
@@ -248,7 +255,8 @@ class _Shards(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Restores every array with the present sharding, from all shards."""
+        """Restores every array from the shards of all earlier processes, with the
+        sharding that the array has in this program."""
         self._load([file for file in files if file is not None])
 
     def validate(self, fileobj: IO[bytes]) -> None:
@@ -284,11 +292,13 @@ class _Head:
 
     Attributes:
         shape: shape of the array.
-        dtype: name of the elements' dtype; of a random key, of the integers of the key.
+        dtype: name of the elements' dtype. For an array of random keys: name of the
+            dtype of the integers in a key.
         weak: whether the array has a weak type.
-        key: implementation of a random key array; "" for another array.
-        key_shape: shape of the integers of one random key.
-        array: index of the array's bytes in the file; None if they are not there.
+        key: for an array of random keys, the name of the implementation; otherwise "".
+        key_shape: shape of the integers in a random key; () for other arrays.
+        array: index of the array's bytes in the file; None if the file does not contain
+            the bytes, because the array is divided among the processes.
     """
 
     shape: tuple[int, ...]
@@ -336,7 +346,8 @@ class _Head:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> _Head:
-        """Returns the description in a file; raises one of `UNREADABLE` if invalid."""
+        """Returns the description that a file contains. Raises an exception in
+        `encoding.UNREADABLE` if the description is invalid."""
         head = cls(**saved)
         head.shape, head.key_shape = tuple(head.shape), tuple(head.key_shape)
         if not all(type(size) is int and size >= 0 for size in head.raw_shape):
@@ -347,17 +358,19 @@ class _Head:
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
-        """Shape of the saved numbers."""
+        """Shape of the saved numbers: `shape`; for random keys, followed by
+        `key_shape`."""
         return *self.shape, *self.key_shape
 
     def numpy(self, parts: Sequence[bytes]) -> _NumpyArray | None:
-        """Returns the saved numbers; None if the file has no bytes of the array."""
+        """Returns the saved numbers of the array; None if the byte strings of the file
+        (`parts`) do not include the array."""
         if self.array is None:
             return None
         return self.numpy_part([(0, size) for size in self.shape], parts[self.array])
 
     def numpy_part(self, bounds: Iterable[tuple[int, int]], part: bytes) -> _NumpyArray:
-        """Returns the numbers of a part of the array."""
+        """Returns the numbers of a range of the array, from the bytes of the range."""
         shape = *(end - first for first, end in bounds), *self.key_shape
         dtype = np.dtype(self.dtype)
         if math.prod(shape) * dtype.itemsize != len(part):
@@ -365,10 +378,10 @@ class _Head:
         return np.frombuffer(part, dtype).reshape(shape)
 
     def check(self, tree: PyTreeState, path: str, here: Any) -> None:
-        """Checks that the array can replace the present leaf.
+        """Checks that the saved array can replace a leaf of the program's tree.
 
-        The dtype may differ from a Python number or a weakly typed array: a step
-        function may change such a type in its first call.
+        If the leaf is a Python number or a weakly typed array, the saved dtype may
+        differ, because a step function may change such a type in its first call.
 
         Raises:
             CheckpointMismatchError: shape, dtype or random key implementation differ.
@@ -392,11 +405,11 @@ class _Head:
             )
 
     def place(self, at: Callable[[Any], _NumpyArray], here: Any) -> jax.Array:
-        """Returns the array, with the sharding of the present leaf.
+        """Returns the saved array as a JAX array, with the sharding of a leaf.
 
         Args:
-            at: function that returns the saved numbers at an index.
-            here: present leaf.
+            at: function that returns the saved numbers at an index of the array.
+            here: the leaf of the program's tree that the array will replace.
 
         Raises:
             CheckpointMismatchError: JAX has no such dtype without `jax_enable_x64`.
@@ -421,7 +434,8 @@ class _Head:
 
 @dataclasses.dataclass(eq=False)
 class _Assembled:
-    """The saved shards of one array, read at any index."""
+    """A saved array, assembled from its shards. `pieces` has the numbers of each shard
+    that this process has read, by the range of the array."""
 
     tree: PyTreeState
     path: str
@@ -463,7 +477,8 @@ class _Assembled:
 
 
 def local_numbers(array: jax.Array) -> list[np.ndarray[Any, Any]]:
-    """Returns the numbers of an array in the different shards on this process."""
+    """Returns the numbers of an array in the shards of this process. Shards with the
+    same range of the array are returned once."""
     return list(_parts(array).values())
 
 
@@ -484,12 +499,14 @@ def _is_key(array: jax.Array) -> bool:
 
 
 def _raw(array: jax.Array) -> _NumpyArray:
-    """Returns the numbers of an array of this process; of random keys, their data."""
+    """Returns the numbers of an array on a device of this process; for random keys, the
+    integers of the keys."""
     return np.asarray(jax.random.key_data(array) if _is_key(array) else array)
 
 
 def _parts(array: jax.Array) -> dict[_Bounds, _NumpyArray]:
-    """Returns the different shards on the devices of this process, by their bounds."""
+    """Returns the numbers of the shards on the devices of this process, by the range of
+    the array. Replicas of a shard are returned once."""
     shards = {_bounds(s.index, array.shape): s.data for s in array.addressable_shards}
     if not _is_key(array):
         for data in shards.values():
@@ -498,13 +515,15 @@ def _parts(array: jax.Array) -> dict[_Bounds, _NumpyArray]:
 
 
 def _bounds(index: Sequence[slice], shape: Sequence[int]) -> _Bounds:
-    """Returns the bounds of an index; of random keys, without those of their data."""
+    """Returns the bounds of an index of an array. For random keys, the index may have
+    further dimensions, for the integers in a key, which are ignored."""
     pairs = zip(index, shape, strict=False)
     return tuple(each.indices(size)[:2] for each, size in pairs)
 
 
 def _index(bounds: Sequence[tuple[int, int]], within: _Bounds) -> tuple[slice, ...]:
-    """Returns the index of a part of an array in another part."""
+    """Returns the index of a range of an array in the part of the array that the larger
+    range `within` selects."""
     return tuple(
         slice(first - base, end - base)
         for (first, end), (base, _) in zip(bounds, within, strict=True)
@@ -517,7 +536,8 @@ def _buffer(array: _NumpyArray) -> memoryview:
 
 
 def _body(header: Any, kind: str) -> dict[str, Any]:
-    """Returns the leaves in a file's header; raises ValueError for another file."""
+    """Returns the descriptions of the leaves in the header of a file, by key path.
+    Raises ValueError if the file is not of the expected kind."""
     if header.get("kind") != kind or type(header["leaves"]) is not dict:
         raise ValueError(f"its head is {str(header)[:80]!r}")
     leaves: dict[str, Any] = header["leaves"]

@@ -1,7 +1,8 @@
-"""Adapter of JAX: the arrays that a step replaces, for the check of unsaved state.
+"""Adapter for JAX: the arrays that a step replaces, for the check of unsaved state.
 
-`checkpoint/state/unsaved_state_check.py` uses the functions. JAX has no variables and
-no iterators: a step computes new arrays, and the program assigns them.
+Implements the functions of `Values` in `checkpoint/state/unsaved_state_check.py`. JAX
+has no variables and no iterators over data: a step computes new arrays, and the program
+assigns the arrays to attributes and names of Python.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
 
 
 def variables(value: Any) -> Sequence[Any]:
-    """Returns no variables."""
+    """Returns no variables: JAX has only arrays."""
     return ()
 
 
 def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-    """Returns bytes of about `size` elements of an array or a pytree of arrays.
+    """Returns the bytes of about `size` elements of an array, or of all arrays in a
+    pytree; None for an object without arrays of JAX.
 
-    Returns None for an object without arrays of JAX. Arrays that were donated to a
-    computation are left out.
+    Leaves out arrays that were donated to a computation, because they have no values.
     """
     arrays = [each for each in jax.tree.leaves(thing) if isinstance(each, jax.Array)]
     if not arrays:
