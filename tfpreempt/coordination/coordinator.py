@@ -216,8 +216,8 @@ class Coordinator:
             snapshot: whether to save a snapshot; if False, a commit.
 
         Returns:
-            Whether the request was made. False if a round is open, or an earlier
-            request is pending.
+            Whether the request was made. False during a round (the agreement and save
+            after a notice or request), or if an earlier request is pending.
         """
         with self._changed:
             if self.state.notice is not None or self.notes.is_asked:
@@ -495,7 +495,9 @@ class Coordinator:
                 self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
     def _on_deadline(self, is_known: bool) -> bool:
-        """Ends the main thread's wait just before the deadline, or else the process.
+        """Ends the wait of the main thread, just before the deadline.
+
+        If the main thread does not wait, ends the process.
 
         Args:
             is_known: whether a notice had the deadline; False for a soft deadline.
@@ -509,7 +511,7 @@ class Coordinator:
                 self.dispatch(ev.DeadlinePassed())
                 return not stays
             if self.state.main is MainThreadState.ENDED:
-                return True  # the main thread has its directive, and exits
+                return True  # the main thread has its directive, and is exiting
             why = self._what_is_late() if is_known else self._abort_reason()
         if why:
             self.on_overrun(why)

@@ -267,7 +267,11 @@ class Saved(ProtocolEvent):
 
 @value
 class Committed(ProtocolEvent):
-    """The chief has written the marker of the commit, or has failed to (kind NONE)."""
+    """The chief has written the marker of the commit, or the commit failed.
+
+    Attributes:
+        kind: kind of the commit; NONE after a failure.
+    """
 
     kind: CommitKind
 
@@ -279,7 +283,7 @@ class StepFailed(ProtocolEvent):
 
 @value
 class Detached(ProtocolEvent):
-    """The main thread raises an error, or closes the handler before the others do."""
+    """The main thread raises an error, or closes the handler before other workers."""
 
 
 @value

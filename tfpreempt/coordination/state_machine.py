@@ -76,9 +76,8 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
         row = ANY[kind]
     if row is not None:
         return row(settings, state, event)
-    answer = (
-        state.watch is WatcherState.GONE and kind in WATCH
-    )  # the watch read the key before the store was lost
+    # The watch may have read the key before the store was lost.
+    answer = state.watch is WatcherState.GONE and kind in WATCH
     if answer or isinstance(event, MAY_COME_LATE):
         return state, ()
     raise IllegalEventError(
@@ -154,7 +153,7 @@ def commit_read(
         return state, ()
     if event.kind is CommitKind.TRAIN_ON:
         return next_round(state)  # committed without this worker's part
-    if was_dropped(state):  # read on, as the next round may need this worker's count
+    if was_dropped(state):  # wait for a notice: its round may need this worker's count
         return state, (ev.Get(Key.NOTICE, state.round + 1),)
     return state, ()
 

@@ -92,9 +92,9 @@ _MOST_KEPT = 16  # maximum number of directories that are kept open
 def parents_kept_open() -> Iterator[None]:
     """Context manager: `parent` opens each directory once, not again for every file.
 
-    Use it for a `with` block that changes many files in few directories. It affects
-    only this thread. If another process replaces a directory meanwhile, the block
-    continues to use the old directory.
+    Use this context for a block that changes many files in few directories. It affects
+    only this thread. If another process replaces a directory during the block, the
+    block continues to use the old directory.
     """
     before = getattr(_kept, "opened", _NONE_KEPT)
     opened: dict[tuple[str, str], int] = {}

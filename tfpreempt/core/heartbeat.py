@@ -184,7 +184,7 @@ class HeartbeatFile:
     def _is_open_in(self, pid: int) -> bool:
         own = os.fstat(self._descriptor)
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+            with contextlib.suppress(OSError):  # the process has closed the file
                 if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), own):
                     return True
         return False
@@ -196,5 +196,5 @@ class HeartbeatFile:
         return data.decode(errors="replace")
 
     def close(self) -> None:
-        """Closes the file; no worker can open the file afterwards."""
+        """Closes the file. After the call, no worker can open the file."""
         os.close(self._descriptor)

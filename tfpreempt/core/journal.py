@@ -223,9 +223,8 @@ class LineReader:
             if error.errno != errno.EINVAL:
                 raise
         if self.at > start:
-            self._incomplete[:] = (
-                b"\0"  # so that a line with a hole is not read as a record
-            )
+            # With the NUL, the line that contains the hole is not read as a record.
+            self._incomplete[:] = b"\0"
         data = os.pread(descriptor, _PIECE, self.at)
         self.at += len(data)
         return data

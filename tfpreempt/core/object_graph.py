@@ -166,7 +166,11 @@ class _Group:
     ids: list[int] = dataclasses.field(default_factory=list)
 
     def is_same(self, contents: PartsOf) -> bool:
-        """Returns whether the objects still have the same classes and parts."""
+        """Returns whether the objects have the classes and parts of the last walk.
+
+        Args:
+            contents: function that returns the current parts of each object.
+        """
         values = [each() if type(each) is _Weak else each for each in self.values]
         if list(map(type, values)) != self.kinds:
             return False

@@ -44,7 +44,9 @@ WARM_UP = 5.0
 _COSTS = 3  # use the median cost of 3 snapshots: the machine may be busy once
 _WINDOWS = 5  # use the median step time of 5 time spans without a snapshot
 _FEWEST_STEPS = 2  # steps needed to measure the step time
-_SLACK = 2  # tolerated difference: an interval is counted before its step is counted
+# Tolerated difference between the counts of intervals and of steps: an interval is
+# counted when it begins, and its step when the step is complete.
+_SLACK = 2
 _LOOKS = 0.1  # seconds between two checks whether a snapshot is due
 _LOOKS_WHILE_WRITTEN = 0.02
 _LATER = 30  # factor: each refused snapshot makes the next wait 30 times longer
@@ -354,7 +356,7 @@ class Activity:
         """Context manager: pauses hang detection if the main thread runs the body.
 
         If another thread runs the body, hang detection continues, because the main
-        thread may hang meanwhile.
+        thread may hang during the body.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -177,7 +177,9 @@ class CollectiveSaves:
         """
 
         def is_asked() -> bool:
-            is_snapshot = self.coordinator.is_snapshot  # its round ends soon: retry
+            # If the open round is that of a snapshot, repeat the request: the round is
+            # short.
+            is_snapshot = self.coordinator.is_snapshot
             if not self.is_busy and self.coordinator.periodic():
                 return True
             return not (self.is_busy or is_snapshot)
@@ -379,7 +381,7 @@ class CollectiveSaves:
             finally:
                 key = f"{self.prefix}/{name}/{self.cluster.worker}"
                 insert = functools.partial(self.executor.insert, key, keys.encode(done))
-                # Wait for the insert, because the process may end right afterwards.
+                # Wait for the insert, because the process may end right after the save.
                 call_and_wait(insert, min(timeout, 5.0))
             return None
         commit = None

@@ -187,7 +187,8 @@ def end_now(exit: SystemExit) -> None:
     with contextlib.suppress(CallTimeoutError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
-    with contextlib.suppress(Exception):  # the next start waits until the lease expires
+    # Ignore errors: without a release, the next start waits until the lease expires.
+    with contextlib.suppress(Exception):
         call_within(RELEASE_LIMIT, lease.release_all)
     os._exit(_code(exit))
 
@@ -263,9 +264,10 @@ class ExitWatchdog(ManagedThread):
         end_now(self.exit)
 
     def is_under_way(self) -> bool:
-        """Returns whether the process is exiting, because of `exit`.
+        """Returns whether `exit` is ending the process.
 
-        The exit is being raised on the main thread, or has ended the main thread.
+        True while the main thread raises `exit`, or handles `exit` in an `except` or
+        `finally` block. Also True after `exit` has ended the main thread.
         """
         main = threading.main_thread()
         found: Any = sys._current_exceptions().get(main.ident or 0)
@@ -507,7 +509,7 @@ class ExitController:
         elif isinstance(getattr(sys, "last_value", None), Exception):
             seconds, exit = 0.0, SystemExit(1)
         is_chief = self.cluster.is_chief
-        self.coordinator.executor.stop()  # the reads end with an error now
+        self.coordinator.executor.stop()  # ends the blocking reads with an error
         if not service.disconnect(seconds, is_chief=is_chief) and exit is not None:
             end_now(exit)
 
@@ -613,9 +615,8 @@ class ExitController:
                 coordinator.dispatch(ev.NextRound())
             case _:
                 self.detached = True
-                if (
-                    coordinator.deadlines.shutdown_pending
-                ):  # a notice was handled before, and training continued
+                # A notice was handled before with a commit, and training continued.
+                if coordinator.deadlines.shutdown_pending:
                     self.leave(Outcome.LOST, coordinator.notes.lost_because)
                 if (why := coordinator.notes.lost_because) != mine:
                     add_note(error, f"no later commit was made: {why}")

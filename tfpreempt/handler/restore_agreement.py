@@ -171,7 +171,9 @@ def agree(
             if cluster.num_workers > 1:
                 probe_prefix = f"{prefix}/place"
                 apart = _find_apart(start, keys, probe_prefix, timeout, lease_timeout)
-            timeout += FETCH_TIMEOUT  # a worker may download; missing workers are known
+            # Allow time for a download. No missing worker causes this long wait,
+            # because `_find_apart` has waited for every worker.
+            timeout += FETCH_TIMEOUT
 
         # The chief opens the directory and proposes a commit, which the peers look up.
         plan, agreed, problems = rendezvous.agree(
@@ -189,7 +191,8 @@ def agree(
 
         # A snapshot in memory takes precedence if every worker has the snapshot.
         if (attempts := plan["snapshots"]) is not None:
-            agreed.directory.contents.free_read_ahead()  # keep only one copy in memory
+            # Free the commit's tensors in memory, before a snapshot's tensors are read.
+            agreed.directory.contents.free_read_ahead()
             memory = f"{prefix}/memory"
             agreed = agree_on_snapshot(agreed, attempts, keys, memory, cluster, timeout)
             if agreed.tier != "memory" and agreed.snapshots is not None:

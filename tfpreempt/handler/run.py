@@ -237,7 +237,7 @@ class Run:
                 "resumed at step %d from %s%s",
                 restored.step,
                 _shown(restored.path),
-                # A fit has its own line, because it may have more epochs now.
+                # A fit logs a line of its own, because `epochs` may have been raised.
                 _COMPLETE if is_of_end and not self.amid else "",
             )
         elif restart := num_restarts():

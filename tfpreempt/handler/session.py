@@ -246,7 +246,8 @@ class Session:
         """
         if not run.is_armed:
             self._check_cluster()
-            # Add before `arm`: a thread must not drop the last reference to the run.
+            # Hold the run before `arm` starts a thread. Otherwise the thread could have
+            # the last reference, and the run would be closed on the thread.
             self.runs.kept.add(run)
             run.arm(self.activity.now)
 
@@ -265,7 +266,7 @@ class Session:
         """Closes a run; the run no longer participates in saves."""
         self.runs.kept.discard(run)
         self.saves.wait()  # `close` releases the lease, which a save still needs
-        if run.left_at != run.step:  # otherwise the exit has named the commit
+        if run.left_at != run.step:  # an exit at this step has logged the commit
             self.runs.log_last(run)
         run.close()
 
@@ -461,9 +462,8 @@ class Session:
         if self.exit.left:
             self.exit.cancel()
             self.runs.kept.clear()  # runs from before the exit are over
-            if (
-                self.coordinator.state.main is ev.MainThreadState.ENDED
-            ):  # not after the loss of a worker
+            # After the loss of a worker, the state is not ENDED, and no round follows.
+            if self.coordinator.state.main is ev.MainThreadState.ENDED:
                 self.coordinator.dispatch(ev.NextRound())
 
     def wait_for_directive(
@@ -720,7 +720,7 @@ class Session:
     ) -> None:
         """Handles an error: as the consequence of a notice, or by notifying the peers.
 
-        The caller raises the error afterwards.
+        If the method returns, the caller raises the error.
 
         Args:
             error: error raised by a step, or outside of steps.
@@ -728,7 +728,7 @@ class Session:
             peer_is_gone: whether the error looks like the loss of another worker.
         """
         if isinstance(error, Exception) and self.serve(error, is_consistent):
-            return  # the exit function returned
+            return  # a notice was handled, and the exit function returned
         if self.cluster.num_workers > 1:
             service: CoordinationService
             service = frameworks.adapter(self.cluster.framework, "coordination")

@@ -9,7 +9,8 @@ A worker has at most two snapshots: the newest snapshot that is known to be inta
 every worker, and the snapshot being written. In a round (a notice with the agreement
 that follows), every worker captures a new snapshot and checks that the previous
 snapshot is intact. If both succeed on every worker, the new snapshots are written, and
-the previous snapshots are kept meanwhile. Otherwise no worker writes a snapshot.
+the previous snapshots are kept until the next round. Otherwise no worker writes a
+snapshot.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def is_end_of_data(error: BaseException) -> bool:
 
 
 def step_failed(error: BaseException, session: Session) -> None:
-    """Handles an error raised by a step; the caller raises the error afterwards.
+    """Handles an error raised by a step.
+
+    If the function returns, the caller raises the error.
 
     An error at the end of the data leaves the interval counted, because the data end at
     the same step on every worker.
@@ -116,7 +118,7 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     # After a notice, treat the loss of any worker as a preemption of the lost worker.
     # TensorFlow's notice key can be set only once, so the notice names only the first
     # of several preempted workers. (A preempted worker is lost only when its machine is
-    # terminated; until then the worker serves old and new connections.)
+    # terminated; before the termination the worker serves old and new connections.)
     deadlines = session.coordinator.deadlines
     if not deadlines.shutdown_pending:
         session.is_noticed(within=2 * NATIVE_DELAY)  # a notice may be about to arrive
@@ -330,7 +332,8 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
             lost = _lost_in_save(session, error)
             votes = session.cluster.num_workers > 1 and list(session.runs) == [run]
             if lost and deadlines.shutdown_pending and not votes:
-                session.exit.leave(Outcome.LOST, lost)  # after a notice: no failure
+                # After a notice, the loss of a worker is a preemption, not a failure.
+                session.exit.leave(Outcome.LOST, lost)
             because = f"{lost}. " if lost else ""
             add_note(
                 error,
@@ -360,7 +363,7 @@ def _end_together(session: Session, run: Run) -> Exception | None:
         failures = [failure, *session.vote.failures.values()]
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
-        if not session.exit.left:  # otherwise the peers know the reason
+        if not session.exit.left:  # an exit has already given the peers the reason
             me = f"worker {session.cluster.worker} stopped in the final save"
             session.vote.abort(me)
             session.detach("was interrupted")
@@ -380,9 +383,8 @@ def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
     why = ""
     if failed is not None:
         lost = _lost_in_save(session, failed)
-        if (
-            lost and session.coordinator.deadlines.shutdown_pending
-        ):  # after a notice a loss is expected
+        # After a notice, the loss of a worker is a preemption, not a failure.
+        if lost and session.coordinator.deadlines.shutdown_pending:
             session.vote.abort(lost)
             return TrainingOutcome(lost=lost)
         why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")

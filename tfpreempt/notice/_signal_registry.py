@@ -82,7 +82,7 @@ class _WatchedSignal:
         )
 
     def disarm(self) -> None:
-        """Restores the handler that ours has replaced, if ours is still installed."""
+        """Restores the earlier handler, if `handle` is still the signal's handler."""
         receiver, self.receiver = self.receiver, None
         # Stop the thread first: the earlier handler may end the process at a signal.
         if receiver is not None:
@@ -253,7 +253,10 @@ class SignalRegistry:
         release_children(True)
 
     def stay(self) -> None:
-        """Cancels `leave()`: signals ignored since get the default handler again."""
+        """Cancels `leave()`.
+
+        Signals that are ignored since `leave()` get the default handler again.
+        """
         release_children(False)
         self._stay()
 

@@ -77,7 +77,7 @@ class WakeupFd:
             self._write_end.send(bytes([_OURS | signum]))
 
     def put_back(self) -> None:
-        """Restores the wake-up fd that ours replaced, if ours is still installed."""
+        """Restores the earlier wake-up fd, if `fd` is still the wake-up fd."""
         current = signal.set_wakeup_fd(-1)
         if current == self.fd:
             _set_wakeup_fd(self._forward_to)

@@ -76,6 +76,6 @@ def first_line(path: str) -> str:
         finally:
             os.close(descriptor)
     except OSError:
-        return ""  # the notice is that the file exists; the detail is only for messages
+        return ""  # the existence of the file is the notice; the detail is only shown
     text = content.partition(b"\n")[0].decode("utf-8", errors="replace").strip()
     return printable(text, DETAIL_LIMIT_BYTES)

@@ -50,7 +50,8 @@ _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec"
 # Signals that a terminal sends to the whole group.
 _BY_TERMINAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _guarded: set[signal.Signals] = set()
-# A byte of memory that this process shares with its children: 1 while it exits.
+# A byte of memory that this process shares with its children: 1 while this process
+# exits.
 _leaving = mmap.mmap(-1, 1)
 _parents = _leaving  # the byte that the parent shares with this process
 

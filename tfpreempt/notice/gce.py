@@ -50,9 +50,10 @@ HANG_EXTRA_SECONDS = 10
 PLAIN_SECONDS = 3
 # Largest answer for the directory; the instance's attributes alone may be 512 KB.
 DIRECTORY_BYTES = 2 * 1024 * 1024
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS = 0.1  # between two requests
 HIDDEN = frozenset({403, 404})  # HTTP statuses of a proxy that hides an entry
-# Pause if the server answers a hanging GET at once, or gives no ETag.
+# Seconds between two requests, if the server answers a hanging GET at once, or gives no
+# ETag.
 POLL_SECONDS = 1.0
 
 
@@ -288,8 +289,8 @@ class GcePoller(Poller):
             return self._poll(report)
         except errors.NoticeError:
             # Begin without an ETag: waiting for the next change could miss changes made
-            # meanwhile. Try the directory again, too: a server that starts may refuse
-            # it first.
+            # since the failed request. Try the directory again, too: a server that
+            # starts may refuse the directory at first.
             self._etag, self._hangs_on_all = None, len(self._topics) > 1
             raise
 

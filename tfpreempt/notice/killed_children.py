@@ -24,7 +24,7 @@ def killed_children() -> list[str]:
         try:
             name, _, rest = stat.read_text(errors="replace").rpartition(") ")
         except OSError:
-            continue  # the process has ended in the meantime
+            continue  # the process has ended since `glob`
         state, parent = rest.split()[:2]
         if state == "Z" and int(parent) == os.getpid():
             signum = _killed_by(int(stat.parent.name))

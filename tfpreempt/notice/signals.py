@@ -32,8 +32,8 @@ class SignalSource(NoticeSourceBase):
     calls the Python handler that was installed before, but not the default handler. So
     a watched signal neither interrupts nor ends the process. When the last source of
     the signal is closed, the earlier handler and the earlier wake-up fd are restored.
-    But if the process is exiting after a notice, the signal is ignored from then on, so
-    that another signal cannot change the exit code.
+    But if the process is exiting after a notice, the signal is ignored until the end of
+    the process, so that another signal cannot change the exit code.
 
     Forked children do not watch the signal. Children of multiprocessing ignore the
     signal unless their parent has sent the signal (`forked_children.py`). If the main

@@ -104,10 +104,10 @@ class NoticeSourceBase:
         self._begin()
 
     def rearm(self) -> None:
-        pass  # only signals can be disarmed
+        pass  # nothing to do: only signal handlers can be replaced by other code
 
     def close(self) -> None:
-        """Stops watching; reports no notice afterwards. May be called repeatedly."""
+        """Stops watching: a closed source reports no notice. May be called again."""
         was_open = self._on_notice is not None and not self._is_closed
         self._is_closed = True
         if was_open:

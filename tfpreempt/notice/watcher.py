@@ -152,7 +152,7 @@ class Watcher:
                 source.rearm()
 
     def close(self) -> None:
-        """Stops every source; `on_notice` is not called afterwards.
+        """Stops every source; `on_notice` is not called after the close.
 
         Call the method on the main thread, so that signal handlers can be restored. A
         second call does nothing. The method waits for every source's `close`, at most

@@ -39,8 +39,8 @@ class AzureTerminationConfig(TerminationConfig):
         acknowledge: whether to acknowledge the event after the commit, so that Azure
             starts the event at once, not at the announced time. An exiting worker sends
             the acknowledgement for all machines, if the event names its machine first.
-            The event may start while other workers are still exiting, but the commit is
-            complete by then.
+            The event may start while other workers are still exiting, but not before
+            the commit is complete.
         **options: further arguments of `TerminationConfig`.
 
     Raises:
@@ -72,7 +72,7 @@ class AzureTerminationConfig(TerminationConfig):
     def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Exits; before, acknowledges the events if a commit was made.
+        """Acknowledges the events if a commit was made, then exits.
 
         Events are acknowledged only if `acknowledge` is True. The arguments are those
         of the base class.

@@ -27,8 +27,8 @@ from tfpreempt.platforms.detect import (
 _logger = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 2.0
-"""Timeout for the metadata servers. Even a busy server answers within 1 s. Training is
-not blocked meanwhile."""
+"""Timeout for the metadata servers. Even a busy server answers within 1 s. Training
+continues during the wait."""
 
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
 """Platforms for which the notices of the machine's cloud are watched, too."""
@@ -71,7 +71,7 @@ def resolve_config(
     options = {name: each for name, each in given.items() if each is not None}
     found = read_local(environment, root)
     platform = found.platform
-    # True if the machine is in a cloud, or if a metadata server may show that it is.
+    # True if the machine is in a cloud, or if a metadata server may identify a cloud.
     may_be_cloud = found.machine.cloud is not None or bool(found.to_ask)
     if may_be_cloud and (platform is None or platform.name in SCHEDULERS):
         detected = DetectedTerminationConfig(found, **options)

@@ -139,7 +139,7 @@ def probe_all(
     """Contacts metadata servers in parallel; returns the first result with a cloud.
 
     Returns None if no server identifies a cloud in time. A function that has not
-    returned by then continues in a daemon thread, and its result is ignored.
+    returned within the timeout continues in a daemon thread, and its result is ignored.
 
     Args:
         probes: for every cloud, the function that contacts its metadata server.

@@ -192,7 +192,8 @@ class StandaloneStates:
             DirectoryLockedError: another program has committed.
         """
         if current_session.current():
-            self._lease.head = Head()  # the handler checks for foreign commits
+            # Do not compare: the open handler checks for commits of other programs.
+            self._lease.head = Head()
         if not self._lease.head.has_moved(self._commits()):
             return
         self._lease.release()

@@ -76,17 +76,18 @@ class StandaloneMirror:
     def begin(self, hold: Callable[[], None] = lambda: None) -> None:
         """Imports the newest commit of the mirror, and starts the uploads.
 
-        Called before each load or save. The import happens at the first call only. On
-        the chief, the upload thread starts, and first uploads a commit that the last
-        run has not uploaded. An open handler closes the mirror, and uploads its commits
-        itself; after the end of the handler, the next call of `begin` starts the
-        uploads again.
+        Called before each load or save. Only the first call imports. On the chief,
+        `begin` starts the upload thread, which first uploads a commit that the last run
+        has not uploaded. While a handler is open, this mirror is closed, and the
+        handler uploads the handler's commits. The first call of `begin` after the end
+        of the handler starts the uploads of this mirror again.
 
         Args:
-            hold: function that acquires the lease of the directory, on the chief.
-                Called while this worker holds the file lock, so that no other worker
-                imports at this time. So if another worker finds the lease acquired, the
-                chief has already compared the scratch directory with the mirror.
+            hold: function that acquires the lease of the directory on the chief. The
+                first call of `begin` calls `hold` and imports within one file lock,
+                which the other workers of the directory need for their import. So a
+                worker that has the lock, and finds the lease acquired, knows that the
+                chief has imported.
 
         Raises:
             CheckpointCorruptedError: no commit in the store is intact, and there is no

@@ -38,7 +38,7 @@ def size_of(source: SeekableReader) -> int:
 
 
 def read(source: SeekableReader, size: int) -> bytes:
-    """Reads `size` bytes; fewer only if the file ends before."""
+    """Reads `size` bytes, or all bytes up to the end of the file if they are fewer."""
     first = source.read(size)
     if len(first) == size or not first:
         return first

@@ -78,8 +78,8 @@ class FakeServer(http.server.ThreadingHTTPServer):
 
     Attributes:
         requests: received requests, newest last.
-        changed: condition variable. A method acquires it while it changes the state of
-            the server, and notifies it afterwards.
+        changed: condition variable. A method that changes the state of the server
+            acquires the condition, and calls `notify_all` after the change.
     """
 
     request_queue_size = 32
@@ -198,7 +198,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
         self.changed.wait_for(lambda: is_met() or self._is_gone, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Waits for some seconds; returns False if the server was closed meanwhile."""
+        """Waits for some seconds; returns False if the server is closed during them."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing, seconds)
             return not self._is_closing

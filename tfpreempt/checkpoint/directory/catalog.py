@@ -423,13 +423,15 @@ def _ours(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def scan(directory: str) -> list[Entry]:
-    """Returns the checkpoints in a directory that tfpreempt wrote, intact or not.
+    """Returns the checkpoints that tfpreempt wrote in a directory, intact or not.
+
+    Reads the marker and the manifest of each checkpoint.
 
     Args:
         directory: the checkpoint directory; may be missing.
 
     Returns:
-        The entries with marker and manifest read, newest first; see `in_order`.
+        The entries, newest first (see `in_order`).
 
     Raises:
         OSError: the directory cannot be listed.
@@ -475,7 +477,7 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
 
 
 def contents(store: ObjectStore) -> list[Entry]:
-    """Returns the checkpoints in an object store that tfpreempt wrote, intact or not.
+    """Returns the checkpoints that tfpreempt wrote in an object store, intact or not.
 
     Like `scan` for a directory, reads marker and manifest of each checkpoint.
 

@@ -64,8 +64,8 @@ class CancellationToken:
             )
 
     def begin_commit(self) -> None:
-        """Begins the commit. Called before the staging directory is renamed; from then
-        on, `cancel` has no effect.
+        """Begins the commit, so that later calls of `cancel` have no effect. Called
+        before the staging directory is renamed.
 
         Raises:
             SaveError: the save was cancelled.

@@ -290,7 +290,7 @@ def _has_marker(prefix: str) -> bool:
 
 
 def _temporary(prefix: str) -> str:
-    """Returns TensorFlow's temporary directory: for files before the final rename."""
+    """Returns the directory where TensorFlow writes files before it renames them."""
     return prefix + "_temp"
 
 

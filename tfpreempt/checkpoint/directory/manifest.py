@@ -38,7 +38,7 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The parent of a commit: the older commit that was the newest at that time.
+    """The parent of a commit: the commit that was the newest before this commit.
 
     Attributes:
         token: token of the parent; "" if there was no commit, or no readable commit.

@@ -60,8 +60,8 @@ _HOLDER, _RENEWALS = "holder", "renewals"
 _UNREADABLE = b"?"  # returned in place of a record that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
-# Attempts to remove the directory of a lease: the holder may move files into it
-# meanwhile.
+# Attempts to remove the directory of a lease: the holder may move files into the
+# directory during an attempt.
 _TRIES = 100
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
@@ -166,8 +166,8 @@ class DirectoryLease:
         return holder.token if self._read(holder.token, _HOLDER) is not None else None
 
     def end(self, token: str, root: str | None = None) -> None:
-        """Ends a lease, if the lease still exists. From then on, the holder of the
-        lease cannot commit.
+        """Ends a lease, if the lease still exists, so that the holder of the lease can
+        no longer commit.
 
         Args:
             token: token of the lease.

@@ -268,7 +268,7 @@ class Lease:
             if not self._try(self._backend, here, LeaseWait(here, self._backend.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
-            self._lose()  # ended, and not released by this process meanwhile
+            self._lose()  # the lease is lost, and this process has not released it
         if self._lost:
             raise errors.LeaseLostError(self._lost)
 
@@ -339,7 +339,9 @@ class Lease:
 
         def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
-                mine.release()  # left by a closed handler; two cannot be open at once
+                # A closed handler has not released this lease. (Two open handlers
+                # cannot use the same directory.)
+                mine.release()
                 return ""
             return wait.expiry_reason(found)
 
@@ -395,7 +397,7 @@ def release_all() -> None:
     So the next run need not wait for the leases to expire. In an ordinary exit, the
     owner of a `Lease` calls `release`, or Python's finalizers end the lease.
     """
-    # Iterate over a copy, because a thread may take a lease meanwhile.
+    # Iterate over a copy, because a thread may take a lease during the loop.
     for found in _held.valuerefs():
         if (lease := found()) is not None:
             lease.release()

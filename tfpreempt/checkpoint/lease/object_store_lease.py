@@ -118,9 +118,10 @@ class ObjectStoreLease:
         if not is_mine:
             return None
         older = [n for n in sorted(self._names()) if 0 < _number(n) < number]
-        # A holder that has renewed the lease or written `.marking` had before created
-        # the marker named by its predecessor. So only the newest such holder counts; a
-        # `.marking` of an earlier holder was written too late, and is ignored.
+        # Before a holder renews the lease or writes its `.marking`, the holder has
+        # created the marker that its predecessor named. So only the newest holder with
+        # a `.renewals` or `.marking` counts. If an earlier holder has a `.marking`, the
+        # earlier holder wrote this object too late, and the object is ignored.
         at_work = max(
             (_number(n) for n in older if n.endswith((_RENEWALS, _MARKING))), default=0
         )
@@ -171,7 +172,7 @@ class ObjectStoreLease:
 
     def record_pending_marker(self, token: str, folder: str) -> None:
         """Writes the name of a folder, before the marker in the folder is created. If
-        the process is interrupted in between, the next holder creates the marker.
+        the process is interrupted after the write, the next holder creates the marker.
 
         Args:
             token: token of the lease.
@@ -180,8 +181,8 @@ class ObjectStoreLease:
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
-        """Creates the marker in the folder that an earlier holder named. Otherwise the
-        earlier holder might create the marker later, unnoticed.
+        """Creates the marker in the folder that an earlier holder named. Without this
+        marker, the earlier holder could commit the folder later, unnoticed.
 
         Args:
             data: content of the earlier holder's `.marking`.

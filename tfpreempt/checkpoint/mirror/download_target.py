@@ -136,13 +136,14 @@ class DownloadTarget:
     def filling(self) -> Iterator[None]:
         """Context in whose body the caller downloads the files.
 
-        Before the body, the target is checked, and the directories are created. After
-        the body, the names of the files are made durable. The MANIFEST.json of a commit
-        is written last.
+        Before the body, the context checks the target and creates the directories.
+        After the body, the context syncs the directories, so that the names of the
+        files are durable, and then writes the MANIFEST.json of a commit.
 
         Raises:
-            CheckpointCorruptedError: the manifest has an impossible or forbidden file
-                name.
+            CheckpointCorruptedError: the manifest has a file name that a file system
+                may refuse, that leads out of the directory, or that tfpreempt uses for
+                its own files.
             SaveError: the disk is full.
             CheckpointError: the directory contains another commit; or a file that no
                 download has written, under a name that the checkpoint needs.
@@ -277,7 +278,8 @@ class DownloadTarget:
     def _is_begun(self) -> bool:
         """Returns whether the files in the directory are from an earlier download.
 
-        During a download `.tfpreempt-download` exists, and afterwards MANIFEST.json.
+        During a download `.tfpreempt-download` exists; after a complete download,
+        MANIFEST.json exists.
         """
         if os.path.lexists(os.path.join(self.path, PROGRESS)):
             return True

@@ -110,10 +110,10 @@ class Mirror:
     def look(self, timeout: float | None = None) -> list[Entry]:
         """Acquires the lease (unless `lease` is None), and lists the commits.
 
-        The store is listed again once the lease is held, because from then on no other
-        program can add a commit. If an error prevents the acquisition, a warning is
-        logged, and the first upload tries again; for a scratch directory, the error is
-        raised.
+        The store is listed again after the acquisition, because no other program can
+        add a commit while this process holds the lease. If an error prevents the
+        acquisition, a warning is logged, and the first upload tries again; for a
+        scratch directory, the error is raised.
 
         Args:
             timeout: timeout of each listing in seconds; None uses the store's own.
@@ -442,7 +442,8 @@ class Mirror:
 
         Raises:
             UploadCancelledError: `release` was called.
-            LeaseLostError: another program holds the lease, or held it in the meantime.
+            LeaseLostError: another program holds the lease, or has held the lease since
+                this process acquired it.
             CheckpointError: the store failed.
         """
         if self.lease is None:
@@ -478,7 +479,7 @@ class Mirror:
             try:
                 act()
             except upload.UploadCancelledError:
-                pass  # the commit is uploaded later, unless forgotten
+                pass  # the commit stays queued, unless `forget` has removed it
             except Exception as error:  # noqa: BLE001 - training continues
                 fault = error
             with self._changed:  # after an error, too: a task is not retried
@@ -569,7 +570,7 @@ class Mirror:
 
     def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
-        if self.lease is not None:  # the commit may have been made by the last run
+        if self.lease is not None:  # the last run may have made this commit
             self.lease.head.follow([entry], self.lease)
         _log.info("checkpoint for step %d uploaded to %s", step, self.store.uri)
         if self.scratch is not None:

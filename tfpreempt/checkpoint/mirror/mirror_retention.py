@@ -3,9 +3,9 @@
 Only folders with a name made by tfpreempt are deleted, and in the folder of a commit
 only the files named in the manifest. The marker is deleted first and the manifest last,
 so that the next run treats an interrupted deletion as a crashed upload. A folder
-without a marker counts as a crashed upload only if a newer commit exists: until then
-a program may be uploading the folder. The parts of large files (`upload.py`) are
-deleted once the upload is over.
+without a marker counts as a crashed upload only if a newer commit exists; without a
+newer commit, a program may be uploading the folder. The parts of large files
+(`upload.py`) are deleted once the upload is over.
 """
 
 from __future__ import annotations

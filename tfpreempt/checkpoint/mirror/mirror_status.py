@@ -58,8 +58,8 @@ def log_waiting(
     """Logs that a caller waits for the upload of the newest commit.
 
     Args:
-        status: progress of the mirror; nothing is logged if only old commits are
-            deleted.
+        status: progress of the mirror. If the newest commit is already uploaded, and
+            only deletions of old commits are left to do, nothing is logged.
         stall_timeout: seconds without progress after which the wait ends.
         timeout: longest duration of the wait in seconds; None: no timeout.
     """
@@ -169,11 +169,14 @@ class RetryState:
 
     @property
     def stall_timeout(self) -> float:
-        """Seconds without progress after which a wait without a timeout gives up."""
+        """Seconds without an uploaded byte after which a wait ends.
+
+        Only for a wait whose caller set no time limit.
+        """
         return REFUSED if self._is_refused else STALLED
 
     @property
     def stall_deadline(self) -> float:
-        """Instant at which a wait without a timeout gives up, if no byte is uploaded
-        until then; by the monotonic clock."""
+        """Instant at which a wait without a time limit ends, if no byte is uploaded
+        before this instant; by the monotonic clock."""
         return self._moved_at + self.stall_timeout

@@ -397,7 +397,7 @@ def choose_storage(
 
 
 def _below(location: str, checkpoint_dir: str) -> str | None:
-    """Returns the mirror of a handler's directory, from the supervisor's mirror.
+    """Returns a handler's mirror, derived from the supervisor's mirror.
 
     A subdirectory of the supervisor's directory is mirrored to the same subdirectory of
     the supervisor's mirror.

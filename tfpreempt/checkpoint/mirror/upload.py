@@ -103,7 +103,7 @@ class Upload:
 
         Raises:
             UploadCancelledError: `cancel` was called.
-            CommitGoneError: the local files were deleted in the meantime.
+            CommitGoneError: the local files were deleted before their upload.
             CommitCorruptError: a local file differs from the manifest.
             CheckpointError: the store failed.
         """

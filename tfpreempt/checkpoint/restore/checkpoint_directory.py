@@ -89,7 +89,7 @@ class Directory:
             not count them among the commits to keep.
         highest_sequence: highest sequence number of the commits checked by `newest` or
             made by a save. A new commit gets a higher number, even if a faulty disk
-            does not list the older commits at that time.
+            does not list the older commits during the save.
         unfinished: staging directories of the newest finished saves for which a slow
             worker may still write files.
         identity: compares the storage at the path with the storage at the start.
@@ -261,7 +261,8 @@ class Directory:
         commit = import_commit.find(store, token)
         if commit is None:
             return None
-        keep = self.max_to_keep  # the chief does not delete commits on this disk
+        # The chief deletes no commits on this disk, so this worker must.
+        keep = self.max_to_keep
         import_commit.bring(self.files, commit, self.path, max_to_keep=keep)
         return self.find(token)
 

@@ -150,7 +150,7 @@ def _may_be(prefix: str) -> bool:
 def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     """Returns the entry of a foreign checkpoint, or of an incomplete flat save.
 
-    Returns None if the files were deleted in the meantime.
+    Returns None if the files no longer exist.
 
     Args:
         directory: the checkpoint directory.

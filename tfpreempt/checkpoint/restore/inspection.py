@@ -84,7 +84,7 @@ def check(
     if not entry.is_committed:
         return entry
     found = faults(entry, every_byte=every_byte, threads=threads, watch=watch)
-    # Retention may have deleted the commit meanwhile, beginning with the marker.
+    # Retention may have deleted the commit during the check, first its marker.
     if found and catalog.control_file(entry, layout.MARKER) == (None, None):
         return dataclasses.replace(
             entry,
@@ -115,9 +115,8 @@ def _at_path(path: str, location: str) -> list[Entry]:
                 _with_remark(catalog.read(catalog.unread_entry(catalog.reader(path))))
             ]
     elif name == layout.PAYLOAD and _has_control(above):
-        return _at_path(
-            above, location
-        )  # the path is TensorFlow's prefix inside a commit
+        # The path is TensorFlow's prefix inside a commit.
+        return _at_path(above, location)
     name = name.removesuffix(external_checkpoints.INDEX).removesuffix(
         layout.SIDECAR_SUFFIX
     )
@@ -219,7 +218,7 @@ def _staged(directory: str) -> Iterator[Entry]:
         try:
             modified = os.lstat(path).st_mtime
         except FileNotFoundError:
-            continue  # the save ended meanwhile
+            continue  # the save has ended since the listing
         size = _size_of(
             os.path.join(folder, each)
             for folder in (path, path + layout.PARTS_SUFFIX)

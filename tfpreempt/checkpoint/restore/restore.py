@@ -56,7 +56,8 @@ def find_candidates(
     found = []
     for entry in listed:
         if entry.kind is Kind.MIRROR:
-            continue  # a copied folder of a mirror; only `import_commit` restores these
+            # A folder copied from a mirror: only `import_commit` restores such folders.
+            continue
         if entry.is_committed or entry.condition is CommitStatus.EXTERNAL:
             found.append(entry)
         elif entry.condition is CommitStatus.CORRUPT:

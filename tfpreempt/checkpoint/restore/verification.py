@@ -96,7 +96,7 @@ def faults(
             found[file] = found[file] or part
         else:
             size, crc = whole[file]
-            if size:  # not the first range; most files have one range
+            if size:  # 0 for the first range; most files have only one range
                 crc = checksum.joined(crc, part.crc32c, part.size)
             whole[file] = size + part.size, crc if size else part.crc32c
     watch(sum(each.size for each in parts))

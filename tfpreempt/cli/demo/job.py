@@ -125,8 +125,8 @@ def train(
         for step, restart in _steps(output, directory / "logs"):
             if step % _SHOWN_STEPS == 0:
                 echo(f"[{directory.name}] step {step}", err=True)
-            # Only preempt after the first step of a restarted program: by then every
-            # worker has a handler, because all workers train the same steps.
+            # Only preempt after the first step of a restarted program: after this step
+            # every worker has a handler, because all workers train the same steps.
             if left and step >= left[0].step and restart == len(planned) - len(left):
                 preempted = left.pop(0).workers
                 names = ", ".join(map(str, preempted))

@@ -37,7 +37,8 @@ class Level(StrEnum):
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
-_TEXTS = {  # level and text of a finding; "": the detail of the source is the text
+# Level and text of a finding. For the text "", the detail of the source is shown.
+_TEXTS = {
     SourceHealth.WORKING: (Level.OK, ""),
     SourceHealth.NOTICE: (Level.PROBLEM, "announces a preemption of this machine now"),
     SourceHealth.FAILED: (

@@ -200,7 +200,7 @@ class WorkerJournal(_Journal):
             self.commit = record
 
     def _training(self, record: Record) -> WorkerRun:
-        """Returns the training to which a record belongs, if needed a new training."""
+        """Returns the training of a record; adds a new training if there is none."""
         incarnation = record["incarnation"]
         for training in self.trainings[: -_NEWEST - 1 : -1]:
             if training.incarnation == incarnation:

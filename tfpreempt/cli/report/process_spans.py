@@ -395,11 +395,11 @@ def _phases(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
 
 
 def _is_traced(lifetime: ProcessLifetime) -> bool:
-    """Returns whether the time after the restore counts as TRACING.
+    """Returns whether the time from the restore to the first step counts as TRACING.
 
-    True if the process has recorded its first step, or has trained no step. A process
-    that has trained, but has no `firststep` record, has trained only one step, which
-    counts as TRAINING.
+    False only for a process that trained a single step, and ended before the boundary
+    at which the `firststep` record is written. The end of tracing is then unknown, and
+    the time counts as TRAINING.
     """
     base = 0 if lifetime.restored is None else lifetime.restored["step"]
     made = [each["step"] > base for each in lifetime.of("commit", "exit", "metrics")]

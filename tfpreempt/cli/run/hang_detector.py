@@ -75,7 +75,8 @@ class WorkerProgress:
         seconds, self._at, self._since = now - self._since, heartbeat, now
         if at is None:
             return
-        steps = heartbeat.step - at.step  # 0 in a validation, which gives no step time
+        # During a validation no step is trained, and no step time is measured.
+        steps = heartbeat.step - at.step
         if at.stage is WorkerPhase.FIRST or not at.boundaries:
             self._first = max(self._first, seconds)
         elif at.stage is WorkerPhase.STEPS and steps > 0:

@@ -144,7 +144,8 @@ def _signal(target: int, number: int) -> bool:
 def main() -> None:
     """Waits until the supervisor ends, then ends the workers. Blocks all signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    sys.path[:0] = [str(Path(__file__).parents[3])]  # for this package only
+    # The interpreter has no site packages; add the directory that contains tfpreempt.
+    sys.path[:0] = [str(Path(__file__).parents[3])]
     grace, journal, supervisor, root, *pairs = sys.argv[1:]
     outputs = dict(zip(map(int, pairs[::2]), pairs[1::2], strict=True))
     groups, is_cut_off = read_groups(sys.stdin)

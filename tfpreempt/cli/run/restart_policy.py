@@ -1,10 +1,10 @@
 """Decides the supervisor's next action from its observations.
 
 The module starts no process, and reads no clock. The supervisor calls `decide` after
-every event, and at the time in the last `Wait`. If a failure and a preemption occur
-together, the run counts as failed. If the supervisor has received a signal to stop, the
-signal decides: the machine will be taken away, and only an exit with the restart code
-makes the platform start the run again.
+every event, and at the time that the last `Wait` contains. If a failure and a
+preemption occur together, the run counts as failed. If the supervisor has received a
+signal to stop, the signal decides: the machine will be taken away, and only an exit
+with the restart code makes the platform start the run again.
 """
 
 from __future__ import annotations

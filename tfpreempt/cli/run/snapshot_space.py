@@ -31,7 +31,8 @@ AUTO = -1
 
 _SHARE = 4  # `AUTO` uses a quarter of the available memory
 _LEAST = 64 << 20  # with `AUTO`, no snapshots if a worker would have fewer bytes
-# Part of a worker's memory that is in files; the workers use the rest for copies.
+# Fraction of a worker's snapshot memory for the files of two snapshots. The rest is for
+# the copy of the state that is captured before a snapshot is written.
 _IN_FILES = 2 / 3
 _TRIES = 10
 

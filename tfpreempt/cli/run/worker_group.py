@@ -173,7 +173,7 @@ class WorkerGroup:
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether children of ended workers still run; `reap` kills them at last."""
+        """Whether children of ended workers still run, which `reap` kills later."""
         return bool(self._left_behind)
 
     def ask(self) -> None:

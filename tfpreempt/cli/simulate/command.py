@@ -44,8 +44,9 @@ _LINES = {
 )  # fmt: skip
 @click.option(
     "--follow", "follow_seconds", type=Seconds(),
-    help="With DIRECTORY: seconds to wait for the exit of the worker, showing its "
-    "records meanwhile. Exit status 1 unless the step was committed.",
+    help="With DIRECTORY: seconds to wait for the exit of the worker. The records of "
+    "the worker are shown during the wait. Exit status 1 unless the step was "
+    "committed.",
 )  # fmt: skip
 @click.option(
     "--file",

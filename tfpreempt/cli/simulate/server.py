@@ -23,7 +23,9 @@ _ANSWER_SECONDS = 5.0
 class SimulatedMetadata(FakeServer):
     """Mixin that adds the control path to the fake server of a cloud.
 
-    The mixin must come before the fake server in the list of base classes.
+    `tfpreempt simulate --metadata` sends a request to the control path, a URL path, and
+    the server announces a preemption. The mixin must come before the fake server in the
+    list of base classes.
 
     Args:
         port: port to listen on; 0: any free port.

@@ -176,7 +176,7 @@ def _journals_of(pid: int, journal: Path) -> Iterator[int]:
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # the file was closed meanwhile
+            with contextlib.suppress(OSError):  # the file was closed since `scandir`
                 folder, name = os.path.split(os.readlink(entry.path))
                 match = re.fullmatch(r"worker-(\d+)\.jsonl", name)
                 if match and folder == str(journal) and _can_write(pid, entry.name):
