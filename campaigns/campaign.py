@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -48,7 +48,10 @@ class Campaign:
         short: trials in `make test-all`; 0: a test of its own has the short form.
         mark: of pytest, for the short form: what it needs.
         prepare: what all trials share is made once, and gone when they are through.
-        fixed: the faults that it found, a sentence each with the test that was left.
+        fixed: for each fault that the campaign found, the behavior before the fix, and
+            the tests that were added.
+        labels: for the page, the meaning of a name in the facts of a trial, if the name
+            alone is not clear. Numbers stand before the meaning: "840 crashes".
         again: seeds and numbers of trials that found a fault; run in `make test-all`.
     """
 
@@ -59,6 +62,7 @@ class Campaign:
     mark: str
     prepare: Callable[[], AbstractContextManager[Trial]]
     fixed: Sequence[str] = ()
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     again: Sequence[tuple[int, int]] = ()
 
     def generator(self, seed: int, number: int) -> random.Random:

@@ -136,4 +136,7 @@ CAMPAIGN = Campaign(
     short=0,
     mark="multiprocess",
     prepare=prepare,
+    labels={
+        "workers": "number of workers",
+    },
 )

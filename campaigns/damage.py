@@ -796,19 +796,27 @@ CAMPAIGN = Campaign(
     mark="tensorflow",
     prepare=prepare,
     fixed=(
-        "A flat commit with a corrupt manifest or marker was restored as the "
-        "checkpoint of another program, without its States. A commit without a "
-        "marker was skipped silently and deleted (`checkpoint/test_restore.py`).",
-        "If every checkpoint of TensorFlow was corrupt, training started from "
-        "scratch after a mere warning. The same happened if the disk was empty and "
-        "every mirrored commit was corrupt (`checkpoint/test_restore.py`, "
-        "`handler/test_mirror.py`, `states/test_states_remote.py`).",
-        "Three kinds of damage were skipped silently: a missing marker of States "
-        "alone, a snapshot with a corrupt manifest or marker, and a checkpoint of a "
-        "CheckpointManager without its index. For damage that only TensorFlow "
-        "detects, the error had no advice (`checkpoint/test_restore.py`, "
-        "`handler/test_snapshots.py`).",
-        "A commit of a save_fn that writes TensorFlow's files counted as deleted by "
-        "the program if the index was missing (`checkpoint/test_restore.py`).",
+        "A flat commit with a corrupt manifest or marker was restored as if another "
+        "program had written it, so its States were not restored. A commit without a "
+        "marker was skipped without a warning, and deleted. Fixed "
+        "(`checkpoint/test_restore.py`).",
+        "If all checkpoints of TensorFlow in the directory were corrupt, training "
+        "started from scratch with only a warning, not an error. The same happened if "
+        "the disk was empty and all mirrored commits were corrupt. Fixed "
+        "(`checkpoint/test_restore.py`, `handler/test_mirror.py`, "
+        "`states/test_states_remote.py`).",
+        "Three kinds of damage were skipped without a warning: the missing marker of "
+        "a commit that has only States, the corrupt manifest or marker of a snapshot, "
+        "and the missing index of a CheckpointManager's checkpoint. The error for "
+        "damage that only TensorFlow detects had no advice. Fixed "
+        "(`checkpoint/test_restore.py`, `handler/test_snapshots.py`).",
+        "If a save_fn had written TensorFlow's files and their index was missing, the "
+        "start assumed that the program had deleted the commit. Fixed "
+        "(`checkpoint/test_restore.py`).",
     ),
+    labels={
+        "damages": "damages to files",
+        "form": "form of the checkpoint",
+        "outcome": "outcome of the start",
+    },
 )

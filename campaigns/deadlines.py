@@ -159,11 +159,20 @@ CAMPAIGN = Campaign(
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "A notice during a periodic save that training waits for was handled after "
-        "one more step (`handler/test_notices.py`).",
-        "A process could be killed after its commit while Python finalized the "
-        "interpreter, a phase without a timeout (`handler/test_session.py`).",
-        "At the deadline, writing the journal to a busy disk could take longer than "
-        "the remaining grace period (`handler/test_session.py`).",
+        "If a notice arrived during a periodic save for which training waits, the "
+        "process trained one more step before it handled the notice. Fixed "
+        "(`handler/test_notices.py`).",
+        "After its commit, a process could be killed at the end of its grace period "
+        "while Python was finalizing, because no timeout limited the finalization. "
+        "Fixed (`handler/test_session.py`).",
+        "At the deadline, a write of the journal to a busy disk could take longer "
+        "than the rest of the grace period. Fixed (`handler/test_session.py`).",
     ),
+    labels={
+        "where": "storage",
+        "workers": "number of workers",
+        "times": "grace period divided by the time needed",
+        "enough": "newest step, if the grace period was long enough",
+        "short": "newest step, if the grace period was too short",
+    },
 )

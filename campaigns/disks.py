@@ -448,32 +448,43 @@ CAMPAIGN = Campaign(
     mark="slow",
     prepare=prepare,
     fixed=(
-        "An unreadable commit was skipped silently; training started from scratch "
-        "or resumed from an older commit "
-        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_looked_at_is_no"
-        "t_passed_over_in_silence`).",
-        "A temporarily unreadable commit had no rank, so that a new commit ranked "
-        "below the unreadable commit "
-        "(`checkpoint/test_bad_disk.py::test_what_cannot_be_read_for_a_moment_ranks_"
-        "below_what_is_saved_then`).",
-        "A flat commit could be made without one of its data files "
-        "(`checkpoint/test_bad_disk.py::test_no_data_file_is_left_out_of_a_flat_comm"
-        "it`).",
-        "An unreadable directory was reported as unmounted, or as a file "
-        "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is"
-        "_not_said_to_be_unmounted`, "
+        "A commit that could not be read was skipped without a warning, so training "
+        "started from scratch or resumed from an older commit. Fixed "
+        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_looked_at_is_not_"
+        "passed_over_in_silence`).",
+        "If a commit could not be read for a moment, its sequence number was unknown, "
+        "so the next commit counted as older than this commit. Fixed "
+        "(`checkpoint/test_bad_disk.py::test_what_cannot_be_read_for_a_moment_ranks_be"
+        "low_what_is_saved_then`).",
+        "If the disk failed at a data file, a flat commit could be made without this "
+        "file. Fixed "
+        "(`checkpoint/test_bad_disk.py::test_no_data_file_is_left_out_of_a_flat_commit"
+        "`).",
+        "The error for a directory that could not be read called the directory "
+        "unmounted, or a file. Fixed "
+        "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is_n"
+        "ot_said_to_be_unmounted`, "
         "`checkpoint/test_bad_disk.py::test_nor_to_be_a_file`).",
-        "One ESTALE for the lease file lost the lease "
-        "(`checkpoint/test_bad_disk.py::test_a_lease_is_not_lost_where_a_network_for"
-        "gets_it_for_a_moment`).",
-        "A deletion that failed halfway, and an intent file that could not be "
-        "written, left files that were never removed "
-        "(`checkpoint/test_bad_disk.py::test_a_deletion_that_fails_at_a_folder_is_fi"
-        "nished_by_the_next_start`, "
-        "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leav"
-        "es_nothing`).",
-        "`delete()` reported a temporarily unreadable commit as already deleted, "
-        "and deleted the mirrored commit "
+        "A single ESTALE error for the file of the lease was treated as the loss of "
+        "the lease. Fixed "
+        "(`checkpoint/test_bad_disk.py::test_a_lease_is_not_lost_where_a_network_forge"
+        "ts_it_for_a_moment`).",
+        "Some files were never removed: those of a deletion that failed after its "
+        "first files, and those that a save left when it could not write the intent "
+        "file. Fixed "
+        "(`checkpoint/test_bad_disk.py::test_a_deletion_that_fails_at_a_folder_is_fini"
+        "shed_by_the_next_start`, "
+        "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leaves"
+        "_nothing`).",
+        "If a commit could not be read for a moment, `delete()` reported that the "
+        "commit was already deleted, and deleted the commit's copy in the mirror. "
+        "Fixed "
         "(`checkpoint/test_bad_disk.py::test_nor_is_it_said_to_be_gone_already`).",
     ),
+    labels={
+        "saves failed": "failed saves",
+        "starts failed": "failed starts",
+        "deletes failed": "failed deletions",
+        "form": "form of the commits",
+    },
 )

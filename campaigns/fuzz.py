@@ -781,18 +781,22 @@ CAMPAIGN = Campaign(
     mark="slow",
     prepare=prepare,
     fixed=(
-        "Infinite numbers, lists with thousands of levels, numbers with hundreds of "
-        "digits and values of wrong types led to Python's own errors. The affected "
-        "readers were those of journals, leases, TF_CONFIG, positions, options, "
-        "keys of other workers, and times from metadata services "
-        "(`campaigns/test_fuzz.py`).",
-        "Rows without numbers in the description of a worker's share failed the "
-        "save of the chief (`campaigns/test_fuzz.py`).",
-        "A journal with billions of workers filled the memory of `status`. Times "
-        "outside the calendar ended `status` and the page of `report` with Python's "
-        "own errors (`cli/test_status.py`, `cli/report/test_page.py`).",
-        "Values of a fit from an unknown version led to Python's own errors during "
-        "a restore (`keras/test_saved_values.py`), and so did a dtype that NumPy "
-        "parses as Python (`checkpoint/test_encoding.py`).",
+        "The readers of journals, leases, TF_CONFIG, positions, options, keys of "
+        "other workers, and times from metadata services raised Python's own errors, "
+        "not errors of tfpreempt. The causes were infinite numbers, lists with "
+        "thousands of levels, numbers with hundreds of digits, and values of wrong "
+        "types. Fixed (`campaigns/test_fuzz.py`).",
+        "If the description of a worker's share had rows without numbers, the save of "
+        "the chief failed. Fixed (`campaigns/test_fuzz.py`).",
+        "A journal that names billions of workers filled the memory of `status`. A "
+        "time outside the calendar ended `status`, and the page of `report`, with "
+        "Python's own errors. Fixed (`cli/test_status.py`, `cli/report/test_page.py`).",
+        "A restore raised Python's own errors for values of a fit that an unknown "
+        "version had saved, and for a dtype that NumPy parses as Python code. Fixed "
+        "(`keras/test_saved_values.py`, `checkpoint/test_encoding.py`).",
     ),
+    labels={
+        "refused": "refused inputs",
+        "target": "reader",
+    },
 )

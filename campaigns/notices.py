@@ -313,11 +313,23 @@ CAMPAIGN = Campaign(
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "Under `handle_early_notices()` a signal during the shutdown of the "
-        "interpreter changed the exit code (`handler/test_early_notice_processes.py`).",
-        "A process of a pool that got an external SIGTERM in addition to the "
-        "SIGTERM of its pool blocked the end of the program for ever. So did a "
-        "process killed by the signal while holding the lock of the pool's queue "
-        "(`notice/test_signal_processes.py`).",
+        "Under `handle_early_notices()`, a signal that arrived while Python was "
+        "shutting down changed the exit code. Fixed "
+        "(`handler/test_early_notice_processes.py`).",
+        "If a process of a multiprocessing pool got two SIGTERMs, one from its pool "
+        "and one from outside, the program never ended. The same happened if a signal "
+        "killed a process of the pool while the process held the lock of the pool's "
+        "queue. Fixed (`notice/test_signal_processes.py`).",
     ),
+    labels={
+        "signals": "signals to a process",
+        "notices": "runs with a notice",
+        "trained on": "runs that continued training after the commit",
+        "restarted": "exits with the restart code",
+        "finished": "normal ends",
+        "killed": "ends by the signal itself",
+        "way": "way of training",
+        "first in": "phase of the first notice",
+        "then in": "phase of the second notice",
+    },
 )

@@ -517,32 +517,48 @@ CAMPAIGN = Campaign(
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "At the start the workers waited five minutes for a crashed worker "
-        "(`coordination/test_rendezvous.py`).",
-        "A worker without memory for its part of a collective read in a periodic "
-        "save continued training, and its next step met the read of the other "
-        "workers (`checkpoint/test_writer_faults.py`, `handler/test_session.py`).",
-        "A collective save that the chief had given up hung for five minutes "
-        "without a known deadline (`coordination/test_coordinator.py`).",
-        "A machine that disappeared during the final save, as announced, counted as "
-        "a failure (`handler/test_session.py`).",
-        "An alarm that fired when the main thread gave up its wait ended the "
-        "process during its exit (`coordination/test_coordinator.py`).",
-        "A worker that exited because of a lost worker did not name the phase, and "
-        "after a failed collective not even the lost worker "
-        "(`coordination/test_coordinator.py`, `handler/test_lost_peers.py`).",
-        "A worker that was cut off during its exit outlived its grace period, "
-        "because TensorFlow disconnected from the chief (`handler/test_session.py`, "
+        "At the start, the workers waited five minutes for a worker that had crashed. "
+        "Fixed (`coordination/test_rendezvous.py`).",
+        "In a periodic save, a worker had too little memory for its part of a "
+        "collective read, and continued training. The collective of its next step was "
+        "then matched with the read of the other workers. Fixed "
+        "(`checkpoint/test_writer_faults.py`, `handler/test_session.py`).",
+        "If no deadline was known, the workers waited five minutes in a collective "
+        "save that the chief had already given up. Fixed "
+        "(`coordination/test_coordinator.py`).",
+        "If a machine disappeared during the final save, as its notice had announced, "
+        "the run ended as failed, not as preempted. Fixed (`handler/test_session.py`).",
+        "The alarm for a deadline rang just after the main thread had given up its "
+        "wait, and ended the process at once, although the process was already "
+        "exiting. Fixed (`coordination/test_coordinator.py`).",
+        "A worker that exited because another worker was lost did not name the phase "
+        "of the loss. After a failed collective, it did not name the lost worker "
+        "either. Fixed (`coordination/test_coordinator.py`, "
+        "`handler/test_lost_peers.py`).",
+        "A worker that lost the network during its exit was still running after its "
+        "grace period, because TensorFlow was waiting to disconnect from the chief. "
+        "Fixed (`handler/test_session.py`, `campaigns/test_peers.py`).",
+        "If the chief was suspended or unreachable, a worker waited in `close()` for "
+        "ever. Fixed (`coordination/test_store_executor.py`, "
         "`campaigns/test_peers.py`).",
-        "A worker that waited in close() for a suspended or unreachable chief "
-        "waited for ever (`coordination/test_store_executor.py`, "
-        "`campaigns/test_peers.py`).",
-        "A worker that had reported its part of the final save exited with 0; a "
-        "chief that crashed or failed afterwards restarted alone. The same held for "
-        "the other workers if a worker crashed after its last step. A first fix "
-        "mistook a late reply of the chief for a missing reply "
+        "A worker exited with code 0 as soon as it had reported its part of the final "
+        "save. If the chief crashed or failed later, only the chief restarted. In the "
+        "same way, if a worker crashed after its last step, the other workers exited "
+        "with code 0, and only this worker restarted. The first fix was also wrong: "
+        "it treated a late reply of the chief as a missing reply. Fixed "
         "(`handler/test_final_vote.py`).",
-        "A worker whose error came from a closed connection did not name the peer "
-        "without other news of the peer (`handler/test_lost_peers.py`).",
+        "If a worker's only sign of a lost worker was a closed connection, its error "
+        "did not name the lost worker. Fixed (`handler/test_lost_peers.py`).",
     ),
+    labels={
+        "ended later, as the machine was busy": (
+            "trials in which a worker ended after the limit, on a busy machine"
+        ),
+        "phase": "phase of the fault (untold: without a notice)",
+        "victim": "worker with the fault",
+        "workers": "number of workers",
+        "saves": "kind of periodic save",
+        "others": "outcome of the other workers",
+        "ended within": "time until the last worker ended",
+    },
 )

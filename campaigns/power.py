@@ -271,15 +271,21 @@ CAMPAIGN = Campaign(
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "The name of a new checkpoint directory was not synced in the parent "
-        "directory, so all commits could be lost "
-        "(`checkpoint/test_directories.py`). The same held for the folders of a "
-        "store in a local directory (`storage/test_local_store.py`).",
-        "The `checkpoint` file of a CheckpointManager was not synced: empty after "
-        "the power loss, the file prevented a start (`checkpoint/test_writer.py`).",
-        "If two saves of a CheckpointManager with the same number were interrupted "
-        "one after the other, the leftovers of the first save counted as a "
-        "checkpoint of another program, without States, and newer than the last "
-        "commit (`checkpoint/test_restore.py`).",
+        "tfpreempt did not sync the parent directory of a new checkpoint directory, "
+        "so a power failure could remove the directory with all commits. The folders "
+        "of an object store in a local directory had the same fault. Fixed "
+        "(`checkpoint/test_directories.py`, `storage/test_local_store.py`).",
+        "The `checkpoint` file of a CheckpointManager was not synced. After a power "
+        "failure the file was empty, and every start failed. Fixed "
+        "(`checkpoint/test_writer.py`).",
+        "Two saves of a CheckpointManager with the same number were interrupted, one "
+        "after the other. The next start treated the files of the first save as a "
+        "checkpoint of another program that was newer than the last commit, and "
+        "restored no States. Fixed (`checkpoint/test_restore.py`).",
     ),
+    labels={
+        "crashes": "simulated power failures",
+        "with a restart": "power failures with a restart of the job",
+        "workers": "number of workers",
+    },
 )

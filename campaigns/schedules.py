@@ -40,15 +40,18 @@ CAMPAIGN = Campaign(
     mark="slow",
     prepare=prepare,
     fixed=(
-        "A worker that was many steps before the boundary of a periodic save "
-        "answered no notice until that boundary, if the save had failed or was "
-        "asynchronous. The worker counted as crashed (`cluster/test_schedules.py`).",
-        "While a machine with a long grace period waited for its first commit, "
-        "another machine announced its last moments. The commit did not end the "
-        "run, and hardly any time was left for a second commit, which missed a "
-        "worker's part (`cluster/test_schedules.py`).",
-        "Workers without collectives finished training after a notice for which a "
-        "slow worker had been left out. The slow worker restarted alone "
+        "A periodic save had failed, or was asynchronous. A worker that was still "
+        "many steps before the boundary of this save did not answer a notice until it "
+        "reached the boundary, so the other workers treated this worker as crashed. "
+        "Fixed (`cluster/test_schedules.py`).",
+        "After a notice with a long grace period, the run was about to commit and "
+        "then to continue training. Before this commit, another machine announced "
+        "that it had only seconds left. Nevertheless the run continued after the "
+        "commit. Too little time was left for a second commit, which lacked the part "
+        "of a worker. Fixed (`cluster/test_schedules.py`).",
+        "After a notice, the workers agreed on a step without a slow worker that had "
+        "not answered in time. The steps of this run needed no collectives, so the "
+        "other workers trained to the end, and only the slow worker restarted. Fixed "
         "(`cluster/test_schedules.py`).",
     ),
 )

@@ -339,10 +339,15 @@ CAMPAIGN = Campaign(
         "every repetition and in the calm run. Threads, descriptors and memory of "
         "the supervisor and of new workers do not grow, and neither do the "
         "directories. Old workers grow only by the memory that TensorFlow keeps of "
-        "each step, 3 KiB."
+        'each step, 3 KiB. (Among the sums, "more" is the last measurement minus the '
+        "first.)"
     ),
     trials=240,
     short=2,
     mark="multiprocess",
     prepare=prepare,
+    labels={
+        "stormy": "disturbance of the stormy run",
+        "calm": "disturbance of the calm run",
+    },
 )

@@ -494,19 +494,37 @@ CAMPAIGN = Campaign(
     mark="slow",
     prepare=prepare,
     fixed=(
-        "After a takeover, a manifest that was changed in transit got a marker; the "
-        "commit was lost "
-        "(`checkpoint/test_store_lease.py::test_no_marker_is_made_of_a_manifest_that"
-        "_arrives_changed`).",
-        "Manifests, markers and leases were read without their checksum, so a reply "
-        "that was changed in transit counted as a corrupt object "
-        "(`storage/test_gcs_faults.py::test_they_are_where_more_was_asked_for_than_t"
-        "here_is`, "
-        "`checkpoint/test_mirror.py::test_a_manifest_that_once_arrives_changed_is_re"
-        "ad_again`).",
-        "If S3 sent the whole object instead of a range, each thread held 8 MiB "
-        "more than necessary, several times "
-        "(`campaigns/test_large.py::test_a_large_commit_goes_up_and_comes_down_in_bo"
-        "unded_memory`).",
+        "After a takeover of the lease, the new holder wrote a marker for a commit "
+        "whose manifest had been changed in transit, so the commit could not be "
+        "restored. Fixed "
+        "(`checkpoint/test_store_lease.py::test_no_marker_is_made_of_a_manifest_that_a"
+        "rrives_changed`).",
+        "The checksums of manifests, markers and leases were not compared after a "
+        "download, so a reply that was changed in transit looked like a corrupt "
+        "object. Fixed "
+        "(`storage/test_gcs_faults.py::test_they_are_where_more_was_asked_for_than_the"
+        "re_is`, "
+        "`checkpoint/test_mirror.py::test_a_manifest_that_once_arrives_changed_is_read"
+        "_again`).",
+        "If S3 sent the whole object in place of the requested range, each thread "
+        "held several times 8 MiB more memory than necessary. Fixed "
+        "(`campaigns/test_large.py::test_a_large_commit_goes_up_and_comes_down_in_boun"
+        "ded_memory`).",
     ),
+    labels={
+        "starts refused": "refused starts",
+        "deaths": "crashes",
+        "faults of copies": "failed upload attempts before an exit",
+        "a changed answer": "changed replies",
+        "never came": "lost requests",
+        "half an answer": "truncated replies",
+        "came in part": "truncated requests",
+        "no answer": "lost replies",
+        "401": "replies with status 401",
+        "503": "replies with status 503",
+        "late": "delayed requests",
+        "came changed": "changed requests",
+        "all of it": "whole objects in place of ranges",
+        "large moves": "transfers of a commit of 128 MiB",
+    },
 )

@@ -36,8 +36,11 @@ A campaign applies random faults to tfpreempt and checks a promise after each tr
 [table of all campaigns](reliability-tests.md#campaigns) shows how many trials ran, and
 how many broke the promise. `make campaign` writes both pages.
 
-"Code" names the Git commits on which the trials ran, "seed" the start of the random
-numbers. `python -m campaigns --seed S --only NUMBER NAME` repeats one trial.
+Each entry under "Faults found, all fixed" describes the behavior before the fix, and
+names the tests that were added with the fix. The lists of trials have three kinds of
+lines: the random seed and the Git commits of the code; sums over all trials; and the
+number of trials of each kind. `python -m campaigns --seed S --only NUMBER NAME` repeats
+one trial.
 """
 
 COLUMNS = ("campaign", "trials of", "faults", "fixed before")
@@ -85,28 +88,30 @@ def line(campaign: Campaign, summary: dict[str, Any]) -> list[str]:
 def section(campaign: Campaign, summary: dict[str, Any]) -> str:
     """Returns the promise, the trials and the fixed faults of a campaign."""
     facts = {name: value for name, value in summary.items() if name not in FIXED}
+    facts = {campaign.labels.get(n, n): value for n, value in facts.items()}
     counts = {n: value for n, value in facts.items() if not isinstance(value, dict)}
     kinds = {n: value for n, value in facts.items() if isinstance(value, dict)}
-    totals = "; ".join(f"{name}: {number(value)}" for name, value in counts.items())
-    minutes, code = round(summary["seconds"] / 60), summary["code"]
-    commits = ", ".join(f"`{commit}`" for commit in code)
-    trials = [
-        f"- {number(minutes)} minutes, seed {summary['seed']}, code {commits}",
-        *([f"- {totals}"] if totals else []),
-        *(f"- {name}: {counted(value)}" for name, value in kinds.items()),
+    totals = "; ".join(f"{number(value)} {name}" for name, value in counts.items())
+    minutes, trials = round(summary["seconds"] / 60), summary["trials"]
+    commits = ", ".join(f"`{commit}`" for commit in summary["code"])
+    run = [
+        f"- {number(trials)} trial{'s' * (trials != 1)} in {number(minutes)} minutes; "
+        f"seed {summary['seed']}; code {commits}",
+        *([f"- sums over all trials: {totals}"] if totals else []),
+        *(f"- trials by {name}: {counted(value)}" for name, value in kinds.items()),
     ]
     parts = [f"## {campaign.name}\n\n{campaign.promise}\n"]
     if campaign.fixed:
-        parts.append("Faults found and fixed:\n")
+        parts.append("Faults found, all fixed:\n")
         parts.append("\n".join(f"- {each}" for each in campaign.fixed) + "\n")
     parts.append('<details markdown="1">\n<summary>Trials</summary>\n')
-    parts.append("\n".join(trials) + "\n\n</details>\n")
+    parts.append("\n".join(run) + "\n\n</details>\n")
     return "\n".join(parts)
 
 
 def counted(kinds: dict[str, int]) -> str:
     """Returns the number of trials of each kind."""
-    return ", ".join(f"{kind} {number(count)}" for kind, count in kinds.items())
+    return ", ".join(f"{number(count)} with `{kind}`" for kind, count in kinds.items())
 
 
 def main() -> None:

@@ -33,6 +33,6 @@ def test_a_campaign_is_a_line_and_a_list(tmp_path: Path) -> None:
     row = f"| [schedules](campaigns.md#schedules) | 4 of 200 | **1** | {fixed} |"
     assert row in reliability.page(tmp_path).splitlines()
     lines = reliability.details(tmp_path).splitlines()
-    assert "- 2 minutes, seed 7, code `ab`" in lines
-    assert "- schedules: 2,000" in lines
-    assert "- ended: lost 1, well 3" in lines
+    assert "- 4 trials in 2 minutes; seed 7; code `ab`" in lines
+    assert "- sums over all trials: 2,000 schedules" in lines
+    assert "- trials by ended: 1 with `lost`, 3 with `well`" in lines
