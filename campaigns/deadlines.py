@@ -149,7 +149,7 @@ CAMPAIGN = Campaign(
         "together; of two, one or both get the notice. If the grace period is at "
         "least 1.5 times a step plus a write of the state, the newest step is "
         "committed. With less time, the newest step or the commit before is valid. "
-        "All processes have exited by then, with the restart code. Two processes "
+        "All processes exit before SIGKILL, with the restart code. Two processes "
         "need half a second of the grace period, at most a fifth, for the notice "
         "between the processes. A periodic save that training waits for is part of "
         "the step."

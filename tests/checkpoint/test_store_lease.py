@@ -219,7 +219,7 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     mirror.add(catalog.read_at(save(saver, 3).path))
     wait_until(lambda: mirror.status.last_error, "the mirror finds out")
     assert (
-        "another run has acquired the lease in the meantime" in mirror.status.last_error
+        "another run has acquired the lease and committed" in mirror.status.last_error
     )
     mirror.close()
     assert len(markers(store)) == 2

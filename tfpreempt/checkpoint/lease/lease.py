@@ -279,7 +279,10 @@ class Lease:
         Raises:
             LeaseLostError: always.
         """
-        self._lose("another run has acquired the lease in the meantime, and committed")
+        self._lose(
+            "another run has acquired the lease and committed, while this process did "
+            "not hold the lease"
+        )
         raise errors.LeaseLostError(self._lost)
 
     @contextlib.contextmanager
