@@ -344,7 +344,7 @@ class CollectiveSaves:
             self._newest[run.start.token] = name, run.step
 
     def _forget(self, name: str) -> None:
-        """Removes a save that was not committed from `_newest`; on any thread."""
+        """Removes a save that was not committed from `_newest`. Thread-safe."""
         with self._lock:
             for token, (newest, _) in list(self._newest.items()):
                 if newest == name:
@@ -441,7 +441,7 @@ class CollectiveSaves:
     def _absent(
         self, name: str, timeout: float, may_miss: set[int]
     ) -> tuple[dict[int, str], set[int]]:
-        """Waits until the other workers have reported their parts; on the chief.
+        """Waits until the other workers have reported their parts. Chief only.
 
         Args:
             name: name of the save, as in `begin`.
@@ -481,7 +481,7 @@ class CollectiveSaves:
         return {**absent, **dict.fromkeys(late, why)}, failed
 
     def _listen(self, others: Sequence[int]) -> None:
-        """Starts to watch which peers have finished training; on the chief."""
+        """Starts to watch which peers have finished training. Chief only."""
         if self._listens:
             return
         self._listens = True
@@ -636,7 +636,7 @@ class RoundSave:
         return is_captured
 
     def _refuse(self, snapshots: Snapshots) -> None:
-        """Counts a round in which some worker took no snapshot; on the chief.
+        """Counts a round in which some worker took no snapshot. Chief only.
 
         A round after a commit is not counted, because the commit may have interrupted
         the previous snapshot. After `TRIES` counted rounds every worker stops taking
@@ -680,7 +680,7 @@ class RoundSave:
             snapshots.end()
 
     def _mark_snapshots(self, workers: tuple[int, ...]) -> None:
-        """Decides whether the captured snapshots are written; on the chief.
+        """Decides whether the captured snapshots are written. Chief only.
 
         Args:
             workers: workers that have captured a snapshot. The remaining workers have
@@ -701,7 +701,7 @@ class RoundSave:
         del snapshots.rounds[:-1]
 
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:
-        """Commits the save, once every part is written; on the chief.
+        """Commits the save, once every part is written. Chief only.
 
         Args:
             workers: workers whose parts are written.

@@ -274,7 +274,10 @@ class EarlyNoticeHandler:
         self.close()
 
     def _on_notice(self, notice: Notice) -> None:
-        """Handles a notice, unless a run of this process listens; on any thread."""
+        """Handles a notice, unless a run of this process listens.
+
+        May be called on any thread.
+        """
         if os.getpid() != self._process:
             return
         if receives_notices():

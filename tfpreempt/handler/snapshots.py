@@ -320,7 +320,7 @@ class Snapshots:
         )
 
     def _complete(self, captured: Save, parent: Parent) -> None:
-        """Writes the captured snapshot, then the marker; on the save's thread."""
+        """Writes the captured snapshot, then the marker. Runs on the save's thread."""
         self._drop_older()
         captured.write()
         worker = self.directory.cluster.worker
@@ -346,7 +346,7 @@ class Snapshots:
     # --- room ------------------------------------------------------------------------
 
     def set_expected_size(self, size: int) -> None:
-        """Raises the expected size of a snapshot to `size` bytes; on any thread."""
+        """Raises the expected size of a snapshot to `size` bytes. Thread-safe."""
         self._bytes = max(self._bytes, size)
 
     def expect_as_in(self, manifest: Manifest) -> None:

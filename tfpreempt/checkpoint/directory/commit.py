@@ -213,7 +213,7 @@ def put_in_place(
     manifest_bytes: bytes,
     sequence: int,
 ) -> str:
-    """Renames a staging directory after `seal`, and writes the marker: steps 3 and 4.
+    """Renames a staging directory after `seal`, and then writes the marker.
 
     The name of the new commit is `<number>`, or `<number>.<sequence>` if `<number>` is
     not free:

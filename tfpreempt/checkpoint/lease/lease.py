@@ -80,7 +80,7 @@ class LeaseBackend(Protocol):
         ...
 
     def end(self, token: str) -> None:
-        """Ends the lease with this token. From then on, its holder cannot commit."""
+        """Ends the lease with this token, so that its holder can no longer commit."""
         ...
 
     def renew(self, token: str, count: int) -> None:

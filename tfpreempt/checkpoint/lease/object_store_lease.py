@@ -140,7 +140,7 @@ class ObjectStoreLease:
         return str(number)
 
     def end(self, token: str) -> None:
-        """Ends the lease with this token. From then on, the lease is free."""
+        """Ends the lease with this token, so that another process can take it."""
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:

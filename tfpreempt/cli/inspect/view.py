@@ -95,7 +95,7 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """Returns a row as values for JSON; has every key, with None for unknown values."""
+    """Returns a row as a dict for JSON. Every key exists; unknown values are None."""
     shown = row.entry
     manifest, time = shown.manifest, _saved(shown)
     utc = time and time.astimezone(datetime.timezone.utc)

@@ -295,8 +295,9 @@ def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]
 
     Args:
         inches: height of the figure.
-        above: inches reserved for a title; figures with a number have aligned axes.
-            None: automatic layout.
+        above: inches reserved for a title above the axes. If a number is given, the
+            left and right ends of the axes are the same in every figure. None:
+            automatic layout.
     """
     if above is None:
         figure = Figure(figsize=(_INCHES, inches), layout="constrained")

@@ -75,7 +75,7 @@ class RunOptions:
 
     @property
     def journal_path(self) -> Path:
-        """Path of the supervisor's journal; every machine of a run has another path."""
+        """Path of the supervisor's journal; each machine of a run has its own path."""
         suffix = f"-{self.task}" if self.task else ""
         return self.journal_dir / f"supervisor{suffix}.jsonl"
 

@@ -353,7 +353,7 @@ def _after_all(
 def _after_own_end(
     limits: RestartLimits, seen: SupervisorState
 ) -> Restart | ExitSupervisor:
-    """Returns the action after all workers have ended, ignoring a signal to stop."""
+    """Returns the action after all workers have ended. Ignores a signal to stop."""
     failure = _failure(limits, seen)
     if failure is not None:
         return _after_failure(limits, seen, failure)
