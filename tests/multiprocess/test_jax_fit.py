@@ -37,7 +37,7 @@ def run(
         timeout=2 * LIMIT,
     )
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return done.stdout if code in (0, RESTART) else done.stderr
 
 
 def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
@@ -84,3 +84,30 @@ def test_an_unsupported_feature_is_named(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(REFUSED, encoding="utf-8")
     told = run(tmp_path / "run", program=tmp_path / "program.py")
     assert "does not support keras.distribution on JAX yet" in told
+
+
+NAMED = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "jax"
+import keras, numpy, tfpreempt.keras
+
+directory, epochs, *names = sys.argv[1:]
+if epochs == "1":
+    keras.layers.Dense(1)  # so Keras' numbers in the names differ after the restart
+layers = [*(keras.layers.Dense(4, name=name) for name in names), keras.layers.Dense(4)]
+model = keras.Sequential(layers)
+model.compile("adam", "mse")
+x = numpy.ones((8, 4))
+ours = tfpreempt.keras.PreemptionCallback(directory)
+model.fit(x, x, epochs=int(epochs), verbose=0, callbacks=[ours])
+"""
+
+
+def test_layers_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Their shapes are equal, so only the names tell them apart."""
+    program = tmp_path / "program.py"
+    program.write_text(NAMED, encoding="utf-8")
+    run(tmp_path / "run", "1", "first", "second", program=program)
+    told = run(tmp_path / "run", "2", "second", "first", code=1, program=program)
+    assert "second/kernel has the position of model/" in told
+    run(tmp_path / "run", "2", "first", "second", program=program)

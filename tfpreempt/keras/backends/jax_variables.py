@@ -8,6 +8,7 @@ values outside of the variables; `Fit.sync` puts the values into the variables.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ class JaxVariables(ArrayCheckpoint):
         for (name, variable), saved_name in pairs:
             if (saved := arrays.get(saved_name)) is None:
                 problems.append(f"{saved_name} is missing in the checkpoint")
+            elif _without_numbers(name) != _without_numbers(saved_name):
+                problems.append(f"{name} has the position of {saved_name}")
             elif saved.shape != tuple(variable.shape):
                 problems.append(
                     f"{name} has shape {tuple(variable.shape)}, and {saved.shape} in "
@@ -97,6 +100,11 @@ class JaxVariables(ArrayCheckpoint):
     def hold(self) -> HeldJaxValues:
         self._fit.sync()
         return HeldJaxValues(self._fit, list(self.named().values()))
+
+
+def _without_numbers(name: str) -> str:
+    """Returns a variable's name without the numbers that Keras adds to names."""
+    return re.sub(r"_\d+(?=[_/]|$)", "", name)
 
 
 class HeldJaxValues:
