@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.tensorflow
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
@@ -77,6 +77,19 @@ def test_with_several_workers_a_value_that_a_trace_lacks_is_named(
     [text] = caplog.messages
     assert "'factor' of model was 2" in text
     assert attributes.must_trace_again("train", only_for_settings=False)
+
+
+def test_a_replaced_tensor_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """As by an eager step. The constants of a layer are no state."""
+    model = Helper(mean=tf.zeros(2), words=tf.constant(["a", "b"]))
+    attributes = Attributes(model)
+    model.table = tf.zeros(2)  # made by the first step
+    assert attributes.capture().header == []
+    model.mean += 1.0
+    [entry] = attributes.capture().header
+    assert entry[-1] == "lost"
+    [text] = caplog.messages
+    assert "the change of model.mean will not be restored" in text
 
 
 @pytest.mark.parametrize("data", [MANY, LARGE])

@@ -111,3 +111,77 @@ def test_layers_in_another_order_are_refused(tmp_path: Path) -> None:
     told = run(tmp_path / "run", "2", "second", "first", code=1, program=program)
     assert "second/kernel has the position of model/" in told
     run(tmp_path / "run", "2", "first", "second", program=program)
+    # Numbers are compared, too, if the model has exactly the saved names.
+    run(tmp_path / "towers", "1", "tower_1", "tower_2", program=program)
+    told = run(tmp_path / "towers", "1", "tower_2", "tower_1", code=1, program=program)
+    assert "tower_2/kernel has the position of model/" in told
+
+
+EAGER = """
+import logging, os, signal, sys, types
+os.environ["KERAS_BACKEND"] = "jax"
+import jax, keras, numpy, tfpreempt.keras
+from tfpreempt.handler import current_session
+
+jnp, told = jax.numpy, []
+class Told(logging.Handler):
+    def emit(self, record):
+        told.append(record.getMessage())
+
+logging.getLogger("tfpreempt").addHandler(Told())
+
+class Own(keras.Sequential):
+    def train_step(self, state, data):
+        trainable, others, optimizer, metrics = state
+        x, y = data
+        means = x.mean(axis=0)
+        self.inside.drift.assign(self.inside.drift.value * 0.9 + means)
+        self.second.apply([means], [self.inside.shift])
+        self.key, key = jax.random.split(self.key)
+        x = x + self.inside.drift.value + self.inside.shift.value
+        gradient = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
+        (loss, (_, predicted, others, metrics)), gradients = gradient(
+            trainable, others, metrics, x, y, None, training=True,
+            optimizer_variables=optimizer)
+        trainable, optimizer = self.optimizer.stateless_apply(
+            optimizer, gradients, trainable)
+        logs, metrics = self._update_metrics_variables(
+            metrics, loss, x, y, predicted, None)
+        return logs, (trainable, others, optimizer, metrics)
+
+class Preempted(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if sys.argv[2:] and batch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not current_session.current().step_flag.flag:
+                pass
+
+x = numpy.random.default_rng(0).normal(size=(32, 2)).astype("float32")
+model = Own([keras.layers.Dense(1, kernel_initializer="ones")])
+model.key = jax.random.key(1)
+model.inside = types.SimpleNamespace(
+    drift=keras.Variable(numpy.zeros(2)), shift=keras.Variable(numpy.zeros(2)))
+model.second = keras.optimizers.Adam(0.1)
+model.second.build([model.inside.shift])
+model.compile("sgd", "mse", run_eagerly=True)
+history = model.fit(
+    x, x[:, :1], batch_size=8, shuffle=False, verbose=0,
+    callbacks=[tfpreempt.keras.PreemptionCallback(sys.argv[1]), Preempted()])
+inside = vars(model.inside).values()
+every = [*model.variables, *model.second.variables, *inside]
+print("final", history.history, [numpy.asarray(each.value).tobytes() for each in every])
+print("told", [each for each in told if "restored" in each])
+"""
+
+
+def test_variables_that_keras_does_not_pass_to_the_step(tmp_path: Path) -> None:
+    """They are restored. An array of JAX that is not in a variable is named."""
+    (tmp_path / "program.py").write_text(EAGER, encoding="utf-8")
+    program = tmp_path / "program.py"
+    undisturbed, told = run(tmp_path / "undisturbed", program=program).splitlines()
+    assert told.count("will not be restored") == 1
+    assert "the change of model.key" in told
+    run(tmp_path / "run", "preempted", code=RESTART, program=program)
+    resumed, told = run(tmp_path / "run", program=program).splitlines()
+    assert resumed == undisturbed
+    assert "the change of model.key was not restored by this restart" in told

@@ -35,6 +35,8 @@ GROWING = (list, dict, set, collections.deque)
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
 _SETS = (set, frozenset)
+_HOLDING = ("variables", "reset_state", "call", "get_config")
+"""Methods that identify layers, metrics, losses, optimizers and regularizers."""
 _UNHELD = "TrackableReference"
 """Name of a TensorFlow class; a reference to its objects would keep variables alive
 that the program has dropped."""
@@ -297,6 +299,14 @@ def is_user_code(kind: type) -> bool:
     library's class may be internal to the library.
     """
     return kind is types.SimpleNamespace or is_user_module(kind.__module__)
+
+
+@functools.cache
+def may_have_state(kind: type) -> bool:
+    """Returns whether objects of a class may have values that training changes: layers,
+    metrics, losses, optimizers and regularizers of Keras, and objects of the program's
+    own classes."""
+    return any(hasattr(kind, name) for name in _HOLDING) or is_user_code(kind)
 
 
 @functools.cache

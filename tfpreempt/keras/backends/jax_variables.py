@@ -3,19 +3,25 @@
 A single checkpoint contains all variables (weights, seed generators, optimizer and
 metrics) under the paths that Keras gives the variables. During an epoch Keras keeps the
 values outside of the variables; `Fit.sync` puts the values into the variables.
+
+Keras does not find every variable, for example those of a second optimizer or of the
+program's own objects. A search of the model finds these variables. Keras does not pass
+them to the step, but an eager step and a callback may change them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import keras
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.array_contents import ArrayCheckpoint, Arrays
+from tfpreempt.core import object_graph
 from tfpreempt.keras.fit_protocol import Fit, WorkerVariable
 
 
@@ -29,6 +35,9 @@ class JaxVariables(ArrayCheckpoint):
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self._saved_names: Sequence[str] = ()
+        # Objects found by the newest search, and the variables among them.
+        self._reached: object_graph.Reached | None = None
+        self._found: list[Any] = []
         self.checkpoint = self
 
     def named(self) -> dict[str, Any]:
@@ -38,6 +47,7 @@ class JaxVariables(ArrayCheckpoint):
             "model": model.variables,
             "optimizer": () if optimizer is None else optimizer.variables,
             "metrics": model.metrics_variables,
+            "objects": self._search(),
         }
         found: dict[str, Any] = {}
         seen: set[int] = set()
@@ -54,16 +64,40 @@ class JaxVariables(ArrayCheckpoint):
                 found[name] = each
         return found
 
+    def _search(self) -> list[Any]:
+        """Returns the variables in the model and in objects that the model holds."""
+        if self._reached is None or not self._reached.is_unchanged():
+            model, reached = self._fit.model, object_graph.Reached()
+            # A commit has the optimizer with which the fit began: after a `compile`
+            # inside the fit, a restart has no other optimizer before its first step.
+            now = model.optimizer
+            self._found = [
+                location.value
+                for location in object_graph.walk(
+                    {"model": model},
+                    object_graph.may_have_state,
+                    skips=lambda value: now is not None and value is now,
+                    reached=reached,
+                )
+                if isinstance(location.value, keras.Variable)
+            ]
+            self._reached = reached
+        return self._found
+
     def arrays(self) -> Mapping[str, Any]:
         return {name: each.value for name, each in self.named().items()}
 
     def assign(self, arrays: Arrays) -> None:
-        pairs = list(zip(self.named().items(), self._saved_names, strict=True))
+        named = self.named()
+        # The numbers of the names may differ, unless the model has all saved names.
+        is_same = sorted(named) == sorted(self._saved_names)
+        compared: Callable[[str], str] = str if is_same else _without_numbers
+        pairs = list(zip(named.items(), self._saved_names, strict=True))
         problems = []
         for (name, variable), saved_name in pairs:
             if (saved := arrays.get(saved_name)) is None:
                 problems.append(f"{saved_name} is missing in the checkpoint")
-            elif _without_numbers(name) != _without_numbers(saved_name):
+            elif compared(name) != compared(saved_name):
                 problems.append(f"{name} has the position of {saved_name}")
             elif saved.shape != tuple(variable.shape):
                 problems.append(

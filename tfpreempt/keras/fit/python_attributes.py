@@ -25,6 +25,7 @@ import functools
 import inspect
 import itertools
 import logging
+import math
 import random
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -45,10 +46,10 @@ _PLAIN = (
     *(random.Random, np.random.Generator, np.random.RandomState),
 )
 _FIXED = frozenset({bool, int, float, str, type(None)})
-_HOLDING = ("variables", "reset_state", "call", "get_config")
-"""Methods that identify layers, metrics, losses, optimizers and regularizers."""
-_KEEP = ". Keep the value in a tf.Variable or a tfpreempt.State"
+_NOT_SAVED = "the value has type {}, which is not saved"
+_KEEP = ". Keep the value in a NumPy array, a variable or a tfpreempt.State"
 _SMALL = 1 << 12  # bytes; larger values are not stored with a trace
+_SAMPLE = 1000  # elements of a tensor that are compared
 _LARGE = 1 << 24  # bytes; larger values are regarded as data, and not saved
 _KEPT = "_tfpreempt_attributes"
 """Name of a model's attribute for the `Attributes` of its last fit in this process."""
@@ -316,7 +317,7 @@ class Attributes:
         self._put(known)
         owners = {
             location.path: location.value
-            for location in object_graph.walk(self._roots, _enters)
+            for location in object_graph.walk(self._roots, object_graph.may_have_state)
         }
         # Set the saved attributes that the objects of this process do not have yet.
         for (path, name), encoded in newest.items():
@@ -545,7 +546,9 @@ class Attributes:
         dealt_with: set[int] = set()
         known = frameworks.adapters("values")
         tensors = tuple(kind for each in known for kind in each.REPLACED)
-        for location in object_graph.walk(self._roots, _enters, reached=reached):
+        for location in object_graph.walk(
+            self._roots, object_graph.may_have_state, reached=reached
+        ):
             owner, value = location.owner, location.value
             paths.setdefault(id(value), location.path)
             kind: type = type(owner)
@@ -565,8 +568,10 @@ class Attributes:
                 if is_container:
                     dealt_with.add(id(value))
                 continue
-            is_whole = object_graph.is_data(value) or all(
-                isinstance(leaf, _PLAIN) for leaf in _leaves(value)
+            is_whole = (
+                object_graph.is_data(value)
+                or isinstance(value, tensors)
+                or all(isinstance(leaf, _PLAIN) for leaf in _leaves(value))
             )
             if is_container and (is_whole or not is_users):
                 dealt_with.add(id(value))
@@ -580,7 +585,10 @@ class Attributes:
                     if object_graph.is_container(owner)
                     else (id(owner), location.key)
                 )
-                looked[key] = _taken(location, path, None)
+                looked[key] = taken = _taken(location, path, None)
+                if isinstance(value, tensors):
+                    # The first step may make constants.
+                    self._at_start.setdefault(key, taken.encoded.digest)
                 continue
             # The setting may be new: the layer may have been made during the fit.
             key = id(owner), location.key
@@ -610,11 +618,6 @@ def _is_traced(function: Any) -> bool:
 
 def _functions(model: Any) -> dict[str, Any]:
     return {name: getattr(model, f"{name}_function", None) for name in _KINDS}
-
-
-@functools.cache
-def _enters(kind: type) -> bool:
-    return any(hasattr(kind, n) for n in _HOLDING) or object_graph.is_user_code(kind)
 
 
 @functools.cache
@@ -680,9 +683,10 @@ def _taken(
     arrays = (leaf for leaf in leaves if isinstance(leaf, np.ndarray))
     if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in leaves):
         encoded = EncodedValue(header=id(location.value))
-        problem = (
-            f"the value has type {type(location.value).__name__}, which is not saved"
-        )
+        problem = _NOT_SAVED.format(type(location.value).__name__)
+    elif hasattr(location.value, "dtype") and not isinstance(location.value, _PLAIN):
+        encoded = EncodedValue(header=_content(location.value))
+        problem = _NOT_SAVED.format(type(location.value).__name__)
     elif (
         object_graph.is_data(location.value)
         or sum(each.nbytes for each in arrays) > _LARGE
@@ -727,6 +731,17 @@ def _bare(value: Any) -> Any:
     if isinstance(value, list | collections.deque):
         return list(map(_bare, value))
     return value
+
+
+def _content(tensor: Any) -> str:
+    """Returns some elements of a tensor, to notice that a step has replaced it."""
+    with contextlib.suppress(*_UNPLACED, RuntimeError):  # a symbolic tensor
+        for each in frameworks.adapters("values"):
+            # A larger tensor is regarded as data, as a larger array.
+            is_small = math.prod(tensor.shape) <= _LARGE >> 2
+            if is_small and (some := each.sample(tensor, _SAMPLE)) is not None:
+                return repr(some.tolist())
+    return ""
 
 
 def _state_of(value: Any) -> Any:
