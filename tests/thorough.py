@@ -49,12 +49,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/cli/test_demo.py::test_nothing_is_lost": ("2-more0",),
     # Each kind of data, each kind of interruption and each line of Keras once.
     "tests/keras/test_matrix.py::test_equals_a_run_without_interruption": (
-        "keras-arrays-1-4-twice",
-        "keras-sequence-1-1-middle",
-        "keras-sequence-2-1-validation",
-        "tf_keras-sequence-1-4-last",
-        "tf_keras-generator-2-4-first",
-        "tf_keras-tfdata-2-4-three",
+        "keras-arrays-1-4-three-plain",
+        "keras-sequence-1-1-middle-plain",
+        "keras-sequence-2-1-validation-plain",
+        "tf_keras-sequence-1-4-first-plain",
+        "tf_keras-generator-2-1-three-plain",
+        "tf_keras-tfdata-2-4-middle-plain",
+        "jax-arrays-1-1-random-uncompiled",
+        "jax-tfdata-1-4-last-plain",
+        "jax-generator-1-1-random-float16",
     ),
     # Each kind of data and each interruption has a test of one process.
     "tests/multiprocess/test_fit.py::test_two_workers": ("keras-tfdata-three",),

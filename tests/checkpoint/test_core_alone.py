@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 
 from tfpreempt.checkpoint.state.random_state import GlobalRngState
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core import frameworks
 from tfpreempt.states import JsonState
 
 
 @pytest.fixture(autouse=True)
-def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorFlow cannot be imported, and its adapters are not imported yet."""
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    for name in set(frameworks.ADAPTERS["tensorflow"].values()):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+def _no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No framework can be imported, and no adapter is imported yet."""
+    for framework, adapters in frameworks.ADAPTERS.items():
+        monkeypatch.setitem(sys.modules, framework, None)
+        for name in set(adapters.values()):
+            monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def saved() -> dict[str, Any]:
@@ -65,7 +67,8 @@ def test_generators_of_tensorflow_in_a_commit_are_named(
 ARRAY = np.zeros(3)
 LOSSES: list[float] = []
 NUMBERS = {"seen": 0}
-KEPT = JsonState("kept", [], registry=None)
+REGISTRY = StateRegistry()
+KEPT = JsonState("kept", [], registry=REGISTRY)
 
 
 def changes_an_array() -> None:
@@ -96,7 +99,7 @@ def changes_a_state() -> None:
 def test_state_that_a_step_changes_and_no_commit_holds_is_named(
     step: Callable[[], None], name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check = UnsavedStateCheck(None)
+    check = UnsavedStateCheck(None, REGISTRY)
     with caplog.at_level(logging.WARNING):
         check.before_call(step, (), {})
         step()

@@ -25,7 +25,6 @@ def run_without(program: str) -> subprocess.CompletedProcess[str]:
     [
         "from tfpreempt import data",
         "import tfpreempt; tfpreempt.data.from_arrays",
-        "from tfpreempt.keras import PreemptionCallback",
         "from tfpreempt.states import TensorFlowRandomState",
     ],
 )

@@ -17,7 +17,10 @@ from tfpreempt.jax.pytree_state import local_numbers
 
 SAVED_WHOLE: tuple[type, ...] = ()
 REPLACED: tuple[type, ...] = (jax.Array,)
-ADVICE = "Put arrays and random keys into a tfpreempt.states.PyTreeState."
+ADVICE = (
+    "Put arrays and random keys into a tfpreempt.states.PyTreeState, and other values "
+    "into a named State (tfpreempt.states)."
+)
 
 
 def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
