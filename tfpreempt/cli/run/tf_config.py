@@ -38,9 +38,12 @@ def make_jax_variables(ports: Sequence[int], index: int) -> dict[str, str]:
     `jax.distributed.initialize`; `keras.distribution.initialize` reads its own.
 
     Args:
-        ports: ports of the workers; process 0 hosts JAX's coordination service.
+        ports: ports of the workers; process 0 hosts JAX's coordination service. Empty
+            if no port was free: then no worker starts, and the result is empty.
         index: index of the worker.
     """
+    if not ports:
+        return {}
     address, count = f"{_HOST}:{ports[0]}", str(len(ports))
     return {
         "JAX_COORDINATOR_ADDRESS": address,
