@@ -45,10 +45,12 @@ def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
     undisturbed = run(tmp_path / "undisturbed")
     assert "imported ['jax']\n" in undisturbed
     drawn = random.Random(f"{SEED} jax")
-    point = f"train:{drawn.randrange(3)}:{drawn.randrange(10)}"
-    print(f"SIGTERM at {point}; seed {SEED}")
-    run(tmp_path / "run", point, code=RESTART)
-    assert run(tmp_path / "run") == undisturbed
+    # At the first batch of an epoch Keras has not drawn the order of the samples yet.
+    for point in (f"train:{drawn.randrange(3)}:{drawn.randrange(10)}", "train:1:0"):
+        print(f"SIGTERM at {point}; seed {SEED}")
+        here = tmp_path / point.replace(":", "-")
+        run(here, point, code=RESTART)
+        assert run(here) == undisturbed
 
     alone = python_path_without(tmp_path / "missing", WITHOUT_TENSORFLOW_ALONE)
     path = os.pathsep.join([alone, str(ROOT)])

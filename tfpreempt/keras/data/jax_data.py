@@ -128,8 +128,9 @@ class ArrayTracker(IndexTracker):
 
     def restore(self, position: Position, iterator: Any) -> None:
         # The generators get their states of the commit later, before the next step.
+        # Before the first batch, Keras has not drawn the order: the step draws it.
         self._generators = position.more
-        if self.fit.arguments["shuffle"] != "batch":
+        if position.batches and self.fit.arguments["shuffle"] != "batch":
             set_generators(position.more)
             iterator.begin()
 
