@@ -78,15 +78,8 @@ def add(
         OSError: error of the file system.
         Exception: an exception raised by `check`.
     """
-    index = _read_index(prefix)
-    shares = deal_to_threads(
-        [TensorSlice(tensor=tensor) for tensor in tensors], threads
-    )
-    before = bundle.num_shards(index[b""])
-    count = before + len(shares)
-    paths = [data_file(prefix, shard, count) for shard in range(before, count)]
-    parts = write(files, dict(zip(paths, shares, strict=True)), check=check)
-    return _merge(files, prefix, parts, index)
+    shares = _shares(tensors, threads)
+    return _write_and_merge(files, prefix, shares, _read_index(prefix), check)
 
 
 def create(
@@ -114,11 +107,44 @@ def create(
         OSError: error of the file system.
         Exception: an exception raised by `check`.
     """
-    slices = [TensorSlice(tensor=tensor) for tensor in tensors]
-    shares = deal_to_threads(slices, threads) or [[]]
-    paths = [data_file(prefix, n, len(shares)) for n in range(len(shares))]
+    shares = _shares(tensors, threads) or [[]]
+    return _write_and_merge(files, prefix, shares, {b"": bundle.header(0)}, check)
+
+
+def _shares(tensors: Sequence[DenseTensor], threads: int) -> list[list[TensorSlice]]:
+    return deal_to_threads([TensorSlice(tensor=tensor) for tensor in tensors], threads)
+
+
+def _write_and_merge(
+    files: Files,
+    prefix: str,
+    shares: Sequence[Sequence[TensorSlice]],
+    index: dict[bytes, bytes],
+    check: Callable[[], None] | None,
+) -> dict[str, tuple[int, int]]:
+    """Writes a data file for each share, and the index with the new tensors.
+
+    Args:
+        files: the file operations.
+        prefix: path prefix of the checkpoint's files.
+        shares: tensor slices of the new data files.
+        index: entries of the index so far.
+        check: function called between two pieces, or None; see `add`.
+
+    Returns:
+        Size and crc32c of the new data files, by path.
+    """
+    before = bundle.num_shards(index[b""])
+    count = before + len(shares)
+    paths = [data_file(prefix, shard, count) for shard in range(before, count)]
     parts = write(files, dict(zip(paths, shares, strict=True)), check=check)
-    return _merge(files, prefix, parts, {b"": bundle.header(0)})
+    return _merge(files, prefix, parts, index)
+
+
+def thread_count(*, is_async: bool) -> int:
+    """Returns the number of threads that write a save. If training continues during an
+    asynchronous save, the save leaves half of the threads' CPUs to training."""
+    return max(1, THREADS // 2) if is_async else THREADS
 
 
 def deal_to_threads(

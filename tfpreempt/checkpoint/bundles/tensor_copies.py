@@ -65,6 +65,31 @@ def copied(
     return copies, memory
 
 
+class CopyMemory:
+    """Copies the tensors of asynchronous saves, and may keep the memory of the copies.
+
+    Args:
+        is_kept: whether the next save uses the same memory for its copies. If True, the
+            caller must begin a save only after the previous save has ended.
+    """
+
+    def __init__(self, *, is_kept: bool) -> None:
+        self._is_kept = is_kept
+        self._spare: Bytes | None = None
+
+    def copied(self, tensors: Sequence[DenseTensor], threads: int) -> list[DenseTensor]:
+        """Returns the tensors with copies of their bytes; see the function `copied`."""
+        spare, self._spare = self._spare, None
+        copies, memory = copied(tensors, threads, spare)
+        if self._is_kept:
+            self._spare = memory
+        return copies
+
+    def free(self) -> None:
+        """Frees the memory kept for the next save. May be called on any thread."""
+        self._spare = None
+
+
 def _copy(pieces: Sequence[tuple[Bytes, Bytes]]) -> None:
     for target, source in pieces:
         np.copyto(target, source)

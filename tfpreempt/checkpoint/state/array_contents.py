@@ -128,8 +128,7 @@ class ArrayContents(Contents):
         self._checkpoint = checkpoint
         self._cluster = cluster
         self._files = files
-        self._keeps_copies = keeps_copies
-        self._spare: tensor_copies.Bytes | None = None
+        self._copies = tensor_copies.CopyMemory(is_kept=keeps_copies)
         # (prefix, arrays) of the newest `read_ahead`; None after a restore or a save.
         self._ahead: tuple[str, Arrays] | None = None
 
@@ -140,24 +139,17 @@ class ArrayContents(Contents):
             return
         tensors = [_dense(*each) for each in self._checkpoint.arrays().items()]
         if save.is_async:
-            spare, self._spare = self._spare, None
-            threads = bundle_writer.THREADS
-            tensors, memory = tensor_copies.copied(tensors, threads, spare)
-            if self._keeps_copies:
-                self._spare = memory
+            tensors = self._copies.copied(tensors, bundle_writer.THREADS)
         save.tensors = tensors
 
     def write(self, save: StagedSave) -> None:
         if not self._cluster.is_chief:
             return
-        threads = bundle_writer.THREADS
-        if save.is_async:  # leave CPUs to the training, which continues
-            threads = max(1, threads // 2)
         save.sums = bundle_writer.create(
             self._files,
             os.path.join(save.staging, layout.PAYLOAD),
             save.tensors,
-            threads,
+            bundle_writer.thread_count(is_async=save.is_async),
             check=save.cancel_token.check if save.cancel_token else None,
         )
         save.tensors = ()
@@ -166,7 +158,7 @@ class ArrayContents(Contents):
         return sum(int(each.nbytes) for each in self._checkpoint.arrays().values())
 
     def free_copies(self) -> None:
-        self._spare = None
+        self._copies.free()
 
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
         self._ahead = None

@@ -428,9 +428,11 @@ class _OwnContents(_Tracked):
     worker_parts: ReplicaParallelWriter | None
     counts_saves: bool
     keeps_copies: bool
-    _spare: tensor_copies.Bytes | None = dataclasses.field(default=None, init=False)
 
     needs_prefix = True
+
+    def __post_init__(self) -> None:
+        self._copies = tensor_copies.CopyMemory(is_kept=self.keeps_copies)
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         if self.counts_saves:
@@ -480,11 +482,7 @@ class _OwnContents(_Tracked):
         self.checkpoint.write(prefix)
         save.tensors = large.found
         if save.is_async:
-            spare, self._spare = self._spare, None
-            threads = bundle_writer.THREADS
-            save.tensors, memory = tensor_copies.copied(large.found, threads, spare)
-            if self.keeps_copies:
-                self._spare = memory
+            save.tensors = self._copies.copied(large.found, bundle_writer.THREADS)
         save.is_dealt = bool(
             parts is not None and save.tensors and parts.is_worth_it(save.tensors)
         )
@@ -503,7 +501,7 @@ class _OwnContents(_Tracked):
         )
 
     def free_copies(self) -> None:
-        self._spare = None
+        self._copies.free()
 
     def write(self, save: StagedSave) -> None:
         with contextlib.nullcontext() if save.is_async else _without_collection():
@@ -519,14 +517,11 @@ class _OwnContents(_Tracked):
                 save.parts = self.worker_parts.write_own(save)
             save.tensors = ()
         elif save.tensors:
-            threads = bundle_writer.THREADS
-            if save.is_async:  # leave CPUs to the training, which continues
-                threads = max(1, threads // 2)
             save.sums = bundle_writer.add(
                 self.files,
                 os.path.join(save.staging, layout.PAYLOAD),
                 save.tensors,
-                threads,
+                bundle_writer.thread_count(is_async=save.is_async),
                 check=save.cancel_token.check if save.cancel_token else None,
             )
             save.tensors = ()
