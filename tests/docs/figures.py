@@ -279,10 +279,7 @@ FIGURES = (
             "profile.to_commit": "to the commit",
             "profile.to_gone": "to the end",
         },
-        limit="With 4,096 tensors the first save of a process takes most of the "
-        "time to the commit: TensorFlow searches for the objects and their "
-        "keys, on both workers at once. In the time to the end, Python and "
-        "TensorFlow shut the process down.",
+        limit="In the time to the end, Python and TensorFlow shut the process down.",
     ),
     Figure(
         name="notice_to_commit",
