@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -11,10 +12,19 @@ from tests.cli.report.scripted import Scripted
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.cli.status.run_status import ReportedState
-from tfpreempt.core.events import Exit, Outcome
+from tfpreempt.core.events import Commit, Exit, Outcome
 from tfpreempt.core.journal import MAX_LINE_BYTES, Journal
 
 WALL = 1_800_000_000.0
+COMMIT = Commit(
+    step=5,
+    path="/run/5",
+    sequence=1,
+    world_size=1,
+    save_seconds=1.0,
+    bytes=10,
+    because="periodic",
+)
 EXIT = Exit(outcome=Outcome.COMMITTED, code=143, step=5)
 
 
@@ -71,6 +81,27 @@ def test_a_late_record_belongs_to_the_process_that_made_it(tmp_path: Path) -> No
     first, second = journals.workers[0].trainings
     assert first.exit is not None
     assert second.exit is None
+
+
+def test_the_files_of_a_journal_are_read_as_one_while_they_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfpreempt.core.journal.SEGMENT_BYTES", 1000)
+    journals, journal = opened(tmp_path, keeps_all=True), Journal(tmp_path, 0)
+    for step in range(20):
+        journal.record(dataclasses.replace(COMMIT, step=step))
+        journals.read_on(WALL)
+        assert [each["step"] for each in journals.records("commit")] == [
+            *range(step + 1)
+        ]
+    assert len(list(tmp_path.iterdir())) > 5
+    # A shortened file: all files are read again.
+    os.truncate(tmp_path / "worker-0.jsonl", 0)
+    journals.read_on(WALL)
+    steps = [each["step"] for each in journals.records("commit")]
+    assert steps == [*range(20 - len(steps), 20)]
+    assert 10 < len(steps) < 20
+    assert journals.warnings == []
 
 
 def test_a_pipe_in_place_of_a_journal_blocks_no_reader(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tfpreempt.core.journal import (
     LineReader,
     journal_directory,
     parse_record,
+    segments,
 )
 
 
@@ -222,6 +223,39 @@ def test_records_of_earlier_processes_are_read_if_no_other_user_can_write(
     journal.path.chmod(0o644)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert found() == []
+
+
+def test_a_full_file_is_followed_by_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record is lost or repeated, also if a restarted worker and its predecessor
+    write at the same time."""
+    monkeypatch.setattr("tfpreempt.core.journal.SEGMENT_BYTES", 1000)
+    before, after = (Journal(tmp_path, 1, FixedClock()) for _ in range(2))
+    other = Journal(tmp_path, 10, FixedClock())
+    for number in range(70):
+        journal = before if number < 30 or number % 5 == 0 else after
+        journal.record(dataclasses.replace(EXIT, step=number))
+        other.record(NOTICE)
+    names = [path.name for path in segments(tmp_path / "worker-1.jsonl")]
+    assert names[:2] == ["worker-1.jsonl", "worker-1.2.jsonl"]
+    assert names[9] == "worker-1.10.jsonl"
+    sizes = [(tmp_path / name).stat().st_size for name in names]
+    assert min(sizes[:-1]) >= 1000
+    assert max(sizes) < 1300
+    records = Journal(tmp_path, 1).read_earlier(events.Exit)
+    assert sorted(each["step"] for each in records) == list(range(70))
+
+
+def test_the_records_of_a_file_that_others_can_write_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfpreempt.core.journal.SEGMENT_BYTES", 1)
+    journal = Journal(tmp_path, 0)
+    for step in range(3):
+        journal.record(dataclasses.replace(EXIT, step=step))
+    (tmp_path / "worker-0.2.jsonl").chmod(0o666)
+    assert [each["step"] for each in journal.read_earlier(events.Exit)] == [0, 2]
 
 
 def test_a_directory_that_is_gone_is_not_made_anew(

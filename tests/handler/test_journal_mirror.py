@@ -16,9 +16,12 @@ from click.testing import CliRunner, Result
 from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
+from tests.journals import read_journal
 from tfpreempt import errors
-from tfpreempt.checkpoint.mirror.journal_mirror import FOLDER, fetch
+from tfpreempt.checkpoint.mirror.journal_mirror import FOLDER, JournalMirror, fetch
 from tfpreempt.cli import main
+from tfpreempt.core.events import Fault
+from tfpreempt.core.journal import Journal
 from tfpreempt.handler import current_session
 from tfpreempt.storage.open_store import open_store
 
@@ -169,6 +172,35 @@ def test_copies_of_several_machines_are_put_together_in_order(tmp_path: Path) ->
         "worker-0.jsonl": b'{"wall": 5}\n{"wall": 8\n{"wall": 9}\n',
         "supervisor-node-a.jsonl": b'{"wall": 1}\n',
     }
+
+
+def test_a_full_file_is_uploaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a restarted worker: the uploads of a long run cost no more over time."""
+    monkeypatch.setattr("tfpreempt.core.journal.SEGMENT_BYTES", 500)
+    store, uploaded = FaultyObjectStore(), list[str]()
+    replace = store.replace
+
+    def counted(name: str, data: bytes, *, timeout: float | None = None) -> None:
+        uploaded.append(name.rpartition("-")[0])
+        replace(name, data, timeout=timeout)
+
+    monkeypatch.setattr(store, "replace", counted)
+    local, joined = tmp_path / "journal", tmp_path / "joined"
+    for _ in range(2):  # processes
+        journal, mirror = Journal(local, 0), JournalMirror(store, local)
+        for _ in range(5):
+            journal.record(Fault(where="save", error="x" * 200))
+            mirror.put_within(LIMIT)
+        journal.close()
+    copies = [f"{FOLDER}/worker-0"] + [f"{FOLDER}/worker-0.{n}" for n in (2, 3, 4, 5)]
+    assert set(uploaded) == set(copies)
+    assert all(uploaded.count(name) <= 2 for name in copies)
+    joined.mkdir()
+    fetch(store, joined, local)
+    assert [path.name for path in joined.iterdir()] == ["worker-0.jsonl"]
+    assert read_journal(joined) == read_journal(local)
 
 
 def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(

@@ -1,9 +1,15 @@
 """The journal: files of JSON lines that record the events of a run, and their reader.
 
-Every worker and every supervisor appends to a separate file, so no lock is needed
+Every worker and every supervisor appends to separate files, so no lock is needed
 between processes. Each record is a line, written by a single `write`. If a record
 cannot be written, the error is logged once and never raised: a full disk must not end a
 run that may still be able to commit elsewhere.
+
+    worker-0.jsonl      the first records of worker 0
+    worker-0.2.jsonl    later records: a worker begins a new file after SEGMENT_BYTES
+
+A mirror has a copy of every file, and uploads only files that have grown. So the upload
+of a record costs the same at the end of a month as at the beginning.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import errno
 import json
 import logging
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
@@ -32,6 +39,13 @@ _DURABLE = (events.Commit, events.Exit, events.CacheWrite, events.DataRefused)
 
 MAX_LINE_BYTES = 1 << 20
 """Bytes of the longest line that is read as a record."""
+
+SEGMENT_BYTES = 1 << 20
+"""Size in bytes from which on a file of a worker's journal gets no further record."""
+
+SEGMENT = r"(?:\.(?P<segment>[2-9]|[1-9]\d{1,5}))?"
+"""Regular expression for the number in the name of a journal's second and later files,
+between the name of the worker and `.jsonl`."""
 
 DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
 """Environment variable with the journal directory of a run whose checkpoint directory
@@ -52,6 +66,22 @@ def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
     return Path(local_directory(checkpoint_dir), "journal")
 
 
+def segments(path: Path) -> list[Path]:
+    """Returns the files of a journal that exist, oldest first.
+
+    Args:
+        path: path of the journal's first file. If no file exists, the result contains
+            this path.
+    """
+    name = re.compile(re.escape(path.stem) + SEGMENT + r"\.jsonl")
+    found: dict[int, Path] = {}
+    with contextlib.suppress(OSError):
+        for each in os.listdir(path.parent):
+            if match := name.fullmatch(each):
+                found[int(match["segment"] or 1)] = path.parent / each
+    return [each for _, each in sorted(found.items())] or [path]
+
+
 class JsonLines:
     """An append-only file of JSON lines; any thread may append.
 
@@ -61,12 +91,20 @@ class JsonLines:
     in the empty mount point.
 
     Args:
-        path: path of the file.
+        path: path of the first file.
         clock: time source for the records.
+        segment_bytes: size in bytes from which on a file gets no further record, and a
+            new file begins; None: there is a single file.
+
+    Attributes:
+        path: path of the newest file.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, clock: Clock, segment_bytes: int | None = None
+    ) -> None:
+        self.path = self._first = path
+        self._segment_bytes = segment_bytes
         self._clock = clock
         self._lock = threading.Lock()
         self._descriptor: int | None = None
@@ -90,23 +128,45 @@ class JsonLines:
                 text = json.dumps({**times, **record}, default=_to_json)
                 line = f"{text}\n".encode()
                 if self._descriptor is None:
-                    self._descriptor = _open(self.path)
+                    self._descriptor = self._open_newest()
                 written = os.write(self._descriptor, line)
                 if written != len(line):
-                    os.close(self._descriptor)  # `_open` will end the incomplete line
-                    self._descriptor = None
+                    self._close()  # `_open` will end the incomplete line
                     raise OSError(f"wrote {written} of {len(line)} bytes")
                 if durable:
                     os.fdatasync(self._descriptor)
+                if self._is_full(self._descriptor):
+                    self._close()
+                    # Open the next file now: `tfpreempt simulate` finds a worker by
+                    # the worker's open journal.
+                    self._descriptor = self._open_newest()
             except (OSError, TypeError, ValueError) as error:
                 self._warn(error)
 
     def close(self) -> None:
         """Closes the file; may be called several times."""
         with self._lock:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open_newest(self) -> int:
+        """Opens the newest file, or a new file if the newest file is full."""
+        self.path = segments(self._first)[-1]
+        descriptor = _open(self.path)
+        if not self._is_full(descriptor):
+            return descriptor
+        os.close(descriptor)
+        stem, _, number = self.path.stem.partition(".")
+        self.path = self.path.with_name(f"{stem}.{int(number or 1) + 1}.jsonl")
+        return _open(self.path)
+
+    def _is_full(self, descriptor: int) -> bool:
+        most = self._segment_bytes
+        return most is not None and os.fstat(descriptor).st_size >= most
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -120,7 +180,7 @@ class JsonLines:
 
 
 class Journal(JsonLines):
-    """The journal file of a worker's events; any thread may record an event.
+    """The journal of a worker's events; any thread may record an event.
 
     Args:
         directory: the run's journal directory, see `journal_directory`.
@@ -138,7 +198,7 @@ class Journal(JsonLines):
         incarnation: str = "",
     ) -> None:
         path = Path(directory) / f"worker-{worker}.jsonl"
-        super().__init__(path, clock or SystemClock())
+        super().__init__(path, clock or SystemClock(), SEGMENT_BYTES)
         self._who: dict[str, Any] = {"worker": worker, "incarnation": incarnation}
 
     def record(self, event: events.Event) -> None:
@@ -154,25 +214,27 @@ class Journal(JsonLines):
         self.append(record, durable=isinstance(event, _DURABLE))
 
     def read_earlier(self, kind: type[events.Event]) -> list[dict[str, Any]]:
-        """Returns the records of one kind of event in this worker's file, oldest first.
+        """Returns this worker's records of one kind of event, oldest first.
 
-        The result is empty if the file cannot be read. The result is also empty if
-        other users can write to the file, because the caller may delete the files that
-        a record names.
+        The records of a file are left out if the file cannot be read, and if other
+        users can write to the file, because the caller may delete the files that a
+        record names.
         """
         name = kind.__name__.lower()
-        try:
-            descriptor = open_file(self.path, os.O_RDONLY)
-        except OSError:
-            return []
-        with open(descriptor, "rb"), contextlib.suppress(OSError):
-            status = os.fstat(descriptor)
-            if status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
-                return []
-            lines = LineReader().read_on(descriptor)
-            found = [parse_record(each) for each in lines if name.encode() in each]
-            return [each for each in found if each and each.get("event") == name]
-        return []
+        found: list[dict[str, Any]] = []
+        for path in segments(self._first):
+            with (
+                contextlib.suppress(OSError),
+                open(open_file(path, os.O_RDONLY), "rb", buffering=0) as file,
+            ):
+                status = os.fstat(file.fileno())
+                is_ours = status.st_uid == os.geteuid()
+                if is_ours and not status.st_mode & _WRITABLE_BY_OTHERS:
+                    for line in LineReader().read_on(file.fileno()):
+                        record = parse_record(line) if name.encode() in line else None
+                        if record is not None and record.get("event") == name:
+                            found.append(record)
+        return found
 
 
 class LineReader:

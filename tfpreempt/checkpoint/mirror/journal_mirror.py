@@ -2,7 +2,8 @@
 
     journals/worker-0-1a2b3c4d.jsonl
 
-The chief uploads every file of the journal directory whenever the file has grown. The
+The chief uploads every file of the journal directory whenever the file has grown. Full
+files of a worker (see `core/journal.py`) do not grow, and are uploaded once. The
 object's name contains the checksum of the file's first line, which does not change as
 the file grows. If the run moves to a machine with an empty disk, a new journal begins,
 with another first line and so another object. Readers merge the objects of a worker.
@@ -18,7 +19,7 @@ import threading
 from pathlib import Path
 
 from tfpreempt import errors
-from tfpreempt.core.journal import open_file, parse_record
+from tfpreempt.core.journal import SEGMENT, open_file, parse_record
 from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
 from tfpreempt.storage import checksum
 from tfpreempt.storage.object_store import ObjectStore
@@ -27,7 +28,10 @@ _log = logging.getLogger(__name__)
 
 FOLDER = "journals"
 _NAME = re.compile(
-    FOLDER + r"/(worker-\d{1,9}|supervisor(?:-[\w-]{1,99})?)-\w{8}\.jsonl"
+    FOLDER
+    + r"/(?P<of>worker-\d{1,9}|supervisor(?:-[\w-]{1,99})?)"
+    + SEGMENT
+    + r"-\w{8}\.jsonl"
 )
 _MOST_BYTES = 64 << 20  # largest size of one file
 _MOST_READ = 256 << 20  # bytes of all files that `fetch` reads
@@ -112,7 +116,11 @@ class JournalMirror:
         if end:
             mark = checksum.of_bytes(first)
             name = f"{FOLDER}/{path.stem}-{mark:08x}.jsonl"
-            self._store.replace(name, data, timeout=_SECONDS)
+            copy = None
+            if path not in self._sizes:  # an earlier process may have uploaded the file
+                copy = self._store.stat(name, timeout=_SECONDS)
+            if copy is None or copy.size != len(data):
+                self._store.replace(name, data, timeout=_SECONDS)
             self._sizes[path] = len(data)
 
 
@@ -145,13 +153,14 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
             )
         data = io.BytesIO()
         store.get(name, data, length=stat.size)
-        found.setdefault(match[1], []).append(data.getvalue())
+        found.setdefault(match["of"], []).append(data.getvalue())
     for path in () if local is None else sorted(local.glob("*.jsonl")):
         with open(open_file(path, os.O_RDONLY), "rb") as file:
             text = file.read(_MOST_BYTES)
-        first, of_others = text.partition(b"\n")[0], found.get(path.stem, [])
+        of = path.stem.partition(".")[0]
+        first, of_others = text.partition(b"\n")[0], found.get(of, [])
         kept = [each for each in of_others if each.partition(b"\n")[0] != first]
-        found[path.stem] = [*kept, text]
+        found[of] = [*kept, text]
     for stem, texts in found.items():
         texts.sort(key=_began)
         whole = b"".join(text if text[-1:] == b"\n" else text + b"\n" for text in texts)

@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
 from tfpreempt.cli.journals.records import Record
-from tfpreempt.core.journal import LineReader, open_file
+from tfpreempt.core.journal import SEGMENT, LineReader, open_file
 from tfpreempt.handler.status_file import WorkerStatus, read_worker_status, status_path
 
-_WORKER = re.compile(r"worker-(\d{1,9})\.(?:jsonl|now)")
+_WORKER = re.compile(r"worker-(\d{1,9})(?:" + SEGMENT + r"\.jsonl|\.now)")
 _SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")
 
 _Journal: TypeAlias = WorkerJournal | SupervisorJournal
@@ -37,48 +37,79 @@ class LastReport:
 
 
 class _File:
-    """A journal file that is read incrementally, line by line.
+    """A file of a journal that is read incrementally, line by line.
 
     Args:
         path: path of the file, which need not exist yet.
+
+    Attributes:
+        lines: reader of the file's lines.
+        inode: inode of the file that the reader has read; 0 before the first read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = LineReader()
+        self.inode = 0
+
+
+class _Files:
+    """The files of a worker's or a supervisor's journal, read incrementally.
+
+    Args:
         make: function that returns an empty journal, which receives the lines.
 
     Attributes:
         journal: journal with the lines read so far.
-        error: error of the last attempt to read the file; None if it succeeded.
-        is_incomplete: whether the last line of the file is incomplete.
+        error: error of the last attempt to read the files; None if it succeeded.
+        is_incomplete: whether the last line of a file is incomplete.
     """
 
-    def __init__(self, path: Path, make: Callable[[], _Journal]) -> None:
-        self._path = path
+    def __init__(self, make: Callable[[], _Journal]) -> None:
         self._make = make
-        self._inode = 0
-        self._restart()
-
-    def _restart(self) -> None:
-        self._lines = LineReader()
-        self.journal = self._make()
+        self._files: dict[int, _File] = {}  # by number, see `core/journal.py`
+        self.journal = make()
         self.error: OSError | None = None
+
+    def add(self, number: int, path: Path) -> None:
+        """Adds a file of the journal, unless the file was added before."""
+        if number not in self._files:
+            self._files[number] = _File(path)
 
     @property
     def is_incomplete(self) -> bool:
-        return bool(self._lines.rest.strip())
+        return any(each.lines.rest.strip() for each in self._files.values())
 
     def read_on(self) -> None:
-        """Reads new lines; reads a replaced or shortened file from the beginning."""
+        """Reads new lines. If a file was replaced or shortened, reads all files from
+        the beginning."""
         self.error = None
-        try:
-            with open(open_file(self._path, os.O_RDONLY), "rb", buffering=0) as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._lines.at:
-                    self._inode = status.st_ino
-                    self._restart()
-                for line in self._lines.read_on(file.fileno()):
-                    self.journal.add_line(line)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.error = error
+        for _, file in sorted(self._files.items()):
+            try:
+                if not self._read(file):
+                    self.journal = self._make()
+                    for each in self._files.values():
+                        each.lines = LineReader()
+                    self.read_on()
+                    return
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self.error = error
+
+    def _read(self, file: _File) -> bool:
+        """Reads the new lines of a file; returns False if the file was replaced or
+        shortened after lines were read."""
+        descriptor = open_file(file.path, os.O_RDONLY)
+        with open(descriptor, "rb", buffering=0):
+            status = os.fstat(descriptor)
+            is_other = status.st_ino != file.inode or status.st_size < file.lines.at
+            file.inode = status.st_ino
+            if is_other and file.lines.at:
+                return False
+            for line in file.lines.read_on(descriptor):
+                self.journal.add_line(line)
+        return True
 
 
 class JournalTailer:
@@ -112,7 +143,7 @@ class JournalTailer:
         self._only_workers = workers
         self._only_supervisor = supervisor
         self._keeps_all = keeps_all
-        self._files: dict[str, _File] = {}
+        self._journals: dict[str, _Files] = {}  # by name of the first file
         self.reports: dict[int, LastReport] = {}
         self.lock = threading.Lock()
 
@@ -124,20 +155,20 @@ class JournalTailer:
     @property
     def workers(self) -> dict[int, WorkerJournal]:
         """The journals of the workers, by index."""
-        journals = [file.journal for file in self._files.values()]
+        journals = [file.journal for file in self._journals.values()]
         return {j.worker: j for j in journals if isinstance(j, WorkerJournal)}
 
     @property
     def supervisors(self) -> list[SupervisorJournal]:
         """The journals of the supervisors."""
-        journals = [file.journal for file in self._files.values()]
+        journals = [file.journal for file in self._journals.values()]
         return [each for each in journals if isinstance(each, SupervisorJournal)]
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about files with missing or corrupt records."""
         found = []
-        for name, file in sorted(self._files.items()):
+        for name, file in sorted(self._journals.items()):
             if file.error is not None:
                 found.append(
                     f"{name}: cannot be read ({file.error.strerror}); its records are "
@@ -181,8 +212,8 @@ class JournalTailer:
             if now is not None and (before is None or before.now != now):
                 since = min(now.at, at) if before is None else at
                 self.reports[worker] = LastReport(now, since)
-        for file in self._files.values():
-            file.read_on()
+        for journal in self._journals.values():
+            journal.read_on()
 
     def _add(self, name: str) -> None:
         """Adds a file to the files to read, if it is a requested journal.
@@ -196,11 +227,15 @@ class JournalTailer:
             index = int(match[1])
             if self._only_workers is not None and index not in self._only_workers:
                 return
+            number = int(match["segment"] or 1)
+            file = name.replace(".now", ".jsonl")
             name = f"worker-{index}.jsonl"
             make = functools.partial(WorkerJournal, index, keeps_all=self._keeps_all)
         elif _SUPERVISOR.fullmatch(name) and self._only_supervisor in (None, name):
+            file, number = name, 1
             make = functools.partial(SupervisorJournal, name, keeps_all=self._keeps_all)
         else:
             return
-        if name not in self._files:
-            self._files[name] = _File(self.directory / name, make)
+        if name not in self._journals:
+            self._journals[name] = _Files(make)
+        self._journals[name].add(number, self.directory / file)

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.core.journal import (
+    SEGMENT,
     LineReader,
     journal_directory,
     open_file,
     parse_record,
+    segments,
 )
 from tfpreempt.errors import TfpreemptError
 from tfpreempt.handler.status_file import read_worker_status, status_path
@@ -52,8 +54,9 @@ class RunningWorker:
     def __init__(self, index: int, pid: int, journal: Path) -> None:
         self.index = index
         self.pid = pid
-        self._records = journal / f"worker-{index}.jsonl"
-        self._offset = self._records.stat().st_size
+        self._journal = journal / f"worker-{index}.jsonl"
+        # Bytes of each file of the journal at the start.
+        self._sizes = {each: each.stat().st_size for each in segments(self._journal)}
         self._pidfd = os.pidfd_open(pid)
 
     def close(self) -> None:
@@ -89,11 +92,11 @@ class RunningWorker:
         Raises:
             OSError: the journal cannot be read.
         """
-        descriptor = open_file(self._records, os.O_RDONLY)
-        try:
-            lines = list(LineReader(self._offset).read_on(descriptor))
-        finally:
-            os.close(descriptor)
+        lines: list[bytes] = []
+        for path in segments(self._journal):
+            with open(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
+                reader = LineReader(self._sizes.get(path, 0))
+                lines += reader.read_on(file.fileno())
         return [record for line in lines if (record := parse_record(line))]
 
 
@@ -178,7 +181,7 @@ def _journals_of(pid: int, journal: Path) -> Iterator[int]:
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # the file was closed since `scandir`
                 folder, name = os.path.split(os.readlink(entry.path))
-                match = re.fullmatch(r"worker-(\d+)\.jsonl", name)
+                match = re.fullmatch(r"worker-(\d+)" + SEGMENT + r"\.jsonl", name)
                 if match and folder == str(journal) and _can_write(pid, entry.name):
                     yield int(match[1])
 
