@@ -34,9 +34,9 @@ from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
-MAX_TIMEOUTS = (
-    10  # longest save with other workers without a known deadline, in `peer_timeout`s
-)
+# Longest time for a save with other workers if the deadline is unknown, as a multiple
+# of `peer_timeout`.
+MAX_TIMEOUTS = 10
 FOREVER = 3600.0  # seconds; a wait without a deadline is a loop of waits of this length
 
 
@@ -49,7 +49,8 @@ class Round:
 
     Attributes:
         is_asked: whether this worker requested the round, for a periodic save.
-        lost_because: first reason for which nothing is committed; "" without a reason.
+        lost_because: first failure of this round, such as a missing worker; becomes the
+            reason in messages if nothing is committed. "" without a failure.
         lost_at: time at which this worker read that no common save is possible.
         must_exit: whether the grace period of some worker is too short for another
             round.
@@ -79,7 +80,8 @@ class Coordinator:
         settings: constants of this worker for the transition table.
         incarnation: name of this start of all workers, equal on every worker; used in
             the names of the keys.
-        executor: reads and writes the key-value store, and calls functions at a time.
+        executor: reads and writes the key-value store, and calls functions at given
+            times.
         clock: time source for deadlines.
         peer_timeout: seconds that a wait for other workers may take if the deadline is
             unknown.
@@ -180,8 +182,8 @@ class Coordinator:
         if state.notice in PREEMPTION:
             return self.deadlines.at
         if state.main is MainThreadState.AWAITING and self.notes.lost_at is not None:
-            # A worker that a periodic save needs has crashed. The wait needs an end,
-            # because the chief may be in a step that waits for this worker.
+            # A worker that a periodic save needs has crashed. The wait needs an end:
+            # the chief may be in a step that itself waits for this (waiting) worker.
             return self.notes.lost_at + self.deadlines.default_wait_seconds
         return None
 
@@ -255,7 +257,7 @@ class Coordinator:
                 self.dispatch(ev.StoreGone())
 
     def dispatch(self, event: ev.ProtocolEvent) -> None:
-        """Applies an event to the transition table, and executes the actions."""
+        """Passes an event to the transition table, and executes the table's actions."""
         with self._changed:
             if isinstance(event, ev.DeadlinePassed):
                 self.notes.lost_because = self.notes.lost_because or self._waited_for()
@@ -268,7 +270,7 @@ class Coordinator:
             self._changed.notify_all()  # `wait` computes its deadline again
 
     def _waited_for(self) -> str:
-        """Describes a timeout: the missing workers, the seconds, the phase."""
+        """Returns the message for a wait that timed out: workers, seconds and phase."""
         gathering = self.notes.gathering
         missing = sorted(gathering.missing) if gathering else []
         whom = ", ".join(map(str, missing or [0]))
@@ -325,7 +327,7 @@ class Coordinator:
             self.notes.lost_because = self.notes.lost_because or reason
             match key:
                 case Key.NOTICE if round != self.state.round:
-                    self.dispatch(ev.NoticeRead(round, value))  # a later notice
+                    self.dispatch(ev.NoticeRead(round, value))  # of a later round
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
                     is_periodic = value is NoticeKind.PERIODIC
@@ -381,7 +383,8 @@ class Coordinator:
             if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
             has_all = len(state.staged) == self.settings.num_workers
-            # A worker with a tombstone exits, and can rejoin only if all restart.
+            # A worker whose count is a tombstone exits, and can join again only if all
+            # workers restart. So without this worker training must not continue.
             is_left_out = any(isinstance(count, Tombstone) for count in state.counts)
             needs_all = self.settings.collectives or is_left_out
             may_go_on = state.notice is NoticeKind.TRAIN_ON and steps_follow
@@ -464,10 +467,13 @@ class Coordinator:
                 self.dispatch(ev.AllGoodbyesReceived(action.round))
 
     def _limit(self, gathering: KeyGather) -> None:
-        """Sets the alarm that ends a wait for keys, at a time of `Deadlines.limits`.
+        """Sets the alarm that ends a wait for keys of other workers.
+
+        The alarm gives up the workers that have not answered at the time which
+        `Deadlines.limits` returns for this kind of key.
 
         Args:
-            gathering: the wait.
+            gathering: the reads of the keys that the alarm ends.
         """
         when = self.deadlines.limits().of[gathering.key]
         seconds = when - self.clock.monotonic()
@@ -484,7 +490,7 @@ class Coordinator:
             self.deadlines.forget()
             self.extra.clear()
             return
-        self.notes.timeouts_left = before.timeouts_left  # all rounds share a budget
+        self.notes.timeouts_left = before.timeouts_left  # one budget for all rounds
         if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.schedule_final_round()
 
@@ -495,9 +501,10 @@ class Coordinator:
                 self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
     def _on_deadline(self, is_known: bool) -> bool:
-        """Ends the wait of the main thread, just before the deadline.
+        """Ends the wait of the main thread for other workers, just before the deadline.
 
-        If the main thread does not wait, ends the process.
+        If the main thread does not wait, ends the process; at a soft deadline only if
+        `_abort_reason` returns a reason.
 
         Args:
             is_known: whether a notice had the deadline; False for a soft deadline.

@@ -88,13 +88,16 @@ class Deadlines:
     _soft: float | None = None  # end of the waits, if no source gave a grace period
     _ends: float | None = None  # time by which the process must have exited
     _last_call_at: float | None = None
-    # Latest shutdown of a machine after a notice. `forget` keeps the value, because the
-    # shutdown may come after the notice was handled with a commit.
+    # Latest time at which the machine of a notice may be shut down. `forget` keeps the
+    # value, because the shutdown may come after the notice was handled with a commit.
     _goes_by: float = -math.inf
 
     @property
     def at(self) -> float | None:
-        """The earlier one of the known and the soft deadline; None without a notice."""
+        """The known deadline or the soft deadline, whichever is earlier.
+
+        None without a notice.
+        """
         known = (t for t in (self.terminates_at, self._soft) if t is not None)
         return min(known, default=None)
 
@@ -102,9 +105,9 @@ class Deadlines:
     def left(self) -> float:
         """Seconds left for work after a commit; `peer_timeout` without a notice.
 
-        `extend` does not lengthen this time, only the waits for other workers: the
-        parent of the process (a supervisor, Kubernetes) may count the seconds from the
-        signal.
+        `extend` lengthens this time only after a step that has outlasted it, because
+        the parent of the process (a supervisor, Kubernetes) may count the seconds from
+        the signal.
         """
         if self._ends is None:
             return self.peer_timeout
@@ -184,16 +187,20 @@ class Deadlines:
         return save is None or grace >= 3 * (save + 2 * self.step_seconds())
 
     def schedule_final_round(self) -> None:
-        """Sets the alarm that opens the final round; replaces an earlier alarm."""
+        """Sets the alarm that opens the final round, and replaces an earlier alarm.
+
+        The final round is the last save before the machine is terminated.
+        """
         when = self._last_call_time()
         if when is not None:
             self._last_call_at = when
             self.executor.call_at(when, functools.partial(self._last_call, when))
 
     def _last_call_time(self) -> float | None:
-        """Returns the latest time at which a final round can open and still commit.
+        """Returns the latest time at which the final round can begin and still commit.
 
-        None if no grace period is known.
+        The final round is the last save before the machine is terminated. None if no
+        grace period is known.
         """
         if self.terminates_at is None or self._grace is None:
             return None

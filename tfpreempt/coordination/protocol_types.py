@@ -146,7 +146,7 @@ AWAITED = {
     Key.DONE: "the save (its part)",
     Key.BYE: "the exit",
 }
-"""For each key of a worker: the phase in which the chief waits for it, for messages."""
+"""For each key of a worker: the phase in which the chief waits for the key, as text."""
 
 
 @value

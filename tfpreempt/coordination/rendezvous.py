@@ -109,7 +109,7 @@ def agree(
 def describe(error: TfpreemptError) -> str:
     """Returns an error as text that begins with the name of the error's class.
 
-    Another worker can so raise an error of the same class.
+    So another worker, which receives the text, can raise an error of the same class.
     """
     return f"{type(error).__name__}: {error}"
 
@@ -117,10 +117,16 @@ def describe(error: TfpreemptError) -> str:
 def _wait_for_answers(
     store: KeyValueStore, prefix: str, num_workers: int, timeout: float
 ) -> dict[str, str]:
-    """Waits, on the chief, for the answers of the other workers.
+    """Waits, on the chief, for the answers of the other workers to the chief's plan.
+
+    Args:
+        store: key-value store with the answers.
+        prefix: beginning of the key names of this start of a handler.
+        num_workers: number of workers, including the chief.
+        timeout: seconds to wait for the slowest worker.
 
     Returns:
-        The objections, by worker index.
+        The objections of workers that do not accept the plan, by worker index.
 
     Raises:
         PeerTimeoutError: a worker has crashed (raised at once), or is too late.

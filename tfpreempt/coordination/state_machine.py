@@ -76,7 +76,7 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
         row = ANY[kind]
     if row is not None:
         return row(settings, state, event)
-    # The watch may have read the key before the store was lost.
+    # Ignore the event: the watch role has read a key, but the store was then lost.
     answer = state.watch is WatcherState.GONE and kind in WATCH
     if answer or isinstance(event, MAY_COME_LATE):
         return state, ()
@@ -427,7 +427,11 @@ def leave(settings: ProtocolConfig, state: WorkerState, outcome: Outcome) -> Mov
 def byes_over(
     settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent
 ) -> Moved:
-    """Exits, because no worker needs the store any more, or the wait has timed out."""
+    """Exits, when the keys `bye` are inserted, so no worker needs the store any more.
+
+    The chief waits for the keys of all other workers (or gives late workers up); the
+    other workers wait only for their own key.
+    """
     return ended(state)
 
 
@@ -503,7 +507,7 @@ def dones_read(
 def local_notice(
     settings: ProtocolConfig, state: WorkerState, event: ev.LocalNotice
 ) -> Moved:
-    if event.kind is NoticeKind.PERIODIC:  # an open round saves anyway
+    if event.kind is NoticeKind.PERIODIC:  # not needed in an open round
         if state.notice is not None:
             return state, ()
         return state, (Insert(Key.NOTICE, state.round, event.kind),)

@@ -66,9 +66,8 @@ class StoreExecutor:
     def stop(self) -> None:
         """Ends the threads when their blocking reads have returned.
 
-        Called at the end of the process, and by tests. A test run creates thousands of
-        executors in one process (see `new_process`), and the kernel limits the number
-        of threads.
+        Called at the end of the process, and by tests: a test run creates thousands of
+        executors in one process, and the kernel limits the number of threads.
         """
         self._is_stopped = True
         self._reads.put(None)
@@ -186,7 +185,13 @@ class StoreExecutor:
         self.call_at(self.clock.monotonic() + interval, look)
 
     def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Runs jobs; calls `on_gone` if a job finds the store lost, or has a bug."""
+        """Runs jobs, and calls `on_gone` for each job that raises an error.
+
+        The error is the loss of the store, or a bug in tfpreempt.
+
+        Args:
+            jobs: calls of the store, or alarms.
+        """
         for job in jobs:
             try:
                 job()
