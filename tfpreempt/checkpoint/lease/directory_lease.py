@@ -76,7 +76,7 @@ class LeaseFileSystem(Files, Protocol):
     OSError."""
 
     def names(self, path: str) -> list[str]:
-        """Returns the names in a directory."""
+        """Returns the names of the entries of a directory."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -93,7 +93,7 @@ class LocalLeaseFileSystem(LocalFiles):
             return os.listdir(folder)
 
     def read(self, path: str) -> bytes:
-        try:  # open() makes an NFS client ask the server again
+        try:  # open() makes an NFS client ask the server, not its cache
             return contained.read(path, MAX_BYTES, root=self.root)
         except OSError as error:
             is_unsafe = isinstance(error, contained.UnsafeFileError)
@@ -119,8 +119,8 @@ class DirectoryLease:
         self._moves = itertools.count()
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease of the directory that some process holds. None if the lease
-        is free.
+        """Returns the directory's lease, as its holder has written it. None if no
+        process holds the lease.
 
         Raises:
             OSError: error of the file system.
@@ -302,8 +302,8 @@ class FencedFiles:
 
     Args:
         files: file system operations without a fence, used for all changes.
-        lease: lease of the directory. If the lease is lost, the operations above raise
-            LeaseLostError.
+        lease: lease of the directory. If the lease is lost, `make_dirs`, a deletion and
+            the operations on the two files raise LeaseLostError.
     """
 
     def __init__(self, files: Files, lease: HeldLease) -> None:
@@ -336,8 +336,9 @@ class FencedFiles:
                         self._files.remove(way)
                 if way is None or error.errno != errno.EXDEV:
                     raise
-                # save_fn wrote to another disk, where losing the lease does not stop a
-                # write. So check the lease first.
+                # save_fn wrote to another disk than the lease's. A file there cannot
+                # come from the lease's directory, so the loss of the lease does not
+                # stop the write: check the lease before.
                 self._lease.check()
         write_durably(self._files, path, data)
 
@@ -345,7 +346,8 @@ class FencedFiles:
         if os.path.basename(target) not in (layout.MARKER, layout.POINTER):
             self._files.rename(source, target)
             return
-        # The file is complete, and has a unique name.
+        # `source` is complete, and no other process uses its name. So no new temporary
+        # file is needed: move `source` itself through the lease's directory.
         with self._moved(source) as moved:
             self._files.rename(moved, target)
 
@@ -362,8 +364,8 @@ class FencedFiles:
         can rename or delete the file. Returns a context.
 
         Yields:
-            The new path of the file. The old path, if the lease is not in a directory,
-            or if the file is on another disk.
+            The new path of the file. The old path, if the lease is in an object store,
+            or if the file is on another disk than the lease.
         """
         with self._lease.moving() as way:
             try:
@@ -372,8 +374,9 @@ class FencedFiles:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                # save_fn wrote to another disk, where losing the lease does not stop a
-                # write. So check the lease first.
+                # save_fn wrote to another disk than the lease's. A file there cannot be
+                # moved into the lease's directory, so the loss of the lease does not
+                # stop the change: check the lease before.
                 self._lease.check()
                 way = None
             yield way or path

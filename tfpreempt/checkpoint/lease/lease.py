@@ -107,7 +107,7 @@ def try_acquire(
             Returns the reason as text for people, or None if the lease is still valid.
 
     Returns:
-        The token of the lease; None if another process holds or has just taken it.
+        The token of the lease; None if another process holds the lease.
 
     Raises:
         SaveError: the files of the old lease belong to another user, and cannot be
@@ -342,8 +342,9 @@ class Lease:
 
         def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
-                # A closed handler has not released this lease. (Two open handlers
-                # cannot use the same directory.)
+                # A closed handler of this process has kept this lease: release it, so
+                # that `try_acquire` can take it. (No open handler can hold it, because
+                # two open handlers cannot use the same directory.)
                 mine.release()
                 return ""
             return wait.expiry_reason(found)
@@ -360,11 +361,12 @@ class Lease:
         return True
 
     def _lose(self, why: str = "") -> None:
-        """Marks the lease as lost, for good; calls the function of `on_loss`. Does
-        nothing if the lease is already lost. Called on any thread.
+        """Marks the lease as lost, for good, and calls the function that `on_loss` has
+        registered. Does nothing if the lease is already lost. Any thread may call.
 
         Args:
-            why: reason of the loss; "" if the backend's state shows the reason.
+            why: reason of the loss; "" to find the reason: the process is a fork, or
+                another process holds the lease.
         """
         assert self._backend is not None
         tenure = self._tenure
@@ -407,7 +409,7 @@ def release_all() -> None:
 
 
 class _ActiveLease(ManagedThread):
-    """A lease from taking to ending, and the thread that renews the lease.
+    """A lease that this process has taken, and the thread that renews the lease.
 
     Args:
         backend: storage of the lease.
@@ -416,7 +418,7 @@ class _ActiveLease(ManagedThread):
             reference is kept: garbage collection of the owner ends the lease.
 
     Attributes:
-        end: function that ends the lease, once; never raises.
+        end: function that ends the lease; further calls do nothing. Never raises.
         backend: storage of the lease.
         token: token of the lease.
         process: id of the process that took the lease; a forked child does not hold the

@@ -103,7 +103,8 @@ class ObjectStoreLease:
         number = self._seen + 1
         record = io.BytesIO(holder.to_json())
         try:
-            # A store in a mounted directory may hang, and ignores `timeout`.
+            # Limit the whole call: a store in a mounted directory may hang, and ignores
+            # `timeout`.
             is_mine = call_within(
                 _PUT_SECONDS,
                 lambda: self._store.put_if_absent(
@@ -140,7 +141,7 @@ class ObjectStoreLease:
         return str(number)
 
     def end(self, token: str) -> None:
-        """Ends the lease with this token, so that another process can take it."""
+        """Ends the lease with this token: another process can then take the lease."""
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:
@@ -181,8 +182,8 @@ class ObjectStoreLease:
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
-        """Creates the marker in the folder that an earlier holder named. Without this
-        marker, the earlier holder could commit the folder later, unnoticed.
+        """Commits the folder that an earlier holder named: creates the folder's marker.
+        Otherwise the earlier holder could create the marker later, unnoticed.
 
         Args:
             data: content of the earlier holder's `.marking`.

@@ -58,9 +58,11 @@ from tfpreempt.storage.object_store import ObjectStore
 _log = logging.getLogger(__name__)
 
 LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
-_UNFINISHED = 8  # saves for which a slow worker's late files are deleted
-# Heads (see `head.py`) of the directories in which this process has committed, by
-# process name and directory.
+# Number of past saves of which a later save deletes the files that a slow worker wrote
+# after the commit.
+_UNFINISHED = 8
+# For each directory in which this process has committed: the newest commit by another
+# process that was seen there (`Head`). Keys: name of this process, directory.
 _heads: dict[tuple[str, str], Head] = {}
 
 
@@ -173,9 +175,11 @@ class Directory:
             self.lease.head.follow(commits, self.lease)
 
     def remember_head(self) -> None:
-        """Keeps the lease's head after a commit, for later handlers of the process.
+        """Keeps the lease's `head` after a commit, for later handlers of the process.
 
-        `check_nothing_came` compares the commits in the directory with the head.
+        The head is the newest commit by another process that this process has seen.
+        When the next handler opens the directory, `check_nothing_came` compares the
+        commits in the directory with the head.
         """
         if self.lease is not None:
             _heads[this_process(), os.path.realpath(self.path)] = self.lease.head
@@ -183,14 +187,18 @@ class Directory:
     # --- saving ----------------------------------------------------------------------
 
     def needs_peers(self) -> bool:
-        """Returns whether a save needs every worker: to capture, or for its part."""
+        """Returns whether a save needs every worker.
+
+        True if the capture of a value is a collective operation, or if a State has a
+        value that is divided among the workers.
+        """
         states = self.registry.in_order()
         needs_parts = any(each._needs_every_worker() for each in states)
         return self.contents.needs_peers() or needs_parts
 
     def try_states(self) -> None:
-        """Tries to save the named States, and logs a warning for each that cannot be
-        saved. Called on the main thread."""
+        """Tries to save the named States to temporary files, and logs a warning for
+        each State that raises an error. Called on the main thread."""
         states, is_chief = self.registry.in_order(), self.cluster.is_chief
         try_states(each for each in states if each.per_worker or is_chief)
 
@@ -223,9 +231,10 @@ class Directory:
         on_lost: Callable[[str], None],
         copies: Iterable[Entry],
     ) -> bool:
-        """Imports a commit from the mirror if newer than `local`.
+        """Imports the newest intact commit of the mirror, if it is newer than `local`.
 
-        The arguments are described in `import_commit.newest_first`.
+        The arguments are described in `import_commit.newest_first`. Returns whether a
+        commit was imported.
         """
         return import_commit.newest_first(
             self.files,
@@ -351,7 +360,9 @@ class Directory:
         for state in self.registry.in_order():
             if not state.per_worker:
                 is_there = read_state(shared, state)
-            else:  # without any file of this worker, `warn_about_workers` has warned
+            # If the commit has no file of this worker at all, do not warn again for
+            # each State: `warn_about_workers` has logged a warning.
+            else:
                 is_there = load_worker_state(
                     candidate, state, self.cluster
                 ) or not has_part_of(candidate, self.cluster)
@@ -437,7 +448,7 @@ class Directory:
             retention.delete(self.files, entry)
 
     def _commit_at(self, path: str) -> Entry | None:
-        """Returns the local commit at a path.
+        """Returns the local commit at a path; None if there is no such commit.
 
         Args:
             path: path of the commit, or the URI of its folder in the mirror.
@@ -477,7 +488,7 @@ class Directory:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """Progress of the mirror; None without a mirror. Read on any thread."""
+        """Progress of the mirror; None without a mirror. Any thread may read."""
         return None if self.mirror is None else self.mirror.status
 
     def wait_for_mirror(self, timeout: float | None) -> bool:

@@ -184,13 +184,13 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a checkpoint without an `.index` file is corrupt, not deleted.
+    """Returns whether a missing `.index` file means a corrupt checkpoint.
 
-    A corrupt checkpoint is named in TensorFlow's state file and has data files. Its
-    `.index` file may also be missing because a deletion was interrupted: a
-    CheckpointManager deletes the oldest checkpoint first, never the newest, and the
-    `.index` file before the data. So an interrupted deletion is only possible if the
-    checkpoint is not the newest, and no older checkpoint has an `.index` file.
+    False if the file may be missing because a deletion was interrupted: a
+    CheckpointManager deletes the `.index` file before the data, and the oldest
+    checkpoint first, never the newest. So a deletion may have been interrupted only if
+    the checkpoint is not the newest, and no older checkpoint has an `.index` file. A
+    corrupt checkpoint is named in TensorFlow's state file and has data files.
     """
     try:
         listed = checkpoint_state.named(directory)

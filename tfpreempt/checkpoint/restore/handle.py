@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from tfpreempt.storage.object_store import ObjectStore
 
-# Seconds to wait for another process that copies; a stalled copy fails earlier.
+# Seconds to wait while another process copies the same checkpoint to the same
+# directory; a copy that makes no progress fails earlier.
 _COPY_TIMEOUT = 24 * 3600.0
 _NOTE_SECONDS = 30.0  # seconds to wait for another process that writes metadata
 
@@ -270,8 +271,8 @@ class Checkpoint:
             directory = copy.enter_context(self.as_directory())
             prefix = _checked_prefix(resolve.at_path(directory))
             status = tf_checkpoint.restore(prefix)
-            # The status and TensorFlow's deferred restorations refer to this object,
-            # which therefore lives until the last variable is created.
+            # Delete the download when this object of TensorFlow is deleted: the status
+            # and the restores of variables that are created later refer to the object.
             close_with(getattr(status, "_checkpoint", None), copy.pop_all().close)
         return status
 
@@ -347,7 +348,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[Entry]:
-        """Returns a context whose value is the entry of the checkpoint.
+        """Returns a context for a change of the metadata; its value is the checkpoint.
 
         If the checkpoint is local, no other process writes metadata before the context
         ends.
@@ -398,7 +399,8 @@ def latest_prefix(directory: str) -> str | None:
 
 def _check_restorable(given: Any) -> None:
     """Raises ConfigurationError if the object has no method `restore`."""
-    # A CheckpointManager has no `restore`. Refuse the class tf.train.Checkpoint too.
+    # Refuse a CheckpointManager, which has no `restore`, and also the class
+    # tf.train.Checkpoint, passed in place of an object of the class.
     if callable(getattr(given, "restore", None)) and not isinstance(given, type):
         return
     advice = (

@@ -183,9 +183,10 @@ def _described(entry: Entry) -> Entry:
 
 
 def _odd(directory: str) -> Iterator[Entry]:
-    """Yields entries for links and unsafe directories with the name of a commit.
+    """Yields corrupt entries for links and directories that only look like a commit.
 
-    A directory is unsafe if its name is unsafe as a path. Neither kind is read.
+    Such a link has the name of a commit; such a directory has the name of a commit, but
+    the name is unsafe as a path. The function does not read their files.
     """
     store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):
@@ -252,7 +253,10 @@ def _has_control(path: str) -> bool:
 
 
 def _extra_files(entry: Entry) -> tuple[str, ...]:
-    """Returns a remark about files that the manifest does not name; empty if none."""
+    """Returns a remark about the files of a commit that its manifest does not name.
+
+    The result is empty if there are no such files.
+    """
     assert entry.manifest is not None
     known = {entry.object(file.name) for file in entry.manifest.files}
     control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)

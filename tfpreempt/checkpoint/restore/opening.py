@@ -100,9 +100,9 @@ def adapter_of(given: Any) -> Checkpoints:
 
 
 class _FunctionContents(Contents):
-    """Contents for a user who passes a save_fn, but no checkpoint or manager.
+    """Saves by a call of the user's save_fn on every worker.
 
-    A save calls the save_fn on every worker.
+    Used if the user passes a save_fn, but no checkpoint or manager.
     """
 
     can_be_async = False  # save_fn may read values that training would change

@@ -100,7 +100,10 @@ def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
 
 
 def _paths(entry: Entry, state: State) -> list[str]:
-    """Returns the paths of a State's files, for every worker; a file may be missing."""
+    """Returns the path of a State's file of each worker that wrote the commit.
+
+    A file may be missing.
+    """
     assert entry.manifest is not None
     folders = map(layout.worker_name, range(entry.manifest.world_size))
     name = state.name + layout.STATE_SUFFIX

@@ -68,8 +68,9 @@ class Save(StagedSave):
         self.directory = directory
         worker = layout.worker_name(directory.cluster.worker)
         self._own_folder = os.path.join(self.staging, worker)
-        # The intent of a flat checkpoint. Set before TensorFlow writes files, because a
-        # failed write leaves incomplete files, which `discard` must find.
+        # The intent of a flat checkpoint: a file that announces the save. Set before
+        # TensorFlow writes files, because a failed write leaves incomplete files, which
+        # `discard` finds by the intent.
         self._intent: flat_commit.Intent | None = None
         self._needs_every_worker = False
 
@@ -306,7 +307,11 @@ class Save(StagedSave):
         return [worker for worker in workers if worker not in missing]
 
     def _check_parts(self, present: Collection[int]) -> None:
-        """Raises SaveError if a State needs the parts of workers that are missing."""
+        """Raises SaveError if a State needs every worker's files, and some are missing.
+
+        Args:
+            present: indices of the workers whose files the commit will contain.
+        """
         cluster = self.directory.cluster
         if not self._needs_every_worker or cluster.saves_all:
             return

@@ -109,7 +109,10 @@ class StateLoader:
         return False
 
     def _await_pending(self) -> None:
-        """Waits until the chief has committed or removed the directory of `expect`."""
+        """Waits until the chief has committed, or removed, the expected save.
+
+        The last call of `expect` has named the staging directory of this save.
+        """
         if not self._pending:
             return
         end = self.clock.monotonic() + _SECONDS
@@ -144,7 +147,7 @@ class StateLoader:
 
     def _newest(self, problems: list[str]) -> Entry | None:
         """Returns the newest intact commit made since the start; without such a commit,
-        the commit `agreed`.
+        returns `agreed`, the commit that all workers restored at the start.
 
         Args:
             problems: list that receives the problems of corrupt commits.
@@ -153,7 +156,7 @@ class StateLoader:
             return None
         found = restoring.newest_verified(
             self.directory,
-            lambda problem: None,  # foreign checkpoints have no States
+            lambda problem: None,  # skip foreign checkpoints: they have no States
             problems.append,
             wants=lambda each: (
                 each.manifest is not None and (each.sequence or 0) > self.after
