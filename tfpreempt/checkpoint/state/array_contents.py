@@ -65,8 +65,8 @@ def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -
 
 
 def attach_counter(given: Any) -> None:
-    """Returns None, for no variable that counts runs: the number of steps is in the
-    manifest of a commit, not in a variable."""
+    """Returns None: an `ArrayCheckpoint` has no variable that counts the calls of
+    `run`, because the manifest of a commit has the number of steps."""
 
 
 def file_location(given: Any) -> tuple[str | None, str]:

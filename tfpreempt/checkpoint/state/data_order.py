@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Order = Mapping[str, int]
 """Fingerprints of the order of some data, by kind."""
 
-_FEW = 1024  # only the first indices of an order, or numbers of an array, are compared
+_FEW = 1024  # a fingerprint covers so many indices of an epoch, or numbers of an array
 _WARNINGS = {
     "seeds": (
         "the shuffles of the training data have other seeds or buffer sizes than in "

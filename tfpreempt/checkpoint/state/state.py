@@ -22,7 +22,7 @@ from tfpreempt.storage.files import create
 _log = logging.getLogger(__name__)
 
 RESERVED = "tfpreempt."
-_MOST_IN_MEMORY = 64 << 20  # bytes of a State in `try_states`; more go to a file
+_MOST_IN_MEMORY = 64 << 20  # bytes; `try_states` writes a larger State to the disk
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class State(metaclass=_Complete):
     """
 
     _is_reserved = False  # True in tfpreempt's own States: allows RESERVED names
-    _is_optional = False  # True if a commit may lack the State: no warning
+    _is_optional = False  # True: no warning is logged if a commit lacks the State
 
     def __init__(
         self,

@@ -83,8 +83,8 @@ def reachable(
 
 
 class _Functions:
-    """Finds the values that functions use. Every call of `reachable` creates an
-    object."""
+    """Finds the values that functions use, in one search: every call of `reachable`
+    creates a new `_Functions`."""
 
     def __init__(self) -> None:
         self._names = {"__call__"}
@@ -383,7 +383,8 @@ def _errors_logged() -> Iterator[None]:
 
 
 def _is_searched(kind: type) -> bool:
-    """Returns whether a class is defined by the program, and is no State."""
+    """Returns whether the check looks at the attributes of a class's objects: the
+    program defines the class, and the class is no State."""
     return object_graph.is_user_code(kind) and not issubclass(kind, State)
 
 

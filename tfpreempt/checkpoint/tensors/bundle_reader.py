@@ -40,8 +40,8 @@ class ReadAhead:
     Attributes:
         prefix: path prefix of the checkpoint's files.
         index: the checkpoint's index: where each tensor is stored.
-        tensors: for each tensor, by name, where it is stored, and its bytes in memory.
-            A restore removes the tensors that it uses.
+        tensors: for the name of each tensor, its location in the files, and its bytes
+            in memory. A restore removes the tensors that it uses.
         sums: size and crc32c, by path, of each data file that was read completely.
     """
 
@@ -136,7 +136,7 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
             if shape_and_slices[i]:
                 continue
             if ahead is not None and (found := ahead.tensors.get(tensor_names[i])):
-                # Remove the entry: the eager tensor will own the memory.
+                # Remove the entry from `ahead`: the eager tensor will own the memory.
                 if found[0].dtype == tf.as_dtype(dtypes[i]).as_datatype_enum:
                     ready[i] = ahead.tensors.pop(tensor_names[i])
             elif (

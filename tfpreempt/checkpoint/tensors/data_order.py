@@ -107,7 +107,7 @@ class OrderState(State):
 
 
 def of_iterator(iterator: Any) -> Order:
-    """Returns the fingerprint of an iterator's sample order, by kind; empty if the
-    iterator's pipeline is not from `tfpreempt.data`."""
+    """Returns the fingerprints of an iterator's sample order, by kind as in
+    `of_pipeline`; empty if the iterator's pipeline is not from `tfpreempt.data`."""
     dataset: Iterable[Any] | None = iterator._dataset
     return {} if dataset is None else of_pipeline(dataset, has_seeds=False)

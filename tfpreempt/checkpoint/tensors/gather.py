@@ -188,9 +188,9 @@ def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
 
 
 def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
-    """Converts the result of TensorFlow's search into a `Search`. Returns None if a
-    later save cannot use the result, for example because an object may have other keys
-    in the next save."""
+    """Converts `gathered`, the result of TensorFlow's search for the objects in
+    `graph`, into a `Search`. Returns None if a later save cannot use the result, for
+    example because an object may have other keys in the next save."""
     tensors, fed, savers, _ = gathered
     if fed or savers:
         return None
@@ -236,8 +236,8 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
 
 
 def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
-    """Reads the plain variables that a search has found; returns their values. None if
-    a variable no longer exists.
+    """Reads the plain variables (see `_plain_variable`) that a search has found;
+    returns their values. None if a variable no longer exists.
 
     The caller has called `attach`, which checks that every object still has the same
     variable as at the search.
@@ -312,7 +312,7 @@ def read_variables(
 
 
 def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
-    """Serializes an object in the same way as TensorFlow's search.
+    """Serializes an object in the same way as TensorFlow's search for objects to save.
 
     Args:
         obj: an object, not a plain variable.
@@ -489,8 +489,12 @@ def reading(
 
 
 def _evaluate(tensors: Any) -> Any:
-    """Reads every gathered value whose read may need other workers. Returns the values
-    in the same order, with a tensor in place of each value read here."""
+    """Reads those values of a save whose read may need other workers. Returns all
+    values in the same order, with a tensor in place of each value that was read.
+
+    Args:
+        tensors: the values by owner and key, from `_gather_serialized_tensors`.
+    """
     evaluated = private_api.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {
@@ -691,7 +695,7 @@ def _read(
 
 def _host_value(value: Any, here: tuple[str, ...]) -> Any:
     is_spec = isinstance(value, private_api.saveable_object.SaveSpec)
-    # Keras 3 returns a variable under a strategy.
+    # Under a strategy, the value of a Keras 3 object is a variable.
     is_variable = isinstance(value, tf.Variable)
     if not (is_spec or is_variable) or not str(value.device).startswith(here):
         return value

@@ -108,7 +108,9 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
             for number in range(shard)
             if not is_complete(f"{path}_{number}")
         ]
-        # Keep the files for shard 0: the run had not written a file before the save.
+        # With shard 0, the run had written no file before the save, so the files may
+        # belong to another program. Keep them: `clear_interrupted` deletes the files
+        # that this run has written.
         if shard:
             delete_shards(path, since=0 if missing else shard)
             keep(path)
@@ -145,7 +147,8 @@ def shared_iterators(objects: Objects) -> list[Any]:
     Args:
         objects: path and object, from `walk`.
     """
-    # All are tfpreempt's: TensorFlow's own distributed iterators are not trackable.
+    # A distributed iterator in `objects` is of tfpreempt's class, with `is_shared`:
+    # `walk` finds only trackable objects, and TensorFlow's class is not trackable.
     return [
         obj
         for _, obj in objects
@@ -226,7 +229,7 @@ def _with_values(state: Any, call: Callable[[Any], None]) -> None:
     if tf.executing_eagerly():
         call(state)
         return
-    # A py_function accepts strings, but no variants.
+    # Pass the state as a string, because a py_function does not accept variants.
     text = tf.io.serialize_tensor(state)
     tf.py_function(lambda text: call(tf.io.parse_tensor(text, tf.variant)), [text], [])
 
@@ -338,9 +341,10 @@ def hidden_state(*datasets: Any) -> str | None:
     None if there is no such operation.
 
     Python functions, random ops and variables have such state, unless an option of the
-    pipeline declares the state unimportant. Before the first read, an iterator does not
-    know the operations behind a shuffle. So TensorFlow checks every function of the
-    pipeline alone, in a new pipeline without elements.
+    pipeline declares the state unimportant. TensorFlow's check of the whole iterator
+    would not suffice: before the first read, an iterator does not know the operations
+    behind a shuffle. So this function puts every function of the pipeline into a new
+    pipeline without elements, and lets TensorFlow check that pipeline.
     """
     for options in (dataset.options() for dataset in datasets):
         policy = options.experimental_external_state_policy

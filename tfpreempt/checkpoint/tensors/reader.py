@@ -476,9 +476,9 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
 
 def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
-    """Returns the key of a node's value, and the plain variables that get the value;
-    None if the node needs TensorFlow's own restore. `position` has the saved node and
-    the program's object."""
+    """Returns the key of a saved node's value, and the plain variables that get the
+    value; None if the node needs TensorFlow's own restore. `position` has the saved
+    node, and the object of the program that is restored from the node."""
     node, obj = position.object_proto, position.trackable
     reshards = getattr(position, "has_non_trivial_reshard_callback", lambda: False)
     if len(node.attributes) != 1 or reshards():

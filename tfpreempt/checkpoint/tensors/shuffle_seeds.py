@@ -117,7 +117,9 @@ class ShuffleSeeds:
         return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
-        """Appends the counts to an iterator's state; returns the new state.
+        """Appends the numbers of drawn seeds to an iterator's state.
+
+        Returns the new state.
 
         Args:
             state: state of an iterator.
@@ -127,8 +129,8 @@ class ShuffleSeeds:
         return self._with_counts(state, [_find(each)[1] for each in probe_states])
 
     def restore(self, state: Any) -> None:
-        """Sets the counts from a saved state; a state without counts changes
-        nothing."""
+        """Sets the number of drawn seeds of every shuffle from a saved state. A state
+        without these numbers changes nothing."""
         if not self.probes:
             return
         found = [Element(each) for each in state[-len(self.probes) :]]
@@ -140,12 +142,16 @@ class ShuffleSeeds:
         return [probe.read()[1] for probe in self.probes]
 
     def _with_counts(self, state: Any, elements: Sequence[Element]) -> Any:
-        """Appends counts to a state, unless a symbolic state
-        (`experimental_symbolic_checkpoint`) has counts already.
+        """Returns an iterator's state with the numbers of drawn seeds appended.
 
-        TensorFlow's counts in a symbolic state are exact: they belong to the last
-        element that the program has taken. A probe would also count the seeds of
-        elements that were read ahead.
+        A symbolic state (`experimental_symbolic_checkpoint`) in which TensorFlow has
+        saved such numbers is returned unchanged: TensorFlow's numbers belong to the
+        last element that the program has taken, whereas the numbers in `elements` also
+        count the seeds of elements that were only read ahead.
+
+        Args:
+            state: the iterator's state.
+            elements: for each shuffle, an element with the number of drawn seeds.
         """
         if self._is_symbolic and any(Element(each).has_count for each in state):
             return state
@@ -270,8 +276,8 @@ class Element:
 
 
 def _find(state: Any) -> tuple[int, Element]:
-    """Finds the element of a probe's state that contains the count. Returns the index
-    of the element, and the element."""
+    """Finds the element of a probe's state that contains the number of drawn seeds.
+    Returns the index of the element, and the element."""
     # The loop is short: the element comes before the slots of the shuffle's buffer.
     for index in range(len(state)):
         element = Element(state[index])
@@ -281,8 +287,8 @@ def _find(state: Any) -> tuple[int, Element]:
 
 
 def _appended(state: Any, elements: Sequence[Element]) -> Any:
-    """Returns an iterator's state, with the elements that contain the counts
-    appended."""
+    """Returns an iterator's state, with `elements` appended, which contain the numbers
+    of drawn seeds."""
     if not elements:
         return state
     counts = [

@@ -216,8 +216,9 @@ def saving() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(eq=False)
 class _Tracked(Contents):
-    """Base class of the three forms of a save (see the top of the file). All forms read
-    and restore a tf.train.Checkpoint in the same way.
+    """Base class for the three ways to save a tf.train.Checkpoint: by tfpreempt, by the
+    user's CheckpointManager, or by the user's save_fn. All of them read the values and
+    restore the Checkpoint in the same way.
 
     Args:
         checkpoint: the user's checkpoint.
@@ -489,7 +490,7 @@ class _OwnContents(_Tracked):
 
     def _replication(self) -> gather.IsReplicated:
         """Returns a predicate of a variable: whether all workers must have the same
-        value."""
+        value of the variable."""
         num_workers = (
             self.worker_parts.num_workers if self.worker_parts is not None else 1
         )
@@ -624,8 +625,8 @@ class _ManagerContents(_Tracked):
                 self._record_state()
 
     def _forget_others(self) -> None:
-        """Removes checkpoints in other directories from the list from which the manager
-        deletes.
+        """Removes checkpoints in other directories from the manager's list of old
+        checkpoints, which the manager deletes one after the other.
 
         The manager reads the list from TensorFlow's `checkpoint` file. Other users may
         be able to write the file, and the file can name checkpoints in any directory.

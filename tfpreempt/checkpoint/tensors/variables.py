@@ -464,7 +464,13 @@ def _attach_untracked(
     attached: Attached, objects: list[Any], holders: list[tuple[str, int]]
 ) -> bool:
     """Finds the objects that the Checkpoint does not track, and stores the objects in
-    `attached`. Returns whether an object was not found before."""
+    `attached`. Returns whether it found an object that no earlier call had found.
+
+    Args:
+        attached: receives the objects.
+        objects: the objects that the Checkpoint tracks.
+        holders: path and index in `objects` of each object where the search begins.
+    """
     roots = {path: objects[number] for path, number in holders}
     before = set(map(id, objects))
     tracked = set(before)
@@ -529,8 +535,14 @@ def _parts_of_own(values: list[Any]) -> list[list[Any]]:
 def _name(
     found: dict[str, Any], new: list[tuple[str, Any]], roots: dict[str, Any]
 ) -> None:
-    """Adds the new objects to `found`, by path. If another living object has the path
-    already, a number is appended."""
+    """Adds the new objects to `found`, by path. If `found` has another object under the
+    path, which the program still uses, a number is appended to the new path.
+
+    Args:
+        found: the untracked objects found so far, by path.
+        new: path and object of each new object.
+        roots: the objects where the search for untracked objects begins, by path.
+    """
     locations = object_graph.walk(roots, _may_hold, skips=lambda value: value is None)
     held = {id(location.value) for location in locations if location.owner is not None}
     for path, value in new:
