@@ -96,7 +96,8 @@ class _WatchedSignal:
         depth = self._depth
         if depth == 0:
             is_ours = signal.getsignal(signum) == self.handle
-            # Our handler is still installed, because close() ran on another thread.
+            # All listeners were removed on another thread, which cannot restore the
+            # earlier handler: restore it now, and raise the signal again for it.
             if is_ours and not self.listeners:
                 self.disarm()
                 signal.raise_signal(signum)
@@ -212,8 +213,9 @@ class SignalRegistry:
                     signal.Signals(signum).name,
                 )
                 return
-            # Also the signals whose last listener was removed on another thread.
-            # An earlier handler may run during `disarm()`, and close a source, too.
+            # Disarm also the signals whose last listener was removed on another thread.
+            # Use a loop: during `disarm()` an earlier handler may run, and close a
+            # further source.
             while closed := [w for w in self.watches.values() if not w.listeners]:
                 del self.watches[closed[0].signum]
                 closed[0].disarm()
@@ -323,5 +325,6 @@ class SignalRegistry:
 
 
 REGISTRY = SignalRegistry()
-# Register early: later hooks run before end().
+# Register early: atexit calls the hooks in reverse order, so end() runs after the hooks
+# that the program registers.
 atexit.register(REGISTRY.end)

@@ -55,9 +55,9 @@ class WakeupFd:
         self._forward_to = _set_wakeup_fd(self.fd)
 
     def probe(self) -> int:
-        """Returns the installed wake-up fd; if there is none, installs ours.
+        """Returns the installed wake-up fd.
 
-        Returns -1 in the second case.
+        If no wake-up fd is installed, installs `fd` and returns -1.
         """
         current = _set_wakeup_fd(self.fd)
         if current not in (self.fd, -1):

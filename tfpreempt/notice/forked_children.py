@@ -57,9 +57,9 @@ _parents = _leaving  # the byte that the parent shares with this process
 
 
 def _look_at_the_parent() -> None:
-    """In a forked child: keeps the parent's shared byte, and creates a new byte.
+    """In a forked child: keeps the shared byte by which the parent shows its exit.
 
-    The child shares the new byte with the children that it may fork.
+    Also creates a new byte, which the child shares with the children that it forks.
     """
     global _leaving, _parents
     _parents, _leaving = _leaving, mmap.mmap(-1, 1)
@@ -86,7 +86,7 @@ def release_children(is_leaving: bool) -> None:
 
 
 def _begin(_: object) -> None:
-    """Starts the guard in a child that multiprocessing has forked.
+    """Starts the guard (the thread `_guard`) in a child that multiprocessing forked.
 
     multiprocessing calls the function on the child's main thread, before the target.
     """
@@ -100,7 +100,8 @@ def _begin(_: object) -> None:
     sys.addaudithook(lambda event, args: _end() if event in _STARTS_PROGRAMS else None)
     # multiprocessing starts programs with this function, which raises no audit event.
     util.spawnv_passfds = _ending_before(util.spawnv_passfds)
-    # Start the thread before signals are blocked: if this fails, there is no guard.
+    # Start the thread before the signals are blocked: if the start fails, the child has
+    # no guard, and must not block the signals.
     threading.Thread(
         target=_guard, args=(parent.pid,), name="tfpreempt-guard", daemon=True
     ).start()
@@ -116,7 +117,10 @@ def _ending_before(start: Callable[..., int]) -> Callable[..., int]:
 
 
 def _end(*_: object) -> None:
-    """Unblocks the guarded signals in the calling thread, usually the main thread."""
+    """Ends the guard's protection: unblocks the guarded signals in this thread.
+
+    Usually called on the main thread of the child.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _guarded)
 
 

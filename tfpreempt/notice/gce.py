@@ -44,7 +44,7 @@ ROOT = "/computeMetadata/v1/"
 DIRECTORY = "instance/"
 
 HANG_SECONDS = 60
-HANG_BETWEEN_SINGLES_SECONDS = 5
+HANG_BETWEEN_SINGLES_SECONDS = 5  # if some entries must be requested separately
 # The thread waits this much longer than the server's timeout for a hanging GET.
 HANG_EXTRA_SECONDS = 10
 PLAIN_SECONDS = 3
@@ -265,7 +265,7 @@ class GceWatch(MetadataWatch):
 
 
 class GcePoller(Poller):
-    """Polls by hanging GETs, one after the other.
+    """Polls by hanging GETs: requests that the server answers when an entry changes.
 
     Args:
         watch: the watch, which has the address of the server and the topics.

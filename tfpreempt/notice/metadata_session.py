@@ -425,7 +425,7 @@ def readable(seconds: float | None) -> str:
 def _reason(error: BaseException) -> str:
     """Returns the reason for a failed request; equal for equal failures.
 
-    `FailureLog` can so recognize a repeated failure.
+    So `FailureLog` can recognize a repeated failure.
     """
     if isinstance(error, TimeoutError):
         return "no connection in time"

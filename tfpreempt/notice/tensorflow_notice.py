@@ -82,7 +82,7 @@ def read_again(identity: Hashable) -> None:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _KeyReader:
-    """Reads the key of one cluster, for every source with the same identity.
+    """Reads the preemption key of one cluster, for all sources of the same identity.
 
     Attributes:
         read_key: function that waits until the key is set, and returns its value.

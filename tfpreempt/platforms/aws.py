@@ -54,6 +54,6 @@ class AwsSpotTerminationConfig(TerminationConfig):
             self._graces["rebalance"] = None
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources of the base class, and a source for every topic."""
+        """Returns the sources of the base class, and one for each topic watched."""
         found = AwsWatch(self._graces).watched_sources(self._graces)
         return (*super()._notice_sources(), *found)

@@ -65,7 +65,7 @@ class AzureTerminationConfig(TerminationConfig):
         self._acknowledges = acknowledge
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources of the base class, and a source for every kind."""
+        """Returns the sources of the base class, and one for each kind of event."""
         found = AzureWatch(self._graces).watched_sources(self._graces)
         return (*super()._notice_sources(), *found)
 

@@ -171,7 +171,7 @@ class TerminationConfig:
         )
 
     def _source_finder(self) -> FindSources | None:
-        """Returns a function that searches for more sources; None if there are none.
+        """Returns a function that searches for more sources; None: no search is needed.
 
         The returned function may take seconds, and may be called on any thread.
         """

@@ -86,7 +86,7 @@ class GceTerminationConfig(TerminationConfig):
             )
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the sources of the base class, and a source for every topic."""
+        """Returns the sources of the base class, and one for each topic watched."""
         watch = GceWatch(self._graces, maintenance_lead_seconds=self._lead)
         return (*super()._notice_sources(), *watch.watched_sources(self._graces))
 

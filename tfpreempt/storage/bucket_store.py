@@ -223,7 +223,10 @@ class BucketStore(abc.ABC):
 
 
 class _SourceError(Exception):
-    """Wraps an error raised by the file of an upload; unwrapped by `put_if_absent`."""
+    """Wraps an error raised by the file that an upload reads.
+
+    `put_if_absent` raises the wrapped error to its caller.
+    """
 
     def __init__(self, failure: Exception) -> None:
         super().__init__(repr(failure))
@@ -231,7 +234,8 @@ class _SourceError(Exception):
 
 
 class _SourceFile:
-    """The file of an upload. An error of `read` becomes _SourceError: never retried."""
+    """The file that an upload reads. An error of the file is raised as _SourceError, so
+    that the client library does not retry the upload."""
 
     def __init__(self, file: SeekableReader) -> None:
         self._file = file

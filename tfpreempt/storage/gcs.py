@@ -22,7 +22,7 @@ from tfpreempt.storage.gcs_transfer import GcsDownload, GcsUpload
 from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStat
 from tfpreempt.storage.request_deadline import Deadline
 
-_ABSENT = {"ifGenerationMatch": "0"}  # refused if an object of the name exists
+_ABSENT = {"ifGenerationMatch": "0"}  # refused if the object exists
 
 
 class GcsStore(BucketStore):

@@ -265,7 +265,7 @@ class LocalStore:
             The path of the object.
 
         Raises:
-            ObjectNotFoundError: there is no object of the name.
+            ObjectNotFoundError: there is no object with this name.
             CheckpointCorruptedError: a part of the path is a link, or the path is not a
                 regular file.
             CheckpointError: the disk cannot read the object; the class is `unreadable`.

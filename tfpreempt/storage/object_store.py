@@ -21,7 +21,7 @@ MAX_PARTS = 32  # maximum number of parts of a composed object
 
 
 class ObjectNotFoundError(errors.CheckpointError):
-    """There is no object of the requested name."""
+    """There is no object with the requested name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class ObjectStore(Protocol):
             timeout: seconds for the call, see the class.
 
         Returns:
-            Whether the object was created; False if an object of the name exists.
+            Whether the object was created; False if an object with this name exists.
         """
         ...
 
@@ -97,7 +97,7 @@ class ObjectStore(Protocol):
             The number of bytes copied; less than `length` if the object is too short.
 
         Raises:
-            ObjectNotFoundError: there is no object of the name.
+            ObjectNotFoundError: there is no object with this name.
         """
         ...
 
@@ -141,7 +141,7 @@ class ComposingStore(ObjectStore, Protocol):
             timeout: seconds for the call, see `ObjectStore`.
 
         Returns:
-            Whether the object was created; False if an object of the name exists.
+            Whether the object was created; False if an object with this name exists.
 
         Raises:
             ObjectNotFoundError: a part does not exist.
