@@ -31,7 +31,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket or a device
 _PIECE = 1 << 16
-_MAKING_RETRIES = 10  # if other processes remove the new, empty directories
+_MAKING_RETRIES = 10  # used if other processes remove the directories while empty
 _MOST_COPIED = 1 << 28  # bytes of the largest file that is replaced by a copy
 
 

@@ -168,7 +168,8 @@ class _Group:
     ids: list[int] = dataclasses.field(default_factory=list)
 
     def is_same(self, contents: PartsOf) -> bool:
-        """Returns whether the objects have the classes and parts of the last walk.
+        """Returns whether the objects still have the classes and parts that the walk
+        found.
 
         Args:
             contents: function that returns the current parts of each object.
@@ -213,7 +214,7 @@ def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Returns one part for every container: whether the container is data.
+    """Returns one part for every container: the result of `is_data` for the container.
 
     The items of such a container are too many to be compared.
     """
@@ -355,7 +356,10 @@ def is_set_by_library(kind: type, key: Any) -> bool:
 
 @functools.cache
 def _library_of(kind: type) -> type:
-    """Returns the class, or its first base class, that belongs to a library."""
+    """Returns `kind` if it belongs to a library; else its first base class that does.
+
+    The bases are searched in the order of `kind.__mro__`.
+    """
     bases = (each for each in kind.__mro__ if not is_user_code(each))
     return next(bases, object)
 
@@ -368,7 +372,8 @@ def _set_in_body(cls: type) -> frozenset[str]:
 
 
 def _set_in(code: types.CodeType) -> set[str]:
-    # Faster than `dis`, which would need a tenth of a second for a Keras model.
+    # Search the bytes of the code: `dis` would take a tenth of a second for the classes
+    # of a Keras model.
     read = code.co_code
     operations, arguments = read[::2], read[1::2]
 

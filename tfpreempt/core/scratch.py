@@ -18,7 +18,7 @@ default the system's temporary directory.
 """
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_LONGEST_READABLE = 60  # characters of the URL that the name repeats
+_LONGEST_READABLE = 60  # number of the URL's last characters in the directory's name
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:

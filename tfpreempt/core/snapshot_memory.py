@@ -21,7 +21,9 @@ _WORKERS = "TFPREEMPT_SNAPSHOT_WORKERS"
 VARIABLES = (_DIRECTORY, _BYTES, _WORKERS)
 _MOST_DIGITS = 19  # digits of the largest plausible memory size
 
-_UNIFIED = ("memory.max", "memory.current", "inactive_file")  # control groups, v2
+# Arguments `limit`, `used` and `inactive` of `_room`, for control groups of version 2
+# and of version 1.
+_UNIFIED = ("memory.max", "memory.current", "inactive_file")
 _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 

@@ -204,7 +204,10 @@ def _finished(
 
 
 def _first_indices(seed: int | None, size: int) -> Any:
-    """Returns the indices of the first samples of the first epoch, as a fingerprint."""
+    """Returns the indices of the first samples of the first epoch.
+
+    `with_permutation` stores the fingerprint of these indices in the dataset.
+    """
     with tf.device("CPU:0"):
         positions = tf.constant(first_positions(size), tf.int64)
         key = None if seed is None else _keys(seed).get_single_element()
@@ -212,7 +215,9 @@ def _first_indices(seed: int | None, size: int) -> Any:
 
 
 def _keys(seed: int) -> tf.data.Dataset:
-    """Returns a dataset of one key (three 32-bit numbers), new in every iteration.
+    """Returns a dataset of one key, which is new in every iteration over the dataset.
+
+    A key consists of three 32-bit numbers.
 
     The random op of tf.data counts the iterations, and its iterators save the count. A
     variable with the count would not work, because TensorFlow refuses to save an

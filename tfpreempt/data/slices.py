@@ -202,6 +202,7 @@ def check_shares(size: int, replicas: int) -> None:
         )
 
 
+# Datasets whose elements are batches of the same size as those of their input.
 _KEEPING_BATCHES = (
     *("_OptionsDataset", "_PrefetchDataset", "_RepeatDataset", "_ShuffleDataset"),
     *("_SkipDataset", "_TakeDataset"),

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
-_alone: dict[tuple[str, Cluster], StandaloneStates] = {}  # by directory and cluster
+_alone: dict[tuple[str, Cluster], StandaloneStates] = {}  # keys: directory, cluster
 
 
 def save_all_states() -> str | None:

@@ -119,7 +119,8 @@ class StandaloneStates:
                 f"{self._directory!r}); or use States with per_worker=False."
             )
         if not self._has_directory:
-            # Only before the first save: later saves must not create a new directory.
+            # Only before the first save: if the directory disappears later, a save must
+            # fail, and not create a new directory.
             os_errors.check_directory(self._named)
             self._has_directory = True
         if not self._cluster.is_chief:

@@ -67,7 +67,7 @@ class StandaloneMirror:
     scratch: Scratch | None = None
     seconds: float = _END_SECONDS
     _has_looked: bool = False
-    _process: int = 0  # process ID; a forked child does not wait at its end
+    _process: int = 0  # id of the process whose end waits for uploads; not of a fork
 
     def __post_init__(self) -> None:
         lease = Lease() if self.cluster.is_chief else None

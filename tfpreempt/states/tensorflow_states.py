@@ -81,7 +81,11 @@ class TensorFlowRandomState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Loads this worker's generator, or derives a new worker's from the chief's."""
+        """Restores this worker's generator after the number of workers has changed.
+
+        A worker with a saved file loads the file. A new worker gets a generator whose
+        seed is derived from the chief's file and the worker's index.
+        """
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if self._generator is None:
                 program_values.reseed(seed)
