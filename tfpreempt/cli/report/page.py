@@ -16,7 +16,7 @@ from tfpreempt.errors import ConfigurationError
 _ZOOMED = 12
 """Number of interruptions for which a separate timeline is drawn."""
 
-_CURVES = 24
+_CURVES = 24  # largest number of metrics for which curves are drawn
 _ROWS = 500  # largest number of rows in the table of commits
 
 

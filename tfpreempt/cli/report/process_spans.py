@@ -354,7 +354,7 @@ def lose(spans: Sequence[Span], begin: float) -> list[Span]:
 
 
 def _phases(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
-    """Divides a lifetime into spans, without the phase SAVING."""
+    """Divides a lifetime into spans of all phases but SAVING and LOST."""
     changes = [(lifetime.begin, Phase.STARTING)]
     ended, decided = lifetime.exit, None
     for record in lifetime.records:
@@ -378,8 +378,8 @@ def _phases(lifetime: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
             case "exit":
                 is_known = record["outcome"] in ("committed", "lost")
                 is_called = is_known and now is Phase.TRAINING
-                # Another worker received the notice, so this worker has only the
-                # decision.
+                # Another worker received the notice, so this worker has recorded only
+                # the decision: count the time since the decision as NOTICED.
                 if is_called and decided is not None:
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
                 if changes[-1][1] is not Phase.EXITING:

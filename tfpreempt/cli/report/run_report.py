@@ -407,9 +407,9 @@ def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int
 def _milestones(
     lifetime: ProcessLifetime, commits: Sequence[Record]
 ) -> list[tuple[float, int]]:
-    """Returns the recorded pairs (time, step) of a lifetime, in order.
+    """Returns pairs (time, step): the steps that a process has reached, by its records.
 
-    Pairs whose step is lower than an earlier step are left out.
+    The pairs are in order. Pairs whose step is lower than an earlier step are left out.
     """
     found: list[tuple[float, int]] = []
     if lifetime.restored is not None:

@@ -72,7 +72,9 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 _LIMITS = RestartLimits()
-_MAX_IDLE_PREEMPTIONS = 10  # default with --checkpoint-dir: commits can be seen
+# Default of --max-preemptions-without-progress if --checkpoint-dir is given, so that
+# the supervisor sees the commits.
+_MAX_IDLE_PREEMPTIONS = 10
 
 
 @click.command(

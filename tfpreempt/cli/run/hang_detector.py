@@ -24,12 +24,13 @@ SHORTEST = 2.0
 heartbeats was late."""
 
 _LOOK_SECONDS = 0.5
-# If more seconds pass between two polls, the supervisor was suspended.
+# If more seconds pass between two polls, the supervisor was suspended, and the further
+# seconds do not count.
 _MOST_BETWEEN = 2.0
-# Limit for phases in which tracing, compiling or C code takes long.
+# Timeout for phases in which tracing, compiling or C code takes long.
 _LONG_SECONDS = 3600.0
-_LEAST_SECONDS = 120.0
-_STEPS = 20
+_LEAST_SECONDS = 120.0  # AUTO allows at least so many seconds
+_STEPS = 20  # AUTO allows so many times the median step time
 _TRACES = 2  # AUTO allows twice the first step, since a later step may be traced again
 _KEPT = 101  # number of step times for the median
 # Phases in which a process is not exempt if the kernel has stopped it (state T).
@@ -159,7 +160,7 @@ class HangDetector:
         self._asked = []
 
     def look(self, now: float, running: Sequence[int]) -> float | None:
-        """Reads the heartbeats of the running workers; returns when a timeout passes.
+        """Reads the heartbeats of the running workers, and computes the next timeout.
 
         While a worker is in a phase without steps (`WorkerProgress.is_exempt`), other
         workers may be waiting for this worker. So only workers in such phases are

@@ -157,7 +157,8 @@ class WorkerLog:
         starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
         if not starts:
             return lines, None, len(lines)
-        # The first unindented line is the error. Libraries may have written more lines.
+        # The first unindented line of a traceback is the error. Lines after the error
+        # are output that libraries have written later.
         after = range(starts[-1] + 1, len(lines))
         end = next((i + 1 for i in after if lines[i][:1] != " "), len(lines))
         return lines, starts[-1], end

@@ -155,7 +155,7 @@ class Reporter:
             if not text:
                 self._print(f"worker {worker} wrote no stacks")
                 continue
-            # The main thread is last.
+            # The stack of the main thread is the last one.
             main = text.rstrip().rpartition("\n\n")[2].splitlines()
             own = [line for line in main[_NEWEST_LINES:] if _LIBRARIES not in line]
             shown = (main[:_NEWEST_LINES] + own)[:_SHOWN_LINES]
@@ -314,7 +314,7 @@ def claim(journal: JsonLines, supervisor: str) -> None:
     here = lease_record.this_process(0.0)
     owner = dataclasses.asdict(here)
     journal.append({"event": "opened", "supervisor": supervisor, "owner": owner})
-    journal.close()  # if stdout or stderr is closed, the file may have got its number
+    journal.close()  # its descriptor may be 1 or 2, if stdout or stderr is closed
     earlier: dict[str, lease_record.LeaseOwner] = {}  # by id of the supervisor
     with (
         contextlib.suppress(OSError),
@@ -340,7 +340,10 @@ def claim(journal: JsonLines, supervisor: str) -> None:
 
 
 def _counts(spent: BudgetUsed) -> dict[str, int]:
-    """Returns the counters for a record; the times of failures become a count."""
+    """Returns the numbers of preemptions and failures, as fields of a journal record.
+
+    The times of the failures in the last hour are replaced by their number.
+    """
     counts = dataclasses.asdict(spent)
     counts["failures_in_an_hour"] = len(counts.pop("failed_at"))
     return counts

@@ -72,8 +72,8 @@ class RestartLimits:
     kill_after: float = 15.0  # time for workers to exit after a failure or a hang
     stacks_grace: float = 1.0  # time for hung workers to write their stacks
     unkillable: float = 10.0  # time for a process to end after SIGKILL
-    backoff: float = 1.0
-    backoff_max: float = 60.0
+    backoff: float = 1.0  # delay of the first restart after a failure
+    backoff_max: float = 60.0  # longest delay of a restart
     # If workers have run for longer, this counts as progress, and resets the delay.
     backoff_reset: float = 600.0
 
@@ -460,16 +460,18 @@ def _backoff(limits: RestartLimits, row: int) -> float:
 def _first_preempted(limits: RestartLimits, seen: SupervisorState) -> WorkerExit | None:
     """Returns the first preempted worker; None if no worker was preempted.
 
-    Workers to which the supervisor has sent SIGTERM come last.
+    A worker to which the supervisor had sent SIGTERM is returned only if every
+    preempted worker had got this SIGTERM.
     """
     left = [e for e in seen.exits if limits.is_preempted(e)]
     return next((e for e in left if not e.was_asked), left[0] if left else None)
 
 
 def _ended_by_signal(limits: RestartLimits, seen: SupervisorState) -> bool:
-    """Returns whether SIGTERM has killed a worker, which had no handler yet.
+    """Returns whether SIGTERM has killed a worker.
 
-    If so, the other workers cannot commit, and might wait minutes for this worker.
+    SIGTERM kills a worker that has not created its handler yet. The other workers then
+    cannot commit, and might wait minutes for the killed worker.
     """
     return any(e.returncode < 0 and limits.is_preempted(e) for e in seen.exits)
 

@@ -211,7 +211,7 @@ class Supervisor:
         start, after which the workers are restarted.
 
         Args:
-            claims: ends the reservation of the ports.
+            claims: context at whose end the ports are no longer reserved.
             restart: number of restarts so far.
 
         Returns:
