@@ -98,6 +98,7 @@ def _rows(
 
 class _State:
     def __init__(self, name: str, mebibytes: int, root: Path) -> None:
+        from tfpreempt.checkpoint.directory.retention import RetentionPolicy
         from tfpreempt.checkpoint.restore import opening
 
         self.name, self._root = name, root
@@ -106,7 +107,7 @@ class _State:
         self.mebibytes = round(size / 2**20)
         root.mkdir()
         self._directory = opening.open_directory(
-            self.checkpoint, root / "run", max_to_keep=None
+            self.checkpoint, root / "run", policy=RetentionPolicy(max_to_keep=None)
         )
         self._directory.start()
         self.seconds: dict[str, list[float]] = defaultdict(list)

@@ -93,11 +93,14 @@ def program(task: str, root: str, name: str, mebibytes: int) -> dict[str, Any]:
     """Saves the state, or restores it by one of the sides."""
     import numpy as np
 
+    from tfpreempt.checkpoint.directory.retention import RetentionPolicy
     from tfpreempt.checkpoint.restore import opening
     from tfpreempt.checkpoint.restore.save import Save
 
     checkpoint, variables = states.checkpoint(name, mebibytes)
-    directory = opening.open_directory(checkpoint, f"{root}/run", max_to_keep=None)
+    directory = opening.open_directory(
+        checkpoint, f"{root}/run", policy=RetentionPolicy(max_to_keep=None)
+    )
     if task == "save":
         directory.start()
         save = Save(directory, 1, "bench")

@@ -554,12 +554,13 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
         "all that a directory consists of: each caller names the few that it needs",
     ),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
-    "handler/handler.py:PreemptionCheckpointHandler.__init__": ((10,), "public"),
+    "handler/handler.py:PreemptionCheckpointHandler.__init__": ((12,), "public"),
     "handler/run.py:Run": (
         (22, 26),
         "its counters and marks are read and written by the session, the rounds, the "
         "end of training and a fit: a value for each would be one more name to follow",
     ),
+    "keras/callback.py:PreemptionCallback.__init__": ((10,), "public"),
     "platforms/config.py:TerminationConfig.__init__": ((9,), "public"),
 }
 

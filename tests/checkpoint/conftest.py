@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 
 
@@ -42,9 +43,11 @@ def broken(monkeypatch):
 def make_mirror(store):
     made = []
 
-    def make(place=store, told=None, **kwargs):
-        made.append(Mirror(place, **({"max_to_keep": 2} | kwargs)))
-        made[-1].begin("", None, (Journal() if told is None else told).record)
+    def make(place=store, told=None, begins=("", None), **kwargs):
+        most = kwargs.pop("max_to_keep", 2)
+        policy = kwargs.pop("policy", None) or RetentionPolicy(max_to_keep=most)
+        made.append(Mirror(place, policy, **kwargs))
+        made[-1].begin(*begins, (Journal() if told is None else told).record)
         return made[-1]
 
     yield make

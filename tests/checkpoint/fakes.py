@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tfpreempt.checkpoint.directory import retention
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
 from tfpreempt.checkpoint.restore.save import Save
@@ -130,6 +131,8 @@ def open_directory(
     clock=None,
     **kwargs,
 ):
+    if "max_to_keep" in kwargs:
+        kwargs["retention"] = RetentionPolicy(max_to_keep=kwargs.pop("max_to_keep"))
     os.makedirs(path, exist_ok=True)
     files = files or LocalFiles(str(path))
     return Directory(

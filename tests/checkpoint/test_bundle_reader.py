@@ -33,6 +33,7 @@ from tfpreempt.checkpoint.bundles import (  # noqa: E402
     tensor_reader,
 )
 from tfpreempt.checkpoint.bundles.bundle_writer import data_file  # noqa: E402
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
 from tfpreempt.checkpoint.restore import restore as restore_  # noqa: E402
 from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
@@ -310,7 +311,10 @@ class Run:
         text, flags = tf.Variable(["a" * 99]), tf.Variable([True] * 50)
         self.checkpoint = tf.train.Checkpoint(v=self.variables, t=text, f=flags)
         self.directory = opening.open_directory(
-            self.checkpoint, directory, registry=StateRegistry(), max_to_keep=None
+            self.checkpoint,
+            directory,
+            registry=StateRegistry(),
+            policy=RetentionPolicy(max_to_keep=None),
         )
         self.directory.start()
 

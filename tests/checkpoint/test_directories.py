@@ -13,6 +13,7 @@ from tests.checkpoint.fakes import OwnContents, open_directory, write_part
 from tests.checkpoint.test_lease import acquired
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import is_leased_by
 from tfpreempt.checkpoint.mirror.store_selection import choose_storage
 from tfpreempt.storage import os_errors
@@ -123,7 +124,7 @@ def test_a_damaged_url_is_no_local_directory(tmp_path, monkeypatch, url):
 )
 def test_a_url_that_cannot_be_a_directory(url, says):
     with pytest.raises(errors.ConfigurationError, match=re.escape(says)):
-        choose_storage(None, url)
+        choose_storage(None, url, RetentionPolicy())
     with pytest.raises(errors.ConfigurationError, match="is a URL"):
         os_errors.check_directory(url)
 

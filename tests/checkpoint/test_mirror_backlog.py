@@ -11,6 +11,7 @@ import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tests.fakes.storage import FaultyObjectStore, damage
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror.mirror_retention import Retention
 from tfpreempt.checkpoint.mirror.mirror_status import RetryState
 from tfpreempt.testing.clock import FakeClock
@@ -160,6 +161,6 @@ def test_a_marker_alone_is_nothing_to_keep(tmp_path, store):
         if not name.endswith("/COMMITTED"):
             store.delete(name)
     uploaded(store, commit(tmp_path, 8))
-    Retention(store, 2, 0).run()
+    Retention(store, RetentionPolicy(), 0).run()
     assert [name.split(".")[0] for name in folders(store)] == ["8", "6"]
     assert not list(store.list(f"{robbed}/"))

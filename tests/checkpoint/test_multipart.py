@@ -19,6 +19,7 @@ from tests.checkpoint.uploads import (
 from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror import upload
 from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.checkpoint.mirror.mirror_retention import Retention
@@ -32,7 +33,7 @@ PARTS = 4  # of each
 
 
 def kept_in_order(store, max_to_keep=2):
-    Retention(store, max_to_keep, 0).run()
+    Retention(store, RetentionPolicy(max_to_keep=max_to_keep), 0).run()
 
 
 def done(store, name):
@@ -253,7 +254,7 @@ def test_parts_that_come_late_go_at_the_next_look(tmp_path):
     """Of an older run that woke after the commit was made by a newer one."""
     store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
-    retention = Retention(store, 2, 0)
+    retention = Retention(store, RetentionPolicy(), 0)
     retention.run()
     late = upload.part_name(folders(store)[0], "ckpt.index", Range(0, 5))
     store.put_if_absent(late, io.BytesIO(b"late"))
@@ -290,7 +291,7 @@ def test_where_nothing_may_be_deleted_parts_stay_and_that_is_said_once(
 ):
     store, entry = Keeping(), commit(tmp_path, 5)
     uploaded(store, entry, **IN_PARTS)
-    retention = Retention(store, 2, 0)
+    retention = Retention(store, RetentionPolicy(), 0)
     with caplog.at_level(logging.WARNING):
         retention.run()
         retention.run()
@@ -307,7 +308,7 @@ def test_where_nothing_may_be_deleted_parts_stay_and_that_is_said_once(
 def test_a_sweep_that_fails_for_a_moment_is_a_fault_like_others(tmp_path):
     store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5), **IN_PARTS)
-    retention = Retention(store, 2, 0)
+    retention = Retention(store, RetentionPolicy(), 0)
     store.fail_from(len(store.operations) + 6, errors.SaveError("503"))
     with pytest.raises(errors.SaveError, match="503"):
         retention.run()

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.tensorflow
 from tests.checkpoint.fakes import watch_searches  # noqa: E402
 from tests.checkpoint.test_bundle_writer import Holder, assert_same  # noqa: E402
 from tfpreempt.checkpoint.bundles import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
 from tfpreempt.checkpoint.restore.save import Save  # noqa: E402
 from tfpreempt.checkpoint.tensors import gather  # noqa: E402
@@ -434,7 +435,9 @@ def searches(monkeypatch):
 def test_the_second_commit_of_a_directory_makes_no_search(tmp_path, searches):
     """The first commit makes the checkpoint's counter of saves, and knows it."""
     checkpoint = make()
-    directory = opening.open_directory(checkpoint, tmp_path / "run", max_to_keep=None)
+    directory = opening.open_directory(
+        checkpoint, tmp_path / "run", policy=RetentionPolicy(max_to_keep=None)
+    )
     directory.start()
     for step in (1, 2):
         save = Save(directory, step, f"test-{step}")

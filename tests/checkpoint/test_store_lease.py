@@ -14,6 +14,7 @@ from tests.fakes.storage import FaultyObjectStore
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.object_store_lease import PACE, ObjectStoreLease
 from tfpreempt.checkpoint.mirror.mirror import Mirror
@@ -156,7 +157,9 @@ def test_a_mirror_copies_under_its_lease_and_marks_nothing_once_it_is_lost(
 ):
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
-    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror = Mirror(
+        store, RetentionPolicy(max_to_keep=None), lease=Lease(pause=Waiting())
+    )
     mirror.look()
     mirror.begin(str(directory), catalog.read_at(save(saver, 1).path), journal.record)
     assert mirror.wait(20)
@@ -176,7 +179,9 @@ def test_a_mirror_that_let_go_takes_nothing_again_until_training_goes_on(
     """The upload that is under way when a machine goes away."""
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
-    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror = Mirror(
+        store, RetentionPolicy(max_to_keep=None), lease=Lease(pause=Waiting())
+    )
     mirror.look()
     put_if_absent, let_go = store.put_if_absent, []
 
@@ -202,7 +207,9 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
 ):
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
-    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror = Mirror(
+        store, RetentionPolicy(max_to_keep=None), lease=Lease(pause=Waiting())
+    )
     mirror.look()
     mirror.begin(str(directory), catalog.read_at(save(saver, 1).path), journal.record)
     assert mirror.wait(20)
@@ -234,7 +241,9 @@ def test_a_copy_of_what_the_run_before_had_committed_is_no_strangers(
     with monkeypatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.directory.head._PROCESS", "the run before")
         before = save(saver, 1)
-    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror = Mirror(
+        store, RetentionPolicy(max_to_keep=None), lease=Lease(pause=Waiting())
+    )
     if can_look:
         mirror.look()
     mirror.begin(str(directory), catalog.read_at(before.path), journal.record)
@@ -251,7 +260,9 @@ def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(
 ):
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
-    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror = Mirror(
+        store, RetentionPolicy(max_to_keep=None), lease=Lease(pause=Waiting())
+    )
     mirror.begin(str(directory), catalog.read_at(save(saver, 1).path), journal.record)
     assert mirror.wait(20)
     assert mirror.lease.token == "1"
@@ -268,7 +279,9 @@ def test_a_store_that_takes_nothing_does_not_keep_a_program_from_its_start(
     is_open = threading.Event()
     put_if_absent = store.put_if_absent
     store.put_if_absent = lambda *a, **k: is_open.wait(20) and put_if_absent(*a, **k)
-    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror = Mirror(
+        store, RetentionPolicy(max_to_keep=None), lease=Lease(pause=Waiting())
+    )
     mirror.look()
     assert "the first upload retries this" in caplog.text
     is_open.set()

@@ -20,6 +20,7 @@ from tests.checkpoint.uploads import (
 from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror import upload
 from tfpreempt.checkpoint.mirror.mirror_retention import Retention
 from tfpreempt.storage.open_store import open_store
@@ -73,7 +74,7 @@ def test_an_uploader_killed_at_any_request_shows_nothing_half(tmp_path, when, wa
             assert len(folders(store)) <= 1, f"killed at request {number}"
             uploaded(store, entry, **way)  # the next run finishes it
             assert len(folders(store)) == 1
-            Retention(store, 2, 0).run()
+            Retention(store, RetentionPolicy(), 0).run()
             assert {name.split("/")[0] for name in store.list()} == set(folders(store))
             continue
         break
@@ -91,7 +92,7 @@ def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when, way)
         except SimulatedCrash:
             store.revive()
             uploaded(store, new, **way)
-            Retention(store, 2, 0).run()
+            Retention(store, RetentionPolicy(), 0).run()
             whole = folders(store)
             assert {name.split("/")[0] for name in store.list()} == set(whole)
             continue
@@ -109,11 +110,11 @@ def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when, way
             uploaded(store, entry, **way)
         store.fail_from(len(store.operations) + number, SimulatedCrash("killed"))
         try:
-            Retention(store, 1, 0).run()
+            Retention(store, RetentionPolicy(max_to_keep=1), 0).run()
         except SimulatedCrash:
             store.revive()
             assert folders(store)[0].startswith("7.")
-            Retention(store, 1, 0).run()
+            Retention(store, RetentionPolicy(max_to_keep=1), 0).run()
             assert {name.split("/")[0] for name in store.list()} == set(folders(store))
             continue
         break
@@ -129,7 +130,7 @@ def test_only_what_is_ours_is_deleted(tmp_path):
     old = folders(store)[-1]
     for name in (f"{old}/notes.txt", "other/MANIFEST.json", "7.x/file", "readme"):
         store.put_if_absent(name, io.BytesIO(b"mine"))
-    Retention(store, 1, 0).run()
+    Retention(store, RetentionPolicy(max_to_keep=1), 0).run()
     assert [name for name in store.list() if name.startswith(old)] == [
         f"{old}/notes.txt"
     ]
@@ -139,7 +140,7 @@ def test_only_what_is_ours_is_deleted(tmp_path):
 def test_what_cannot_be_read_now_is_not_deleted(tmp_path, broken):
     """Its manifest says what in the folder is ours; unread, all of it was deleted."""
     store = open_store(str(tmp_path / "mirror"))
-    retention = Retention(store, 2, 0)
+    retention = Retention(store, RetentionPolicy(), 0)
     for step in (5, 6):
         uploaded(store, commit(tmp_path / "run", step))
         retention.run()

@@ -12,6 +12,7 @@ from tests.fakes.storage import FaultyFiles, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import checkpoint_state
 from tfpreempt.checkpoint.directory.catalog import Kind
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.state.state import StateRegistry
 
 pytestmark = pytest.mark.tensorflow
@@ -403,7 +404,7 @@ def test_bad_arguments():
     with pytest.raises(errors.ConfigurationError, match="of type int"):
         opening.open_directory(3, "/tmp")
     with pytest.raises(errors.ConfigurationError, match="max_to_keep"):
-        opening.open_directory(None, "/tmp", max_to_keep=0)
+        RetentionPolicy(max_to_keep=0)
 
 
 def test_named_states_alone(tmp_path):

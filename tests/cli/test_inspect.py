@@ -31,7 +31,8 @@ from tfpreempt.storage.local import LocalStore
 
 KEYS = {
     "name", "state", "checked", "where", "path", "uri", "form", "step", "sequence",
-    "token", "saved_at", "bytes", "world_size", "workers", "because", "states",
+    "token", "saved_at", "bytes", "world_size", "workers", "because", "kept_because",
+    "states",
     "problems", "remarks",
 }  # fmt: skip
 

@@ -239,6 +239,8 @@ def test_a_checkpoint_of_another_model(program: Program) -> None:
         ("peer_timeout", None),
         ("max_to_keep", 0),
         ("max_to_keep", "2"),
+        ("keep_every", 0),
+        ("best_by", ("val_loss", "low", 1)),
         ("termination_config", "SIGTERM"),
     ],
 )
@@ -251,6 +253,33 @@ def test_arguments_that_cannot_work(
             None, program.checkpoint, program.directory, **{argument: value}
         )
     assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"keep_every": 5}, {"best_by": ("loss", "min", 1)}], ids=str
+)
+def test_rules_of_a_manager_are_its_own(program: Program, rule: Any) -> None:
+    """F: the manager deletes its checkpoints itself."""
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=2
+    )
+    config = TerminationConfig(save_fn=lambda: None)
+    with pytest.raises(errors.ConfigurationError, match="keep_every= and best_by="):
+        PreemptionCheckpointHandler(None, manager, **rule)
+    with pytest.raises(errors.ConfigurationError, match="keep_every= and best_by="):
+        PreemptionCheckpointHandler(
+            None, program.checkpoint, program.directory, config, **rule
+        )
+
+
+@pytest.mark.parametrize("metrics", [3, {"loss": "low"}, {"loss": None}, {"loss": []}])
+def test_metrics_that_are_no_numbers(program: Program, metrics: Any) -> None:
+    """F: named; nothing is committed."""
+    with program.handler() as handler:
+        handler.run(program.step)
+        with pytest.raises(errors.ConfigurationError, match="metrics is"):
+            handler.save(metrics=metrics)
+        assert handler.checkpoints() == []
 
 
 @pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "30"])

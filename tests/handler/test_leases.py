@@ -16,6 +16,7 @@ from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import DirectoryLease
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
@@ -164,7 +165,7 @@ def test_what_a_start_brings_for_other_workers_goes_by_way_of_the_lease(
     program: Program, store: FaultyObjectStore
 ) -> None:
     commit(program)
-    mirror = Mirror(store, max_to_keep=2, lease=Lease())
+    mirror = Mirror(store, RetentionPolicy(), lease=Lease())
     mirror.look()
     commit_of_chief = catalog.read_at(str(program.directory / "1"))
     other = ObjectStoreLease(store)

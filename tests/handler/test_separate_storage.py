@@ -18,6 +18,7 @@ from tests.checkpoint.fakes import Words, write_part
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import PACE
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_record import ObservedLease, this_process
@@ -63,7 +64,7 @@ def begin(
         directory=disk,
         cluster=cluster,
         store=store,
-        mirror=Mirror(store, max_to_keep=2) if store and cluster.is_chief else None,
+        mirror=Mirror(store, RetentionPolicy()) if store and cluster.is_chief else None,
         lease=Lease() if cluster.is_chief else None,
         in_use=in_use,
     )

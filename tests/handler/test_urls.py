@@ -23,6 +23,7 @@ from tests.handler.program import Program
 from tfpreempt import PreemptionCheckpointHandler, TerminationConfig, errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.manifest import Parent
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease import lease_record as holders
 from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
@@ -257,7 +258,9 @@ def test_a_worker_on_another_disk_becomes_the_chief(
     assert train(3)[1] == 2
     cloud.go_to("first")
     (newest, *_) = catalog.commits(open_store(URL), pytest.fail)
-    worker = open_directory(None, str(cloud.scratch), max_to_keep=1)
+    worker = open_directory(
+        None, str(cloud.scratch), policy=RetentionPolicy(max_to_keep=1)
+    )
     assert worker.fetch(open_store(URL), newest.token) is not None
     assert cloud.here()[0] == 9
     assert train(4)[1] == 3

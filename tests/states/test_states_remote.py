@@ -21,6 +21,7 @@ from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import DirectoryLease
 from tfpreempt.checkpoint.mirror import store_selection
 from tfpreempt.checkpoint.mirror.mirror import Mirror
@@ -303,7 +304,7 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
 def test_after_a_handler_copying_begins_again(place, words):
     place.save(words, "one")
     place.wait()
-    taker = Mirror(place.store, max_to_keep=2)
+    taker = Mirror(place.store, RetentionPolicy())
     here = str(place.directory)
     taker.begin(here, None, place.hear)
     place.wait()  # ended

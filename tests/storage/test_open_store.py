@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror.store_selection import choose_storage
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
@@ -119,8 +120,8 @@ def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
     if "://" in place and "@" in place:
         remote = ["run", "--mirror-dir", place, "--checkpoint-dir"]
         opens += [
-            lambda: choose_storage(None, tmp_path),
-            lambda: choose_storage(None, place),
+            lambda: choose_storage(None, tmp_path, RetentionPolicy()),
+            lambda: choose_storage(None, place, RetentionPolicy()),
             lambda: os_errors.check_directory(place),
             *(
                 lambda name=name: run_command(name, place)

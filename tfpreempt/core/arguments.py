@@ -71,6 +71,21 @@ def check_timeout(value: Any) -> None:
         )
 
 
+def check_metrics(metrics: Any) -> dict[str, float]:
+    """Returns the metrics of a step as floats, by name.
+
+    Raises:
+        ConfigurationError: the argument is no mapping from names to numbers.
+    """
+    try:
+        return {str(name): float(value) for name, value in dict(metrics).items()}
+    except (TypeError, ValueError) as error:
+        raise errors.ConfigurationError(
+            f"metrics is {metrics!r:.200}; expected a dict of numbers by name, such as "
+            '{"val_loss": 0.3}'
+        ) from error
+
+
 def check_grace(grace: Any, name: str = "grace_period") -> float | None:
     """Returns a grace period in seconds; None for 0 and None, which mean unknown.
 

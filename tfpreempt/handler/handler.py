@@ -12,11 +12,12 @@ import contextlib
 import datetime
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.checkpoint.restore.handle import (
     Checkpoint,
@@ -25,7 +26,7 @@ from tfpreempt.checkpoint.restore.handle import (
 )
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
-from tfpreempt.core.arguments import check_save_freq, check_timeout
+from tfpreempt.core.arguments import check_metrics, check_save_freq, check_timeout
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
 from tfpreempt.handler.collective_save import PLAIN, RunStages
@@ -86,6 +87,11 @@ class PreemptionCheckpointHandler:
         max_to_keep: number of commits kept in `checkpoint_dir`; None keeps every
             commit. With a CheckpointManager, the manager's `max_to_keep` counts, not
             this argument.
+        keep_every: a number of steps or a `datetime.timedelta`: the first commit of
+            each such period stays for ever. None: no such commit.
+        best_by: `("val_loss", "min", 3)` also keeps the three commits with the lowest
+            ("max": highest) value of a metric of `save(metrics=...)`. With
+            `keep_every` or `best_by`, at least the two newest commits stay.
         mirror_dir: the mirror, "gs://bucket/run" or "s3://bucket/run": a prefix that
             only this run uses. Each commit is uploaded to the mirror in the background.
             A start resumes from the mirror unless the directory has a newer commit.
@@ -126,6 +132,8 @@ class PreemptionCheckpointHandler:
         restore: bool = True,
         peer_timeout: float = 30.0,
         max_to_keep: int | None = 2,
+        keep_every: int | datetime.timedelta | None = None,
+        best_by: tuple[str, Literal["min", "max"], int] | None = None,
         mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
     ) -> None:
@@ -138,7 +146,9 @@ class PreemptionCheckpointHandler:
         options = CheckpointOptions(
             checkpoint_dir=checkpoint_dir,
             restore=restore,
-            max_to_keep=max_to_keep,
+            policy=RetentionPolicy(
+                max_to_keep=max_to_keep, keep_every=keep_every, best_by=best_by
+            ),
             mirror_dir=mirror_dir,
             async_save=async_save,
         )
@@ -298,21 +308,28 @@ class PreemptionCheckpointHandler:
 
     # --- saving ----------------------------------------------------------------------
 
-    def save(self) -> Checkpoint | None:
+    def save(self, *, metrics: Mapping[str, float] | None = None) -> Checkpoint | None:
         """Commits now; every worker calls this method at the same point of the loop.
 
         If a notice arrives before the next `run()`, the process exits with this commit,
         without another save. Work done after `save()` is then repeated, as after any
         restart.
 
+        Args:
+            metrics: metrics of the current step, by name, for `best_by`; recorded in
+                the commit. The values of the chief count.
+
         Returns:
             The commit on the chief. None on the other workers, because the chief may
             still be writing the commit.
 
         Raises:
+            ConfigurationError: a metric is not a number.
             SaveError: the directory cannot be written, or the part of a worker did not
                 arrive before the timeout.
         """
+        if metrics is not None:
+            self._run.directory.set_metrics(self._run.step, check_metrics(metrics))
         self._session.save(self._run)
         if not self._session.cluster.is_chief:
             return None
@@ -335,6 +352,7 @@ class PreemptionCheckpointHandler:
 
         Reads the directory, but does not verify the commits. The list includes other
         checkpoints there that a handler can restore, such as TensorFlow's.
+        `Checkpoint.kept_because` says why retention keeps a commit.
 
         Raises:
             CheckpointError: the directory cannot be listed.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_timeouts import GRACE
 from tfpreempt.checkpoint.mirror.mirror import Mirror
@@ -51,14 +52,14 @@ class CheckpointOptions:
         checkpoint_dir: path or URL of the directory for the commits; None if a
             CheckpointManager names the directory.
         restore: whether to restore the newest commit; False to start from scratch.
-        max_to_keep: number of commits to keep; None keeps every commit.
+        policy: the rules by which commits stay.
         mirror_dir: location of the mirror; None: the value of TFPREEMPT_MIRROR_DIR.
         async_save: whether periodic saves are asynchronous, if possible.
     """
 
     checkpoint_dir: str | os.PathLike[str] | None
     restore: bool
-    max_to_keep: int | None
+    policy: RetentionPolicy
     mirror_dir: Any
     async_save: bool
 
@@ -118,14 +119,21 @@ def register(
             raise _url_refused(
                 "CheckpointManager" if is_managed else "save_fn", directory
             )
-        storage = choose_storage(options.mirror_dir, directory, options.max_to_keep)
+        if (is_managed or config.save_fn) and options.policy.has_rules:
+            raise errors.ConfigurationError(
+                "keep_every= and best_by= cannot be used with a CheckpointManager or a "
+                "save_fn, which deletes its checkpoints itself. Use the arguments of "
+                "the manager (max_to_keep=, keep_checkpoint_every_n_hours=); or pass "
+                "the tf.train.Checkpoint itself with checkpoint_dir="
+            )
+        storage = choose_storage(options.mirror_dir, directory, options.policy)
         cluster, connected = session.cluster, connection()
         lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
         mirror = None
         if storage.store is not None and cluster.is_chief:
             mirror = Mirror(
                 storage.store,
-                max_to_keep=options.max_to_keep,
+                options.policy,
                 lease=Lease(config.grace_seconds or GRACE),
                 scratch=storage.scratch,
             )
@@ -138,7 +146,7 @@ def register(
             directory=storage.directory,
             cluster=cluster,
             restore=options.restore,
-            max_to_keep=storage.max_to_keep,
+            policy=storage.policy,
             save_fn=config.save_fn,
             io_device=None if connected is None else connected.device,
             store=storage.store,

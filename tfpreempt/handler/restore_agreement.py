@@ -19,6 +19,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import PACE, is_leased_by
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_timeouts import LONGEST_GRACE, MARGIN
@@ -68,8 +69,7 @@ class RestoreAgreement:
         directory: checkpoint directory of this worker, as given by the user.
         cluster: the workers, and the index of this worker.
         restore: whether to restore a commit; False to start from scratch.
-        max_to_keep: number of commits to keep in the directory; None keeps every
-            commit.
+        policy: the rules by which commits stay in the directory.
         save_fn: function of the program that saves in place of tfpreempt; None:
             tfpreempt saves.
         io_device: TensorFlow device that writes and reads files; None: the device of
@@ -88,7 +88,7 @@ class RestoreAgreement:
     directory: str | os.PathLike[str] | None
     cluster: Cluster
     restore: bool = True
-    max_to_keep: int | None = 2
+    policy: RetentionPolicy = dataclasses.field(default_factory=RetentionPolicy)
     save_fn: Callable[..., Any] | None = None
     io_device: str | None = None
     store: ObjectStore | None = None
@@ -268,7 +268,7 @@ def _open(
         start.checkpoint,
         start.directory,
         cluster=start.cluster,
-        max_to_keep=start.max_to_keep,
+        policy=start.policy,
         save_fn=start.save_fn,
         chief_directory=chief_directory,
         io_device=start.io_device,

@@ -512,7 +512,7 @@ def open_snapshots(
             getattr(checkpoint, "checkpoint", checkpoint),
             directory_for(memory, checkpoint_dir, cluster.worker),
             cluster=dataclasses.replace(cluster, saves_all=True),
-            max_to_keep=KEPT,
+            policy=retention.RetentionPolicy(max_to_keep=KEPT),
             is_second=True,
         )
         directory.start()

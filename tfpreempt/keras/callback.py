@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.checkpoint.restore.handle import (
     Checkpoint,
@@ -87,6 +88,11 @@ class PreemptionCallback:
             running has no timeout after such a notice; the platform may end the
             process first.
         max_to_keep: number of commits to keep; None keeps every commit.
+        keep_every: a number of steps or a `datetime.timedelta`: the first commit of
+            each such period stays for ever. None: no such commit.
+        best_by: `("val_loss", "min", 3)` also keeps the three commits with the lowest
+            ("max": highest) value of a metric of the epoch's logs. With
+            `keep_every` or `best_by`, at least the two newest commits stay.
         mirror_dir: URL of the mirror (the copy of the commits in an object store),
             gs://bucket/run or s3://bucket/run. Commits are uploaded in the background.
             If the mirror has a newer commit than the directory at the start, the fit
@@ -114,6 +120,8 @@ class PreemptionCallback:
         restore: bool = True,
         peer_timeout: float = 30.0,
         max_to_keep: int | None = 2,
+        keep_every: int | datetime.timedelta | None = None,
+        best_by: tuple[str, Literal["min", "max"], int] | None = None,
         mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
     ) -> None:
@@ -139,7 +147,9 @@ class PreemptionCallback:
             termination_config=termination_config,
             restore=restore,
             peer_timeout=peer_timeout,
-            max_to_keep=max_to_keep,
+            policy=RetentionPolicy(
+                max_to_keep=max_to_keep, keep_every=keep_every, best_by=best_by
+            ),
             mirror_dir=mirror_dir,
             async_save=async_save,
         )
@@ -199,6 +209,7 @@ class PreemptionCallback:
 
         Reads the directory, but does not verify the commits. The list includes
         checkpoints by other programs that a fit can restore.
+        `Checkpoint.kept_because` says why retention keeps a commit.
 
         Raises:
             CheckpointError: the directory cannot be listed.

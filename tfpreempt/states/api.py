@@ -13,6 +13,7 @@ import os
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.mirror.store_selection import (
     REMOTE_VARIABLE,
@@ -26,7 +27,6 @@ from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import is_url
 from tfpreempt.handler import current_session
 from tfpreempt.states.standalone import StandaloneStates
-from tfpreempt.states.standalone_mirror import MAX_TO_KEEP
 from tfpreempt.storage import os_errors, paths
 from tfpreempt.storage.files import Files, LocalFiles
 
@@ -188,9 +188,9 @@ def _alone_in(directory: str) -> StandaloneStates:
     is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
     key = (paths.absolute(directory), current_session.current_cluster())
     if key not in _alone:
-        storage = RunStorage(directory=directory, max_to_keep=MAX_TO_KEEP)
+        storage = RunStorage(directory=directory, policy=RetentionPolicy())
         if is_copied:
-            storage = choose_storage(None, directory, MAX_TO_KEEP)
+            storage = choose_storage(None, directory, RetentionPolicy())
         _alone[key] = StandaloneStates(storage, key[1])
     return _alone[key]
 

@@ -52,7 +52,7 @@ class StandaloneStates:
         self._loader = StateLoader(directory, cluster)
         self._lease = Lease()  # acquired on the chief only
         self._copies: StandaloneMirror | None = None
-        self._max_to_keep = storage.max_to_keep
+        self._policy = storage.policy
         if storage.store is not None:
             self._copies = StandaloneMirror(
                 storage.store,
@@ -144,7 +144,7 @@ class StandaloneStates:
                 path=self._directory,
                 cluster=self._cluster,
                 files=self._files(),
-                max_to_keep=self._max_to_keep,
+                retention=self._policy,
                 lease=self._lease,
             )
             opened.start()

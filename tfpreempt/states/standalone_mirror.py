@@ -20,6 +20,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.file_locks import acquire
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror import import_commit
@@ -37,7 +38,6 @@ _log = logging.getLogger(__name__)
 
 _FETCH_SECONDS = 3600.0  # timeout of the wait for another worker that imports a commit
 _END_SECONDS = 60.0  # timeout of the last upload at the end of the program
-MAX_TO_KEEP = 2  # number of commits in the directory and in the store
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,7 +113,7 @@ class StandaloneMirror:
     def _make_mirror(self, lease: Lease | None, taken: int = 0) -> Mirror:
         return Mirror(
             self.store,
-            max_to_keep=MAX_TO_KEEP,
+            RetentionPolicy(),
             taken=taken,
             lease=lease,
             scratch=self.scratch,

@@ -9,10 +9,10 @@ flat_commit       commits of flat checkpoints, as a CheckpointManager writes the
 head              detects commits of other runs; the parent of the next commit
 layout            names and paths of the files in a checkpoint directory
 manifest          the manifest of a commit: its files, their sizes and checksums
-retention         deletes commits beyond the number to keep
+retention         decides which commits stay, and deletes the others
 storage_identity  checks that the directory's path still leads to the same storage
 user_metadata     metadata that users attach to a checkpoint, beside the manifest
 
 Imported by checkpoint/lease, checkpoint/mirror, checkpoint/restore, checkpoint/state,
-checkpoint/tensors, cli, handler, states.
+checkpoint/tensors, cli, handler, keras, states.
 """

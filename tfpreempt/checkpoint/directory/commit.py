@@ -264,7 +264,7 @@ def finish(
     files: Files,
     directory: str,
     entries: Iterable[Entry],
-    max_to_keep: int | None,
+    policy: retention.RetentionPolicy,
     corrupt: Collection[str] = (),
     is_pinned: Callable[[str], bool] = lambda path: False,
 ) -> None:
@@ -275,11 +275,11 @@ def finish(
         files: file system operations that make the changes.
         directory: the checkpoint directory.
         entries: the checkpoints in the directory, newest first.
-        max_to_keep: number of commits to keep; None keeps all commits.
+        policy: the rules by which commits stay.
         corrupt: tokens of commits known to be corrupt; these commits are deleted, too.
         is_pinned: function that returns whether the commit at a path must stay for now.
     """
-    kept, dropped = retention.plan(entries, max_to_keep, corrupt)
+    kept, dropped = retention.plan(entries, policy, corrupt)
     point(files, directory, kept, dropped)
     for entry in kept:
         path = os.path.join(entry.path, layout.WITNESS)

@@ -1,4 +1,9 @@
-"""Deletes commits beyond the number to keep, and leftovers of interrupted saves.
+"""Decides which commits stay; deletes the others, and leftovers of interrupted saves.
+
+`reasons` is the only function that decides, from the policy and the manifests alone, so
+a restart, the mirror and another machine decide alike. `record` decides once, when a
+commit is made, whether the commit is the first of its period. So such a commit stays
+after a restart with other rules, a deletion of other commits, or a change of the clock.
 
 Only files written by tfpreempt are deleted: the files that the manifest of a commit
 names, and directories that are then empty. The evidence that a commit exists is deleted
@@ -13,11 +18,17 @@ tfpreempt creates no such directories (the workers write into `.parts`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
+import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
+from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
+from tfpreempt.checkpoint.directory.manifest import Manifest
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.threads import map_in_threads
@@ -32,26 +43,232 @@ QUIET_SECONDS = 3600.0
 """Seconds without a change after which a save counts as ended, if there is no lease."""
 
 
+NEWEST = "newest"
+"""The reason of the commits that `max_to_keep` keeps."""
+
+_FEWEST = 2  # newest commits that `keep_every` and `best_by` never replace
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """The rules by which commits stay: a commit stays if at least one rule keeps it.
+
+    Attributes:
+        max_to_keep: number of newest commits to keep, at least 1; None keeps every
+            commit. With one of the other rules, at least the two newest stay.
+        keep_every: length of a period, as a number of steps or a timedelta: the first
+            commit of each period stays for ever. None: no such commit.
+        best_by: name of a metric, "min" or "max", and the number of best commits to
+            keep; None: no such commit.
+        is_cache: whether the directory is a cache of the mirror, so that only the
+            newest commit stays, and the commits that are not uploaded yet.
+
+    Raises:
+        ConfigurationError: a rule is invalid.
+    """
+
+    max_to_keep: int | None = 2
+    keep_every: int | datetime.timedelta | None = None
+    best_by: Sequence[Any] | None = None
+    is_cache: bool = False
+
+    def __post_init__(self) -> None:
+        keep, every, best = self.max_to_keep, self.keep_every, self.best_by
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise errors.ConfigurationError(
+                f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
+            )
+        is_time = isinstance(every, datetime.timedelta) and every.total_seconds() > 0
+        if not (every is None or is_time or (type(every) is int and every > 0)):
+            raise errors.ConfigurationError(
+                f"keep_every is {every!r}; expected a number of steps (an int from 1 "
+                "on), a positive datetime.timedelta, or None"
+            )
+        match best:
+            case None:
+                return
+            case [str(name), "min" | "max", count] if name and type(count) is int:
+                if count > 0:
+                    return
+        raise errors.ConfigurationError(
+            f'best_by is {best!r}; expected the name of a metric, "min" or "max", and '
+            'the number of commits to keep: best_by=("val_loss", "min", 3); or None'
+        )
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether there are rules besides `max_to_keep`."""
+        return self.keep_every is not None or self.best_by is not None
+
+    @property
+    def num_newest(self) -> int | None:
+        """Number of newest commits to keep; None keeps every commit."""
+        most = self.max_to_keep
+        if self.is_cache:
+            return 1
+        return max(most, _FEWEST) if most is not None and self.has_rules else most
+
+
+def reasons(
+    commits: Sequence[Manifest | None], policy: RetentionPolicy
+) -> list[tuple[str, ...]]:
+    """Decides which commits stay, and why.
+
+    Args:
+        commits: manifests of all intact commits of a run, newest first; None for a
+            manifest that cannot be read, or is not needed for the decision.
+        policy: the rules.
+
+    Returns:
+        For each commit, the reasons why the commit stays: "newest", "every 1000 steps"
+        or "best val_loss". An empty tuple if the commit is to be deleted.
+    """
+    newest, best = policy.num_newest, _best(commits, policy)
+    name, found = policy.best_by and policy.best_by[0], list[tuple[str, ...]]()
+    for place, commit in enumerate(commits):
+        why = [NEWEST] if newest is None or place < newest else []
+        if commit is not None and not policy.is_cache:
+            why += [f"every {period}"] if (period := first_of(commit)) else []
+            why += [f"best {name}"] if place in best else []
+        found.append(tuple(why))
+    return found
+
+
+def _best(commits: Sequence[Manifest | None], policy: RetentionPolicy) -> set[int]:
+    """Returns the positions of the best commits; of equal values, the oldest is best.
+
+    Of two commits of one step with the same value, only the newest counts: the older
+    commit was corrupt, so the run has made the step again.
+    """
+    if policy.best_by is None:
+        return set()
+    name, mode, count = policy.best_by
+    sign = 1.0 if mode == "min" else -1.0
+    found: dict[tuple[int, float], int] = {}
+    for place in range(len(commits) - 1, -1, -1):
+        commit = commits[place]
+        value = None if commit is None else metrics_of(commit).get(name)
+        if commit is not None and value is not None:
+            found[commit.step, sign * value] = place
+    ranked = sorted(found, key=lambda each: (each[1], -found[each]))
+    return {found[each] for each in ranked[:count]}
+
+
+def metrics_of(manifest: Manifest) -> dict[str, float]:
+    """Returns the metrics that a manifest records."""
+    found = manifest.metadata.get("metrics")
+    found = found if isinstance(found, dict) else {}
+    return {
+        name: value
+        for name, value in found.items()
+        if type(value) is float and math.isfinite(value)
+    }
+
+
+def is_seen(metric: str, commits: Iterable[Manifest | None]) -> bool:
+    """Returns whether a commit has a metric."""
+    return any(metric in metrics_of(each) for each in commits if each is not None)
+
+
+def _recorded(manifest: Manifest | None) -> dict[str, Any]:
+    found = None if manifest is None else manifest.metadata.get("retention")
+    return found if isinstance(found, dict) else {}
+
+
+def first_of(manifest: Manifest) -> str:
+    """Returns the period of which a commit is the first, such as "1000 steps"; "" if
+    there was no `keep_every`, or if the commit is not the first of its period."""
+    period = _recorded(manifest).get("first_of")
+    return period if isinstance(period, str) else ""
+
+
+def record(
+    policy: RetentionPolicy,
+    previous: Entry | None,
+    step: int,
+    saved_at: float,
+    metrics: Mapping[str, float],
+) -> dict[str, Any]:
+    """Returns the values that the manifest of a new commit records for `reasons`.
+
+    A commit is the first of its period if the commit before is of another period, or if
+    there is none. So after the clock was set back, or training has returned to an
+    earlier step, a second commit of a period stays.
+
+    Args:
+        policy: the rules of the run.
+        previous: the newest intact commit before the new commit; None without a commit.
+        step: step of the new commit. Periods begin at the multiples of `keep_every`.
+        saved_at: time of the new commit, in seconds since the epoch. The periods of a
+            timedelta are counted from the epoch.
+        metrics: metrics of the step; only finite values are recorded.
+    """
+    finite = {name: each for name, each in metrics.items() if math.isfinite(each)}
+    found: dict[str, Any] = {"metrics": finite} if metrics else {}
+    if not policy.has_rules:
+        return found
+    every, period = policy.keep_every, ""
+    if isinstance(every, datetime.timedelta):
+        length, now, text = every.total_seconds(), saved_at, str(every)
+        before = None if previous is None else previous.saved_at
+    else:
+        length, now, text = every or math.inf, step, f"{every} steps"
+        before = None if previous is None else previous.step
+    if every and (before is None or before // length != now // length):
+        period = text
+    return found | {
+        "saved_at": saved_at,
+        "retention": {
+            "num_newest": dataclasses.replace(policy, is_cache=False).num_newest,
+            "best_by": policy.best_by,
+            "first_of": period,
+        },
+    }
+
+
+def explain(entries: Iterable[Entry]) -> dict[str, str]:
+    """Returns why each commit of a directory or of a mirror stays, by token.
+
+    The rules are the rules that the newest commit records.
+
+    Args:
+        entries: the checkpoints of the directory or the mirror, newest first.
+    """
+    kinds = (Kind.OWN, Kind.MIRROR)
+    own = [e for e in entries if e.is_committed and e.kind in kinds and e.name]
+    manifests = [each.manifest for each in own]
+    recorded = _recorded(manifests[0]) if manifests else {}
+    policy = RetentionPolicy(max_to_keep=None)
+    with contextlib.suppress(errors.ConfigurationError):
+        policy = RetentionPolicy(
+            max_to_keep=recorded.get("num_newest"), best_by=recorded.get("best_by")
+        )
+    found = zip(own, reasons(manifests, policy), strict=True)
+    return {entry.token: ", ".join(why) for entry, why in found}
+
+
 def plan(
-    entries: Iterable[Entry], max_to_keep: int | None, corrupt: Collection[str] = ()
+    entries: Iterable[Entry], policy: RetentionPolicy, corrupt: Collection[str] = ()
 ) -> tuple[list[Entry], list[Entry]]:
     """Decides which commits to keep and which to delete. Flat checkpoints are in
     neither list: the user's CheckpointManager deletes flat checkpoints.
 
     Args:
         entries: the checkpoints in the directory, newest first.
-        max_to_keep: number of commits to keep, at least 1; None keeps all.
+        policy: the rules.
         corrupt: tokens of commits known to be corrupt. These commits are deleted, and
-            do not count for `max_to_keep`; with None, they stay.
+            no rule keeps them; if the policy keeps every commit, they stay.
 
     Returns:
         The commits to keep and the commits to delete, both oldest first.
     """
-    own = [e for e in entries if e.is_committed and e.kind is Kind.OWN][::-1]
-    if max_to_keep is None:
-        return own, []
-    kept = [entry for entry in own if entry.token not in corrupt][-max_to_keep:]
-    return kept, [entry for entry in own if entry not in kept]
+    own = [e for e in entries if e.is_committed and e.kind is Kind.OWN]
+    intact = [entry for entry in own if entry.token not in corrupt]
+    why = reasons([entry.manifest for entry in intact], policy)
+    kept = [entry for entry, each in zip(intact, why, strict=True) if each]
+    if policy.num_newest is None:
+        kept = own
+    return kept[::-1], [entry for entry in own[::-1] if entry not in kept]
 
 
 def delete(files: Files, entry: Entry) -> None:

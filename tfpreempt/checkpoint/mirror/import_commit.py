@@ -16,6 +16,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout, retention
 from tfpreempt.checkpoint.directory import commit as committing
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror import resolve
 from tfpreempt.checkpoint.mirror.download import download
 from tfpreempt.checkpoint.mirror.mirror import Mirror
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 2.0  # seconds to wait for the store before a warning is logged
 LOOK_SECONDS = 8.0  # seconds for retries after that, if a local commit can be restored
+_KEEP_ALL = RetentionPolicy(max_to_keep=None)
 
 
 def look_for_newer(
@@ -197,7 +199,7 @@ def newest_first(
     on_skip: Callable[[str], None],
     on_lost: Callable[[str], None],
     *,
-    max_to_keep: int | None = None,
+    policy: RetentionPolicy = _KEEP_ALL,
     needs_prefix: bool = False,
 ) -> bool:
     """Imports the newest intact commit of the mirror, if newer than the local commit.
@@ -214,8 +216,7 @@ def newest_first(
         on_skip: function called with a message for each commit that is skipped because
             of `needs_prefix`.
         on_lost: function called with a message for each corrupt commit.
-        max_to_keep: number of commits to keep in the directory; None keeps every
-            commit.
+        policy: the rules by which commits stay in the directory.
         needs_prefix: whether to skip commits without a TensorFlow checkpoint, which
             contain only named States.
 
@@ -240,7 +241,7 @@ def newest_first(
             )
             continue
         try:
-            bring(files, commit, directory, max_to_keep=max_to_keep)
+            bring(files, commit, directory, policy=policy)
         except errors.CheckpointCorruptedError as error:
             on_lost(str(error))
         else:
@@ -253,7 +254,7 @@ def bring(
     commit: Entry,
     directory: str,
     *,
-    max_to_keep: int | None = None,
+    policy: RetentionPolicy = _KEEP_ALL,
 ) -> None:
     """Downloads a commit, and makes it a commit of a directory.
 
@@ -261,8 +262,8 @@ def bring(
         files: file operations on the directory.
         commit: commit in the store of the mirror.
         directory: the checkpoint directory.
-        max_to_keep: number of commits to keep in the directory; the imported commit is
-            kept in any case. None keeps every commit.
+        policy: the rules by which commits stay in the directory; the imported commit
+            stays in any case.
 
     Raises:
         CheckpointCorruptedError: a file does not match the manifest.
@@ -292,8 +293,8 @@ def bring(
             with contained.parent(marker, directory) as (folder, name):
                 os.utime(name, times, dir_fd=folder, follow_symlinks=False)
         with committing.tidying(directory):
-            found, keep = catalog.scan(directory), max_to_keep
-            committing.finish(files, directory, found, keep, is_pinned=target.__eq__)
+            found = catalog.scan(directory)
+            committing.finish(files, directory, found, policy, is_pinned=target.__eq__)
             remove_if_empty(files, os.path.join(directory, layout.STAGING))
 
 

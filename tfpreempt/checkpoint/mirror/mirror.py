@@ -9,6 +9,7 @@ preempted: the newest commit is uploaded first, and no wait exceeds the time lef
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -21,6 +22,7 @@ from pathlib import Path
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror import upload
@@ -64,7 +66,7 @@ class Mirror:
 
     Args:
         store: object store that receives the commits.
-        max_to_keep: number of commits to keep in the store; None keeps every commit.
+        policy: the rules by which commits stay in the store.
         taken: highest sequence number known to be in the store; updated by `look`.
         lease: lease of the object store, acquired by the first `look`; None on workers
             that only read.
@@ -82,8 +84,8 @@ class Mirror:
     def __init__(
         self,
         store: ObjectStore,
+        policy: RetentionPolicy,
         *,
-        max_to_keep: int | None,
         taken: int = 0,
         lease: Lease | None = None,
         scratch: Scratch | None = None,
@@ -93,7 +95,7 @@ class Mirror:
         self.scratch = scratch
         self._lease_backend = ObjectStoreLease(store)
         self._source = _Source()
-        self._retention = Retention(store, max_to_keep, taken)
+        self._retention = Retention(store, policy, taken)
         self._changed = threading.Condition()
         self.status = MirrorStatus(uri=store.uri)
         self._pending: list[Entry] = []  # oldest first
@@ -191,7 +193,14 @@ class Mirror:
         except RuntimeError as error:  # too many threads, or Python is exiting
             self._fault(error, "and no commit of this process is uploaded")
         if newest is not None:
-            self.add(newest)
+            found: list[Entry] = []
+            with contextlib.suppress(OSError):
+                found = catalog.scan(directory)
+            # The last run may not have uploaded older commits that a rule keeps.
+            found = [e for e in found if e.is_committed and e.token != newest.token]
+            with self._changed:
+                self._pending += self._retention.keeps_older(found)[::-1]
+                self.add(newest)
 
     @property
     def is_open(self) -> bool:
@@ -215,7 +224,7 @@ class Mirror:
             return True
         newest, pending = self._newest, list(self._pending)
         if self.scratch is None or not any(
-            each.path == path and self._retention.keeps(each, newest)
+            each.path == path and self._retention.keeps(each, newest, pending)
             for each in pending
         ):
             return False

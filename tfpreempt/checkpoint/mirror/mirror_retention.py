@@ -6,19 +6,25 @@ so that the next run treats an interrupted deletion as a crashed upload. A folde
 without a marker counts as a crashed upload only if a newer commit exists; without a
 newer commit, a program may be uploading the folder. The parts of large files
 (`upload.py`) are deleted once the upload is over.
+
+The rules are those of the directory (`directory/retention.py`), on the commits that are
+in the store.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.directory.manifest import Manifest
+from tfpreempt.checkpoint.directory.retention import NEWEST, RetentionPolicy, reasons
 from tfpreempt.checkpoint.mirror.upload import PARTS
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import paths
@@ -44,7 +50,7 @@ class Retention:
 
     Args:
         store: object store of the mirror.
-        max_to_keep: number of commits to keep; None keeps every commit.
+        policy: the rules by which commits stay.
         taken: highest sequence number known to be in the store.
 
     Attributes:
@@ -52,15 +58,17 @@ class Retention:
         naming: whether TensorFlow's state file names the newest commit.
     """
 
-    def __init__(self, store: ObjectStore, max_to_keep: int | None, taken: int) -> None:
+    def __init__(self, store: ObjectStore, policy: RetentionPolicy, taken: int) -> None:
         self.highest_sequence = taken
         self._store = store
-        self._max_to_keep = max_to_keep
+        self._policy = policy
         # Highest sequence number and folder names in the store at the first upload.
         self._found: tuple[int, frozenset[str]] | None = None
         # Names of folders with a marker. They need no second check, because only this
         # object deletes markers.
         self._committed: set[str] = set()
+        # By folder name, the manifests of commits that stay, without their files.
+        self._kept: dict[str, Manifest] = {}
         self._are_parts_logged = False
         self.naming = Naming.DONE
         self._is_naming_logged = False
@@ -85,7 +93,8 @@ class Retention:
     def outranks(self, commit: Entry) -> bool:
         """Returns whether the store had newer commits before the first upload.
 
-        Returns False for a commit that was in the store before the first upload.
+        Returns False for a commit that was in the store before the first upload, and
+        for a commit that stays though newer commits exist.
 
         Raises:
             CheckpointError: the store cannot be listed.
@@ -96,21 +105,34 @@ class Retention:
             self._found = catalog.highest_sequence(folders), names
         highest, names = self._found
         name = catalog.folder_name(commit.step or 0, commit.token)
-        return (commit.sequence or 0) < highest and name not in names
+        is_older = (commit.sequence or 0) < highest and name not in names
+        return is_older and not self.keeps_older([commit])
 
-    def keeps(self, entry: Entry, newest: Entry | None) -> bool:
+    def keeps(self, entry: Entry, newest: Entry | None, pending: list[Entry]) -> bool:
         """Returns whether a commit would stay in the store after its upload.
 
-        The newest commits stay. The result assumes that every commit that waits for its
-        upload is uploaded already.
+        The result assumes that every commit that waits for its upload is uploaded
+        already.
 
         Args:
             entry: a local commit to be uploaded.
             newest: the newest local commit.
+            pending: the local commits to be uploaded.
         """
-        if self._max_to_keep is None or newest is None:
+        most = self._policy.num_newest
+        if most is None or newest is None:
             return True
-        return (newest.sequence or 0) - (entry.sequence or 0) < self._max_to_keep
+        distance = (newest.sequence or 0) - (entry.sequence or 0)
+        return distance < most or entry in self.keeps_older(pending)
+
+    def keeps_older(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Returns the local commits that would stay even if newer commits exist."""
+        found = [each for each in entries if each.manifest is not None]
+        manifests = [*self._kept.values(), *(each.manifest for each in found)]
+        manifests.sort(key=lambda each: -each.sequence if each else 0)
+        why = zip(manifests, reasons(manifests, self._policy), strict=True)
+        kept = {each.sequence for each, texts in why if each and {*texts} - {NEWEST}}
+        return [each for each in found if each.sequence in kept]
 
     @property
     def is_naming_due(self) -> bool:
@@ -185,7 +207,6 @@ class Retention:
             return  # called again after the next write of the state file
         folders = self.look()
         committed = [each for each in folders if self._is_committed(each)]
-        keep = len(committed) if self._max_to_keep is None else self._max_to_keep
         newest = catalog.highest_sequence(committed)
         if isinstance(self._store, ComposingStore):
             self._delete_parts(committed)
@@ -194,9 +215,31 @@ class Retention:
             for each in folders
             if each not in committed and (each.sequence or 0) < newest
         ]
-        for each in committed[keep:] + dead:
+        for each in self._beyond(committed) + dead:
             self._committed.discard(each.name)
+            self._kept.pop(each.name, None)
             delete(each)
+
+    def _beyond(self, committed: list[Entry]) -> list[Entry]:
+        """Returns the commits that no rule keeps, of the folders with a marker.
+
+        Reads only manifests on which the result depends, each once.
+        """
+        most = self._policy.num_newest
+        if most is None:
+            return []
+        names, read = {each.name for each in committed}, dict[str, Entry]()
+        self._kept = {n: each for n, each in self._kept.items() if n in names}
+        for each in committed[0 if self._policy.best_by else most :]:
+            if each.name not in self._kept:
+                found = read[each.name] = catalog.read(each)
+                if found.is_committed and found.manifest is not None:
+                    manifest = dataclasses.replace(found.manifest, files=())
+                    self._kept[each.name] = manifest
+        manifests = [self._kept.get(each.name) for each in committed]
+        why = reasons(manifests, self._policy)
+        beyond = [e for e, texts in zip(committed, why, strict=True) if not texts]
+        return [read.get(each.name, each) for each in beyond]
 
     def _delete_parts(self, committed: list[Entry]) -> None:
         """Deletes the parts of large files, for committed folders and older folders.
@@ -256,7 +299,7 @@ def delete(copy: Entry) -> None:
     Raises:
         CheckpointError: the store failed.
     """
-    store, found = copy.store, catalog.read(copy)
+    store, found = copy.store, copy if copy.is_committed else catalog.read(copy)
     manifest, marker = copy.control(layout.MANIFEST), copy.control(layout.MARKER)
     names = set(store.list(copy.name + "/"))
     if found.is_committed and found.manifest is not None:

@@ -32,6 +32,7 @@ from tfpreempt.checkpoint.directory.cache import private_directory
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.head import NONE, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
 from tfpreempt.storage import file_reading, os_errors, paths
@@ -49,7 +50,6 @@ _EXPECTED = ".tfpreempt-mirror"
 _MAX_BYTES = 1 << 20
 _JOURNAL = "journal"
 _SCHEMES = ("gs", "s3")
-_KEPT = 1  # commits to keep in a scratch directory, besides commits not uploaded yet
 _LEAST_FREE = 16 << 20  # bytes that must be free in a scratch directory
 
 
@@ -320,20 +320,19 @@ class RunStorage:
     Attributes:
         directory: local directory, unchanged as the user passed it; the scratch
             directory if the user passed a URL.
-        max_to_keep: number of commits to keep in the directory; None keeps every
-            commit.
+        policy: the rules by which commits stay in the directory.
         store: object store of the mirror; None without a mirror.
         scratch: the scratch directory; None if `checkpoint_dir` is not a URL.
     """
 
     directory: Any
-    max_to_keep: int | None
+    policy: RetentionPolicy
     store: ObjectStore | None = None
     scratch: Scratch | None = None
 
 
 def choose_storage(
-    given: Any, checkpoint_dir: Any, max_to_keep: int | None = None
+    given: Any, checkpoint_dir: Any, policy: RetentionPolicy
 ) -> RunStorage:
     """Returns the directory of a run's commits, and the mirror of the directory.
 
@@ -342,8 +341,8 @@ def choose_storage(
             variable TFPREEMPT_MIRROR_DIR, which `tfpreempt run` sets to its mirror.
         checkpoint_dir: the user's argument `checkpoint_dir`. For a URL, the directory
             is a scratch directory and the URL is its mirror.
-        max_to_keep: number of commits to keep in the directory, or in the mirror if
-            `checkpoint_dir` is a URL; None keeps every commit.
+        policy: the rules by which commits stay in the directory, or in the mirror if
+            `checkpoint_dir` is a URL.
 
     Raises:
         ConfigurationError: an argument cannot be a directory, or a mirror.
@@ -365,17 +364,14 @@ def choose_storage(
                 "arguments."
             )
         scratch = Scratch.of(directory)
-        keep = max_to_keep
-        if keep is None or (type(keep) is int and keep > _KEPT):
-            keep = _KEPT
         return RunStorage(
             directory=scratch.directory,
-            max_to_keep=keep,
+            policy=dataclasses.replace(policy, is_cache=True),
             store=open_store(scratch.url),
             scratch=scratch,
         )
     if not has_mirror:
-        return RunStorage(directory=checkpoint_dir, max_to_keep=max_to_keep)
+        return RunStorage(directory=checkpoint_dir, policy=policy)
     if not isinstance(location, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
             f'mirror_dir is {location!r}; expected a URI such as "gs://bucket/run", '
@@ -393,7 +389,7 @@ def choose_storage(
     store = location if isinstance(location, ObjectStore) else open_store(location)
     if directory and isinstance(store, LocalStore):
         check_apart(store.uri, directory)
-    return RunStorage(directory=checkpoint_dir, max_to_keep=max_to_keep, store=store)
+    return RunStorage(directory=checkpoint_dir, policy=policy, store=store)
 
 
 def _below(location: str, checkpoint_dir: str) -> str | None:

@@ -13,6 +13,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import (
@@ -24,6 +25,7 @@ from tfpreempt.checkpoint.directory import (
 )
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.directory.head import Head, this_process
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror import import_commit
@@ -79,7 +81,7 @@ class Directory:
             writes.
         random_state: State of this worker's random generators; None: not saved.
         registry: the named States to save.
-        max_to_keep: number of commits by tfpreempt to keep; None keeps all.
+        retention: the rules by which commits by tfpreempt stay.
         mirror: on the chief, the mirror of the directory; None without a mirror.
         lease: the lease of the directory; None without a lease.
         clock: time source for measured durations.
@@ -95,8 +97,9 @@ class Directory:
         unfinished: staging directories of the newest finished saves for which a slow
             worker may still write files.
         identity: compares the storage at the path with the storage at the start.
-        restart: number of restarts of the run before this process. Read at the start,
-            because an error of the read must not make a save fail.
+        metadata: JSON values for the manifests of the next saves. "restart": number of
+            restarts of the run before this process, read at the start, because an error
+            of the read must not make a save fail. "metrics": see `set_metrics`.
     """
 
     path: str
@@ -105,7 +108,7 @@ class Directory:
     contents: Contents = dataclasses.field(default_factory=Contents)
     random_state: State | None = None
     registry: StateRegistry = REGISTRY
-    max_to_keep: int | None = 2
+    retention: RetentionPolicy = dataclasses.field(default_factory=RetentionPolicy)
     mirror: Mirror | None = None
     lease: Lease | None = None
     clock: Clock = dataclasses.field(default_factory=SystemClock)
@@ -114,17 +117,13 @@ class Directory:
     highest_sequence: int = dataclasses.field(default=0, init=False)
     unfinished: collections.deque[str] = dataclasses.field(init=False)
     identity: DirectoryIdentity = dataclasses.field(init=False)
+    metadata: Mapping[str, Any] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        keep = self.max_to_keep
-        if keep is not None and (type(keep) is not int or keep < 1):
-            raise errors.ConfigurationError(
-                f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
-            )
         with os_errors.translated("read the checkpoints", self.path):
             self.identity = DirectoryIdentity(self.path)
         self.unfinished = collections.deque(maxlen=_UNFINISHED)
-        self.restart = num_restarts()
+        self.metadata = {"restart": num_restarts()}
 
     # --- the start -------------------------------------------------------------------
 
@@ -186,6 +185,15 @@ class Directory:
 
     # --- saving ----------------------------------------------------------------------
 
+    def set_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sets the metrics that the commits of a step record.
+
+        Args:
+            step: the step; commits of other steps record no metrics.
+            metrics: values by name; a value that is not finite is omitted.
+        """
+        self.metadata = {**self.metadata, "metrics": (step, dict(metrics))}
+
     def needs_peers(self) -> bool:
         """Returns whether a save needs every worker.
 
@@ -243,7 +251,7 @@ class Directory:
             self.path,
             on_skip,
             on_lost,
-            max_to_keep=self.max_to_keep,
+            policy=self.retention,
             needs_prefix=self.contents.needs_prefix,
         )
 
@@ -270,9 +278,12 @@ class Directory:
         commit = import_commit.find(store, token)
         if commit is None:
             return None
-        # The chief deletes no commits on this disk, so this worker must.
-        keep = self.max_to_keep
-        import_commit.bring(self.files, commit, self.path, max_to_keep=keep)
+        # The chief deletes no commits on this disk, so this worker must. With rules for
+        # commits that stay, the disk is only a cache: the chief and the mirror keep the
+        # commits.
+        policy = self.retention
+        policy = dataclasses.replace(policy, is_cache=policy.has_rules)
+        import_commit.bring(self.files, commit, self.path, policy=policy)
         return self.find(token)
 
     def find(self, token: str) -> Entry | None:

@@ -15,6 +15,7 @@ from tfpreempt.checkpoint.directory import cache, catalog, layout, user_metadata
 from tfpreempt.checkpoint.directory.cache import close_with, key_of, private_directory
 from tfpreempt.checkpoint.directory.catalog import Entry, Kind
 from tfpreempt.checkpoint.directory.file_locks import locked
+from tfpreempt.checkpoint.directory.retention import explain
 from tfpreempt.checkpoint.mirror import resolve
 from tfpreempt.checkpoint.mirror.download import download
 from tfpreempt.checkpoint.restore.restore import find_candidates, verify
@@ -64,7 +65,7 @@ class Checkpoint:
             `filesystem`; or the `filesystem` has an unsupported type.
     """
 
-    __slots__ = ("_filesystem", "_local", "_path", "_prefix", "_step")
+    __slots__ = ("_filesystem", "_kept", "_local", "_path", "_prefix", "_step")
 
     def __init__(
         self,
@@ -103,6 +104,7 @@ class Checkpoint:
         self._path = self._local or text.rstrip("/")
         self._prefix = prefix
         self._step = step
+        self._kept = ""
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -156,6 +158,15 @@ class Checkpoint:
             found = self._find()
             self._step = found.step if found.is_committed else None
         return self._step
+
+    @property
+    def kept_because(self) -> str:
+        """The reasons why retention keeps the commit: "newest", "every 1000 steps",
+        "best val_loss", or several, separated by ", ".
+
+        Set by `checkpoints()`, by the rules of the newest commit; otherwise "".
+        """
+        return self._kept
 
     def to_directory(
         self,
@@ -375,10 +386,12 @@ def checkpoints_in(directory: str) -> list[Checkpoint]:
     Raises:
         CheckpointError: the directory cannot be listed.
     """
-    return [
-        Checkpoint(found.path, prefix=found.prefix, step=found.step)
-        for found in reversed(find_candidates(directory))
-    ]
+    found = find_candidates(directory)
+    kept, handles = explain(found), []
+    for entry in reversed(found):
+        handles.append(Checkpoint(entry.path, prefix=entry.prefix, step=entry.step))
+        handles[-1]._kept = kept.get(entry.token, "")
+    return handles
 
 
 def latest_prefix(directory: str) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror.mirror import Mirror
@@ -131,7 +132,7 @@ def open_directory(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     *,
     cluster: Cluster = LOCAL,
-    max_to_keep: int | None = 2,
+    policy: RetentionPolicy | None = None,
     save_fn: Callable[..., Any] | None = None,
     chief_directory: str | None = None,
     io_device: str | None = None,
@@ -151,8 +152,8 @@ def open_directory(
         checkpoint_dir: directory in which a Checkpoint is saved; not needed for a
             manager, which has a directory.
         cluster: the workers, and the index of this worker.
-        max_to_keep: number of commits by tfpreempt to keep; None keeps all. A manager
-            decides how many of its checkpoints to keep.
+        policy: the rules by which commits by tfpreempt stay; None: the default rules.
+            A manager decides how many of its checkpoints to keep.
         save_fn: function that saves the checkpoint, called on every worker; None:
             tfpreempt or the manager saves the checkpoint.
         chief_directory: path of the chief's directory, if the manager of this worker
@@ -210,7 +211,7 @@ def open_directory(
         contents=contents,
         random_state=GlobalRngState(),
         registry=registry,
-        max_to_keep=max_to_keep,
+        retention=policy or RetentionPolicy(),
         mirror=mirror,
         lease=lease,
         exchange=exchange,

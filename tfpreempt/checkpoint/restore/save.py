@@ -37,6 +37,8 @@ from tfpreempt.storage import file_reading, os_errors
 
 _log = logging.getLogger(__name__)
 
+_MANY = 10  # commits of a run after which a metric that never appeared is reported
+
 
 class Save(StagedSave):
     """One save, on one worker. `capture`, `write`, `publish`, `discard` are its phases.
@@ -73,6 +75,7 @@ class Save(StagedSave):
         # `discard` finds by the intent.
         self._intent: flat_commit.Intent | None = None
         self._needs_every_worker = False
+        self._metadata = directory.metadata  # of the captured step
 
     # --- the phases ------------------------------------------------------------------
 
@@ -335,10 +338,13 @@ class Save(StagedSave):
         Returns:
             The path and the manifest of the commit.
         """
-        directory = self.directory
+        directory, policy = self.directory, self.directory.retention
         found = catalog.scan(directory.path)
         commits = [each for each in found if each.is_committed]
         directory.check_others(commits)
+        intact = (each for each in commits if each.token not in directory.corrupt)
+        step, metrics = self._metadata.get("metrics", (None, {}))
+        metrics = metrics if step == self.step else {}
         # An unreadable commit may have a number above the highest readable number. So
         # skip one number for each unreadable commit.
         unread = sum(each.sequence is None for each in found)
@@ -357,9 +363,16 @@ class Save(StagedSave):
             versions=committing.versions(),
             parent=parent or newest(commits),
             metadata={
-                "restart": directory.restart,
+                "restart": self._metadata["restart"],
                 "attempt": self.attempt,
                 "process": this_process(),
+                **retention.record(
+                    policy,
+                    next(intact, None),
+                    self.step,
+                    directory.clock.wall(),
+                    metrics,
+                ),
             },
         )
         is_flat = self.prefix is not None
@@ -377,7 +390,8 @@ class Save(StagedSave):
                 flat_commit.sweep(files, os.path.dirname(path))
                 # Keep only the newest of the commits that were imported from a mirror;
                 # the manager deletes its own checkpoints.
-                for entry in retention.plan(found, 1)[1]:
+                newest_only = retention.RetentionPolicy(max_to_keep=1)
+                for entry in retention.plan(found, newest_only)[1]:
                     retention.delete(files, entry)
             else:
                 new = Entry(  # as `scan` would return it, without reading the files
@@ -391,11 +405,30 @@ class Save(StagedSave):
                     files,
                     directory.path,
                     [new, *found],
-                    directory.max_to_keep,
+                    policy,
                     directory.corrupt,
                     lambda each: mirror is not None and mirror.is_pinned(each),
                 )
+                if name := policy.best_by and policy.best_by[0]:
+                    known = retention.metrics_of(manifest)
+                    older = (each.manifest for each in commits)
+                    is_due = known or manifest.sequence >= _MANY
+                    if is_due and not retention.is_seen(name, (manifest, *older)):
+                        _warn_of_metric(directory.path, name, ", ".join(sorted(known)))
         return path, manifest
+
+
+@functools.cache  # warns once
+def _warn_of_metric(path: str, metric: str, known: str) -> None:
+    _log.warning(
+        "no commit in %s has a finite value of the metric %r of best_by=, so no commit "
+        "stays as the best. The newest commit has the metrics: %s. A commit of a fit "
+        "has the logs of an epoch if it is made at the end of the epoch "
+        '(save_freq="epoch"); a commit of a handler has those of save(metrics=...)',
+        path,
+        metric,
+        known or "none",
+    )
 
 
 class AsyncSave:

@@ -79,8 +79,9 @@ def inspect(
 
     --json: a list, newest first, of objects with name, state, checked, where ("local",
     "mirror", "both"), path, uri, form, step, sequence, token, saved_at (ISO 8601, UTC),
-    bytes, world_size, workers, because, states (name, worker or null, bytes), problems
-    and remarks; null where unknown.
+    bytes, world_size, workers, because, kept_because ("newest", "every 1000 steps",
+    "best val_loss"), states (name, worker or null, bytes), problems and remarks; null
+    where unknown.
     """
     rows = look(location, mirror, every_byte=every_byte)
     if mirror is not None and not any(row.uri for row in rows):

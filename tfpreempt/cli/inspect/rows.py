@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import click
 
-from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory import catalog, retention
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.restore import inspection
 from tfpreempt.checkpoint.restore.verification import THREADS
@@ -28,12 +28,15 @@ class Row:
             (without a marker) does not count as a copy.
         path: path of the local copy; None if there is none.
         uri: URI of the copy in the mirror; None if there is none.
+        kept: reasons why retention keeps the commit, see `retention.explain`; ""
+            without a commit.
     """
 
     entry: Entry
     where: str
     path: str | None
     uri: str | None
+    kept: str = ""
 
 
 class _Unreadable(click.ClickException):
@@ -77,7 +80,13 @@ def look(
 
                 checked.append(check(each, watch=show))
                 done += size
-    return _matched(checked[: len(here)], checked[len(here) :])
+    local, remote = checked[: len(here)], checked[len(here) :]
+    kept = retention.explain(catalog.in_order(remote))
+    kept |= retention.explain(catalog.in_order(local))
+    return [
+        dataclasses.replace(row, kept=kept.get(row.entry.token, ""))
+        for row in _matched(local, remote)
+    ]
 
 
 def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:

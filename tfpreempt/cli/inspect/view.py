@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory import layout, retention
 from tfpreempt.checkpoint.directory.catalog import (
     CommitStatus,
     Entry,
@@ -55,6 +55,9 @@ def show_table(console: Console, found: Sequence[Row], location: str) -> None:
     table.add_column("state", no_wrap=True)
     table.add_column("checked")
     table.add_column("where", no_wrap=True)
+    has_rules = any(row.kept not in ("", retention.NEWEST) for row in found)
+    if has_rules:
+        table.add_column("kept", overflow="fold")
     for row, time in zip(found, times, strict=True):
         shown, state = row.entry, row.entry.condition
         table.add_row(
@@ -66,6 +69,7 @@ def show_table(console: Console, found: Sequence[Row], location: str) -> None:
             f"[{_STYLES[state]}]{state.value}[/]",
             "-" if shown.checked is VerificationLevel.NOTHING else shown.checked.value,
             row.where,
+            *([escape(plain(row.kept)) or "-"] if has_rules else []),
         )
     console.print(table)
     for row in found:
@@ -115,6 +119,7 @@ def to_json(row: Row) -> dict[str, Any]:
         "world_size": None if manifest is None else manifest.world_size,
         "workers": None if manifest is None else list(manifest.workers),
         "because": None if manifest is None else manifest.because,
+        "kept_because": row.kept or None,
         "states": _states(shown),
         "problems": list(shown.problems),
         "remarks": list(shown.remarks),

@@ -511,6 +511,8 @@ class Training:
             }
             numbers = {n: each for n, each in kept.items() if isinstance(each, float)}
             self.run.record(Metrics(step=self.run.step, values=numbers))
+            if self._options.policy.best_by is not None:
+                self.run.directory.set_metrics(self.run.step, numbers)
 
     def _check_trained(self, epoch: int) -> None:
         is_first = self._plan.beginning is FitPhase.START and self.run.steps_made == 0
