@@ -224,7 +224,7 @@ class Directory:
     # --- finding and restoring -------------------------------------------------------
 
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
-        """Finds the newest intact commit; see `newest_verified`. Only on the chief."""
+        """Finds the newest intact commit, on the chief; see `newest_verified`."""
         return restoring.newest_verified(
             self.path,
             *on_skip,

@@ -148,14 +148,16 @@ def _may_be(prefix: str) -> bool:
 
 
 def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
-    """Returns the entry of a foreign checkpoint, or of an incomplete flat save.
+    """Returns the entry of a foreign checkpoint, written without tfpreempt.
 
-    Returns None if the files no longer exist.
+    If tfpreempt's save of a CheckpointManager's checkpoint has left incomplete files
+    with this prefix, returns an entry for the save. None if the files no longer exist.
 
     Args:
         directory: the checkpoint directory.
         prefix: TensorFlow's prefix of the checkpoint.
-        overwritten: names of the flat commits that were saved again without tfpreempt.
+        overwritten: names of the commits of a CheckpointManager ("flat commits") that
+            were saved again without tfpreempt.
     """
     name = os.path.relpath(prefix, directory)
     entry = Entry(

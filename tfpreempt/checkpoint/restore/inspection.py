@@ -153,7 +153,7 @@ def _in_directory(directory: str) -> list[Entry]:
 
 
 def _with_remark(entry: Entry) -> Entry:
-    """Returns the entry, with a remark if the marker is missing."""
+    """Returns the entry; if its marker is missing, adds a remark that says so."""
     if entry.condition is not CommitStatus.NOT_COMMITTED or entry.remarks == (
         _DELETED,
     ):
@@ -163,8 +163,11 @@ def _with_remark(entry: Entry) -> Entry:
 
 
 def _unless_deleted(entry: Entry) -> Entry:
-    """Returns the entry; marked as not committed, if it is a flat commit whose files
-    the user's CheckpointManager has deleted."""
+    """Returns the entry, with the status "not committed" if the user's
+    CheckpointManager has deleted its files.
+
+    Only a flat commit (in files of a CheckpointManager) can get this status here.
+    """
     there = (entry.path, entry.path + external_checkpoints.INDEX)
     is_flat = entry.kind is Kind.FLAT and entry.is_committed
     if not is_flat or any(map(os.path.lexists, there)):
@@ -175,8 +178,8 @@ def _unless_deleted(entry: Entry) -> Entry:
 
 
 def _described(entry: Entry) -> Entry:
-    """Returns the entry of another program's checkpoint, completed by its size and a
-    remark."""
+    """Adds the size and a remark to the entry of another program's checkpoint; returns
+    the new entry."""
     remarks = ("; ".join((*entry.remarks, _EXTERNAL)),)
     size = _size_of(flat_commit.payload_files(entry.path))
     return dataclasses.replace(entry, size=size, remarks=remarks)

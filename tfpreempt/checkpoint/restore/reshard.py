@@ -47,7 +47,7 @@ def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
 
 
 def has_part_of(entry: Entry, cluster: Cluster) -> bool:
-    """Returns whether a commit has the values of this worker's States.
+    """Returns whether a commit has this worker's values of the per-worker States.
 
     True also if the number of workers has changed: `reshard` computes the values of
     this worker from the files of all workers.

@@ -261,7 +261,10 @@ class Save(StagedSave):
             raise
 
     def _clear_up(self, *, is_over: bool) -> None:
-        """Deletes the files that workers wrote beside the staging directory.
+        """Deletes the files with the workers' shares of the tensors, after a save.
+
+        The files are beside the staging directory, and in the object store if a worker
+        has no access to the chief's disk.
 
         Args:
             is_over: whether every worker has finished the save. If not, a slow worker
@@ -279,7 +282,7 @@ class Save(StagedSave):
             directory.mirror.enqueue(clear)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
-        """Deletes the shards of workers that have not written all their files.
+        """Deletes the shards (folders with a worker's own values) that are incomplete.
 
         Args:
             workers: indices of the workers that have written their files.

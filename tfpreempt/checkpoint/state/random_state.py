@@ -74,7 +74,7 @@ class GlobalRngState(State):
         """Restores the generators after the number of workers has changed.
 
         A worker with a saved file loads the file. A new worker, which has no file,
-        loads the file of the chief (worker 0). Then a generator whose saved state is
+        loads the file of the chief (worker 0). So a generator whose saved state is
         equal on all workers has this state on the new worker too: values drawn from the
         generator, such as the order of a PyDataset, must be equal on every worker. The
         new worker seeds a generator whose saved states differ: the seed is derived from

@@ -120,8 +120,8 @@ def keep(gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
         graph: the objects found by `attach`; None if `attach` could not store them.
 
     Returns:
-        The removed values of plain variables. Empty if the next save cannot use the
-        result; then nothing is stored or removed.
+        The removed values of plain variables. If the next save cannot use the result,
+        the function stores and removes nothing, and returns an empty list.
     """
     if graph is None or (search := _find(gathered, graph)) is None:
         return []
@@ -632,8 +632,8 @@ def replicated(
     Args:
         checkpoint: checkpoint whose values are gathered; nothing is written.
         small_bytes: minimum size of a large tensor in bytes.
-        worth_bytes: minimum total size of the replicated values in bytes; below it no
-            tensor is read, and the result is empty.
+        worth_bytes: minimum total size of the replicated values in bytes. If their size
+            is smaller, no tensor is read, and the result is empty.
         is_replicated: predicate of a variable: whether every worker holds the same
             value.
         wanted: function that receives the tensors without bytes, and returns the names
@@ -658,8 +658,8 @@ def replicated(
 
 
 def _object(owner: Any) -> Any:
-    """Returns the object that an owner of values stands for: the owner itself, or the
-    object inside TensorFlow's wrapper for objects with an older kind of saver.
+    """Returns the object whose values TensorFlow's saver lists under an owner: the
+    owner itself, or the object inside TensorFlow's wrapper for older kinds of savers.
 
     The wrapper is recognized by type, not by `hasattr`: a distributed variable reads
     its value when asked for a missing attribute.

@@ -351,7 +351,8 @@ class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
 def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str]]:
     """Lets layers that are built after the restore get their saved values, too.
 
-    A mismatch then raises CheckpointMismatchError. Variables created by Keras during
+    If such a layer does not match the checkpoint, the program gets a
+    CheckpointMismatchError where it builds the layer. Variables created by Keras during
     the tracing of a model are restored as well.
 
     Args:

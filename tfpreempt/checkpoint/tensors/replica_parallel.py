@@ -124,8 +124,8 @@ class ReplicaParallelWriter:
         return parts
 
     def others(self, save: StagedSave, workers: Collection[int]) -> list[Part]:
-        """Collects the other workers' shares, on the chief; writes the rows of unusable
-        shares again.
+        """Collects the other workers' shares, on the chief. If a share is missing or
+        unusable, the chief writes the rows of the share.
 
         Called after `write_own`, once for each save.
 
@@ -206,8 +206,14 @@ class ReplicaParallelWriter:
         return taken, [tensor_slice for _, tensor_slice in unlike]
 
     def _remember(self, step: int, unlike: Sequence[tuple[int, TensorSlice]]) -> None:
-        """Logs a warning about tensors with differing slices, and notes their names: in
-        later saves the chief writes these tensors completely."""
+        """Logs a warning about tensors with another value on a worker than on the
+        chief, and notes their names: in later saves the chief writes these tensors
+        completely.
+
+        Args:
+            step: the saved step.
+            unlike: index of the worker, and the slice that differs.
+        """
         if not unlike:
             return
         names = sorted({tensor_slice.tensor.name for _, tensor_slice in unlike})

@@ -384,8 +384,8 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
 
 
 def attach(checkpoint: tf.train.Checkpoint) -> Attached:
-    """Finds untracked objects and makes them part of a Checkpoint; sorts the tracked
-    objects.
+    """Finds the objects that a Checkpoint does not track, and makes the Checkpoint
+    track them; sorts the tracked objects.
 
     Call before a save or a restore, on all workers. An object found by an earlier call
     keeps its path.
@@ -446,8 +446,8 @@ def reached(
 
 
 def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
-    """Returns path and number of every object whose attributes or items may be
-    untracked objects."""
+    """Returns path and number of every object whose attributes or items may be objects
+    that the Checkpoint does not track."""
 
     def may_hold(obj: Any) -> bool:
         kind: type = type(obj)
@@ -551,8 +551,8 @@ def _name(
 
 
 def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
-    """Stores the dataset iterators, and the variables that differ between replicas, in
-    `attached`; searches the tracked objects."""
+    """Searches the tracked objects for dataset iterators, and for variables that differ
+    between replicas; stores both in `attached`."""
     statistics = {
         id(variable)
         for _, layer in objects
@@ -602,8 +602,8 @@ def _may_be_tracked(kind: type) -> bool:
 
 @functools.cache
 def _is_of_interest(kind: type) -> bool:
-    """Returns whether an object of a class may be an untracked object, or hold
-    untracked objects."""
+    """Returns whether the search for objects that a Checkpoint does not track must look
+    at objects of a class: the object may be such an object, or hold such objects."""
     holds = object_graph.may_be_container(kind) or _may_hold(kind)
     return holds or _is_own(kind) or _may_be_tracked(kind)
 
