@@ -65,7 +65,10 @@ class WorkerRun(Records):
 
     @property
     def start(self) -> str:
-        """Name of the supervisor's start in which the training ran."""
+        """Name of the start of all workers, by a supervisor, in which the training ran.
+
+        If the training has recorded no such name: the incarnation.
+        """
         restored = self.restored
         named = None if restored is None else restored["start"]
         return self.incarnation if named is None else str(named)
@@ -184,7 +187,7 @@ class WorkerJournal(_Journal):
 
     @property
     def training(self) -> WorkerRun | None:
-        """The newest training; None before the first training."""
+        """The newest training (a handler or `fit`); None before the first training."""
         return self.trainings[-1] if self.trainings else None
 
     def _add(self, record: Record) -> None:
@@ -200,7 +203,10 @@ class WorkerJournal(_Journal):
             self.commit = record
 
     def _training(self, record: Record) -> WorkerRun:
-        """Returns the training of a record; adds a new training if there is none."""
+        """Returns the training (a handler or `fit`) to which a record belongs.
+
+        If there is no such training, adds a training.
+        """
         incarnation = record["incarnation"]
         for training in self.trainings[: -_NEWEST - 1 : -1]:
             if training.incarnation == incarnation:
@@ -252,7 +258,7 @@ class SupervisorJournal(_Journal):
 
     @property
     def start(self) -> SupervisorRun | None:
-        """The newest start; None before the first start."""
+        """The newest start of the workers; None before the first start."""
         return self.starts[-1] if self.starts else None
 
     def _add(self, record: Record) -> None:

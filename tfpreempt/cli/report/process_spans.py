@@ -153,7 +153,7 @@ def build_lifetimes(
 
 
 def _machine(training: WorkerRun, starts: Mapping[str, SupervisorRun]) -> object:
-    """Returns a value that identifies the machine of a training.
+    """Returns a value that identifies the machine of a training (a handler or `fit`).
 
     The value is the supervisor's id. Without a supervisor, every process counts as a
     separate machine.
@@ -206,7 +206,7 @@ def _clocks(
 def _lifetime(
     training: WorkerRun, start: SupervisorRun | None, clock: float, *, is_last: bool
 ) -> ProcessLifetime:
-    """Computes the lifetime of a training.
+    """Computes the lifetime of a training (a handler or a `fit` of a process).
 
     Args:
         training: training to convert.

@@ -257,7 +257,7 @@ def _extended(
     events: Sequence[Record],
     commits: Sequence[Record],
 ) -> list[ProcessLifetime]:
-    """Extends lifetimes whose end was not recorded, up to records of other workers.
+    """Extends the lifetimes of processes whose end was not recorded.
 
     Two rules give a later end. At a commit recorded by the chief, every worker was
     running. For the newest lifetime: while one worker trains, every worker trains.
@@ -306,7 +306,7 @@ def _spans(
     commits: Sequence[Record],
     standing: int | None,
 ) -> list[Span]:
-    """Returns the spans of a worker: the lifetimes, and the times in between.
+    """Returns the spans of a worker: of its processes, and of the times in between.
 
     Args:
         lifetimes: lifetimes of the worker, in order.

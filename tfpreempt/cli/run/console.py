@@ -186,7 +186,7 @@ def status_line(stream: IO[bytes]) -> StatusLine | None:
 
 
 def unbuffered(stream: TextIO | None) -> IO[bytes]:
-    """Opens a stream again, without a buffer; for None, opens /dev/null."""
+    """Returns an unbuffered stream to the same file; for None, to /dev/null."""
     if stream is None:
         return open(os.devnull, "wb", buffering=0)
     return open(stream.fileno(), "wb", buffering=0, closefd=False)

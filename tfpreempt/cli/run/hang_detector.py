@@ -94,7 +94,10 @@ class WorkerProgress:
 
     @property
     def since(self) -> float:
-        """Time from which `limit` counts: the newest boundary or heartbeat."""
+        """Time from which `limit` counts: the newest boundary.
+
+        In a phase without steps: the newest heartbeat.
+        """
         return self._received_at if self.is_exempt else self._since
 
     @property
@@ -163,10 +166,10 @@ class HangDetector:
         """Reads the heartbeats of the running workers, and computes the next timeout.
 
         While a worker is in a phase without steps (`WorkerProgress.is_exempt`), other
-        workers may be waiting for this worker. So only workers in such phases are
-        checked then, with the longer timeout of these phases. A process that the kernel
-        has stopped (state T) never counts as being in such a phase. Time in which the
-        supervisor was suspended does not count.
+        workers may be waiting for this worker. So as long as there is such a worker,
+        only such workers are checked, with the longer timeout of these phases. A
+        process that the kernel has stopped (state T) never counts as being in such a
+        phase. Time in which the supervisor was suspended does not count.
 
         Args:
             now: current time on the monotonic clock.

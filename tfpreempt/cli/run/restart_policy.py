@@ -79,7 +79,7 @@ class RestartLimits:
 
     @property
     def leave_grace(self) -> float:
-        """Seconds that the remaining workers have to exit.
+        """Seconds that the remaining workers have for their exit.
 
         This limit applies after the first worker has committed and exited, and after
         the end of the supervisor. It exists even if `grace` is None: these workers need
@@ -101,7 +101,7 @@ class RestartLimits:
     def is_preempted(self, exit: WorkerExit) -> bool:
         """Returns whether a worker has exited because of a preemption.
 
-        True if the exit code is a restart code, and if SIGTERM has killed the worker.
+        True if the exit code is a restart code, or if SIGTERM has killed the worker.
         (SIGTERM kills a worker that has not created its handler yet.)
         """
         return exit.code in self.restart_codes or exit.returncode == -signal.SIGTERM

@@ -257,7 +257,7 @@ def _worker(
 
 
 def _with_records(known: Worker, training: WorkerRun) -> Worker:
-    """Updates the state of a worker from the records of its newest training."""
+    """Updates the state of a worker from the records of its newest handler or `fit`."""
     reached = training.exit or training.newest("restored", "commit")
     known = dataclasses.replace(
         known, step=None if reached is None else reached["step"]
