@@ -109,8 +109,8 @@ class CoordinationService(Protocol):
             is_chief: whether this process hosts the service.
 
         Returns:
-            Whether this process is disconnected. If not, the process must end at once.
-            On the chief the function then returns when the other workers have had time
-            to end.
+            Whether this process is disconnected. If not, the process must end at once;
+            on the chief, the function returns False only after the other workers have
+            had time to end.
         """
         ...

@@ -452,7 +452,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _suffix(key: Any, number: int) -> str:
-    """Returns the subscript of an item of a container, in Python's syntax."""
+    """Returns the subscript of an item in a container, such as "['a']" or "[0]"."""
     is_plain = isinstance(key, str | int)  # repr() of other types may have an address
     return f"[{key!r}]" if is_plain else f"[key {number}]"
 

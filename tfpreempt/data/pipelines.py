@@ -170,7 +170,7 @@ def _finished(
     size: int,
     batch_size: int,
 ) -> tf.data.Dataset:
-    """Returns the dataset of epochs, with a new key per epoch and the right options.
+    """Returns the dataset of all epochs; the order of an epoch depends on a new key.
 
     The flat_map yields complete batches, not samples. A `batch` after the flat_map
     would read on, to fill the last batch of an epoch, and so reach the end of the
@@ -217,7 +217,7 @@ def _first_indices(seed: int | None, size: int) -> Any:
 def _keys(seed: int) -> tf.data.Dataset:
     """Returns a dataset of one key, which is new in every iteration over the dataset.
 
-    A key consists of three 32-bit numbers.
+    A key is three 32-bit numbers, from which the order of an epoch is computed.
 
     The random op of tf.data counts the iterations, and its iterators save the count. A
     variable with the count would not work, because TensorFlow refuses to save an

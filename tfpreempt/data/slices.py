@@ -61,7 +61,7 @@ class BatchSplit:
         )
 
     def general(self, others: Sequence[BatchSplit]) -> BatchSplit | None:
-        """Returns a BatchSplit whose spec covers the specs of several BatchSplits.
+        """Returns a BatchSplit whose element spec covers those of several BatchSplits.
 
         Args:
             others: BatchSplits to combine with this BatchSplit.

@@ -45,7 +45,7 @@ class NoticeSourceConfig:
             )
 
     def grace_now(self) -> float | None:
-        """Returns `grace_seconds`, or the seconds that the source reports, if fewer."""
+        """Returns the smaller of `grace_seconds` and the seconds the source reports."""
         grace = self.grace_seconds
         if grace is None or not isinstance(self.source, TimedSource):
             return grace
