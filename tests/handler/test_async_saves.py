@@ -20,7 +20,9 @@ from tests.handler.program import LIMIT, Program, wait_until
 from tests.handler.test_heartbeat import opened_once_apart
 from tfpreempt import errors
 from tfpreempt.checkpoint.bundles import bundle_writer
+from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.commit import CancellationToken
+from tfpreempt.checkpoint.directory.retention import metrics_of
 from tfpreempt.core.deadline import SAFETY, until_end
 from tfpreempt.core.events import Outcome
 from tfpreempt.handler import current_session
@@ -448,3 +450,90 @@ class RecordingFiles(LocalFiles):
     def sync_file(self, path: str) -> None:
         self.synced.append(path)
         super().sync_file(path)
+
+
+# --- saves that the program asks for -------------------------------------------------
+
+
+def test_a_save_need_not_be_waited_for(program: Program, disk: Gate) -> None:
+    """It holds its step and its metrics; the next save waits for it."""
+    handler = program.handler()
+    steps(program, handler, 2)
+    assert handler.wait_for_save(0.0)
+    assert handler.save(wait=False, metrics={"loss": 0.5}) is None
+    assert disk.reached.wait(LIMIT)
+    steps(program, handler, 4)
+    assert not handler.wait_for_save(0.05)
+    assert handler.checkpoints() == []
+    disk.opened.set()
+    assert handler.wait_for_save()
+    assert commits(program) == [(2, "save")]
+    (entry,) = catalog.scan(str(program.directory))
+    assert metrics_of(entry.manifest) == {"loss": 0.5}
+    assert entry.manifest.because == "save"
+    handler.save(wait=False)
+    handler.save(wait=False)
+    assert handler.wait_for_save()
+    assert commits(program) == [(2, "save"), (4, "save"), (4, "save")]
+    handler.close()
+
+
+def test_an_error_of_an_asynchronous_save_is_raised_once(
+    program: Program, disk: Gate
+) -> None:
+    """Of `save(wait=False)` and of a periodic save; older commits are valid."""
+    disk.opened.set()
+    handler = program.handler(save_freq=4)
+    steps(program, handler, 1)
+    handler.save()
+    disk.failure = OSError(28, "No space left on device")
+    for _ in ("asked for", "periodic"):
+        if handler.total_run_calls == 1:
+            handler.run(program.step)
+            handler.save(wait=False)
+        else:
+            steps(program, handler, 5)
+        with pytest.raises(errors.SaveError, match="No space left on device"):
+            handler.wait_for_save()
+        assert handler.wait_for_save()
+    disk.failure = None
+    assert [each.step for each in handler.checkpoints()] == [1]
+    handler.save(wait=False)
+    assert handler.wait_for_save()
+    handler.close()
+
+
+@pytest.mark.parametrize("kind", ["manager", "async_save"])
+def test_a_save_that_cannot_be_asynchronous_is_waited_for(
+    program: Program, kind: str
+) -> None:
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=2
+    )
+    handler = program.handler(manager if kind == "manager" else None, async_save=False)
+    handler.run(program.step)
+    assert handler.save(wait=False) is None
+    assert commits(program) == [(1, "save")]
+    handler.close()
+
+
+def test_a_notice_after_a_save_leaves_with_its_commit(
+    program: Program, disk: Gate
+) -> None:
+    handler = program.handler(config={"grace_period": LIMIT})
+    steps(program, handler, 3)
+    handler.save(wait=False)
+    threading.Timer(0.2, disk.opened.set).start()
+    program.button.press()
+    handler.run(program.step)
+    assert commits(program)[:1] == [(3, "save")]
+    assert (3, "preemption") not in commits(program)
+    handler.close()
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "1"])
+def test_a_timeout_that_cannot_be(program: Program, timeout: Any) -> None:
+    with program.handler() as handler:
+        with pytest.raises(errors.ConfigurationError, match="timeout is"):
+            handler.wait_for_save(timeout)
+        handler.run(program.step)

@@ -95,6 +95,8 @@ class CollectiveSaves:
     # Name and step of the newest save, by the token of the run.
     _newest: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     _under_way: AsyncSave | None = None
+    # By the token of the run, the error of the newest failed asynchronous save.
+    _errors: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def finishing(self) -> None:
         """Notifies the chief that this worker has finished training.
@@ -156,15 +158,20 @@ class CollectiveSaves:
         """
         try:
             if because == "periodic" and run.saves_async and run not in stages:
-                name = self._next_name(run, because)
-                with self._saving():
-                    self.begin(run, name, self._final)
+                self.save_async(run, because)
             else:
                 self.save(run, because, stages)
         except Exception as error:  # a State has failed, or no thread can be started
             self.runs.fault(f"{because} save", error)
             if breaks_off(error, self.cluster.num_workers):
                 raise
+
+    def save_async(self, run: Run, because: str) -> None:
+        """Begins an asynchronous save outside of a round; every worker calls the method
+        at the same point. The arguments and errors are those of `save` and `begin`."""
+        name = self._next_name(run, because)
+        with self._saving():
+            self.begin(run, name, self._final, because)
 
     def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
         """Requests a commit from all workers periodically, until a run is closed.
@@ -239,8 +246,10 @@ class CollectiveSaves:
                 self.on_failure(error)
             raise
 
-    def begin(self, run: Run, name: str, may_miss: set[int]) -> None:
-        """Begins an asynchronous periodic save; called by every worker.
+    def begin(
+        self, run: Run, name: str, may_miss: set[int], because: str = "periodic"
+    ) -> None:
+        """Begins an asynchronous save; called by every worker.
 
         Waits first for an asynchronous save in progress.
 
@@ -249,6 +258,7 @@ class CollectiveSaves:
             name: name of the save; equal on every worker, and never used again.
             may_miss: workers that have finished training, so the save needs no part
                 from them. Another thread may add workers.
+            because: reason for the save, as in `save`.
 
         Raises:
             CheckpointError: this worker's part could not be captured.
@@ -256,8 +266,12 @@ class CollectiveSaves:
         self.end_async()
         self._remember(run, name)
         cancel_token = CancellationToken()
-        go_on = functools.partial(self._complete, run, name, "periodic", may_miss)
-        on_error = functools.partial(self.runs.fault, "periodic save")
+        go_on = functools.partial(self._complete, run, name, because, may_miss)
+
+        def on_error(error: Exception) -> None:
+            self._errors[run.start.token] = f"{type(error).__name__}: {error}"
+            self.runs.fault(f"{because} save", error)
+
         captured = None
         try:
             captured = run.capture(name, cancel_token)
@@ -295,6 +309,21 @@ class CollectiveSaves:
         """
         under_way = self._under_way
         return under_way is None or under_way.wait(seconds)
+
+    def raise_error(self, run: Run) -> None:
+        """Raises the error of a run's newest failed asynchronous save, once.
+
+        Only the text of the error is kept, because the frames of its traceback may have
+        references to large values.
+
+        Raises:
+            SaveError: an asynchronous save of this worker has failed.
+        """
+        if text := self._errors.pop(run.start.token, ""):
+            raise SaveError(
+                f"an asynchronous save has failed: {text.rstrip('.')}. The last commit "
+                "is still valid, and training may continue"
+            )
 
     def end_async(self) -> None:
         """Waits for the asynchronous save in progress, before another save begins.

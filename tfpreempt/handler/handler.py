@@ -308,7 +308,9 @@ class PreemptionCheckpointHandler:
 
     # --- saving ----------------------------------------------------------------------
 
-    def save(self, *, metrics: Mapping[str, float] | None = None) -> Checkpoint | None:
+    def save(
+        self, *, wait: bool = True, metrics: Mapping[str, float] | None = None
+    ) -> Checkpoint | None:
         """Commits now; every worker calls this method at the same point of the loop.
 
         If a notice arrives before the next `run()`, the process exits with this commit,
@@ -316,12 +318,16 @@ class PreemptionCheckpointHandler:
         restart.
 
         Args:
+            wait: False returns as soon as the state is copied in memory; the copy is
+                written while training continues, see `wait_for_save`. The call first
+                waits for an asynchronous save in progress. With `async_save=False`, a
+                CheckpointManager or a save_fn, the call waits for the commit.
             metrics: metrics of the current step, by name, for `best_by`; recorded in
                 the commit. The values of the chief count.
 
         Returns:
-            The commit on the chief. None on the other workers, because the chief may
-            still be writing the commit.
+            The commit on the chief. None with `wait=False`, and on the other workers,
+            because the chief may still be writing the commit.
 
         Raises:
             ConfigurationError: a metric is not a number.
@@ -330,10 +336,33 @@ class PreemptionCheckpointHandler:
         """
         if metrics is not None:
             self._run.directory.set_metrics(self._run.step, check_metrics(metrics))
-        self._session.save(self._run)
-        if not self._session.cluster.is_chief:
+        self._session.save(self._run, wait=wait)
+        if not (wait and self._session.cluster.is_chief):
             return None
         return next(reversed(self.checkpoints()), None)
+
+    def wait_for_save(self, timeout: float | None = None) -> bool:
+        """Waits for the asynchronous save in progress; any thread may call the method.
+
+        Asynchronous saves are those of `save(wait=False)` and of `save_freq`. On the
+        chief, the save ends with the commit; on another worker, with its own part.
+
+        Args:
+            timeout: seconds; None waits until the save is over.
+
+        Returns:
+            Whether no asynchronous save is in progress.
+
+        Raises:
+            ConfigurationError: the timeout is not a number of seconds.
+            SaveError: an asynchronous save has failed since the last call. The error
+                was also logged, and older commits are valid.
+        """
+        check_timeout(timeout)
+        self._session.check_process("wait_for_save()")
+        is_over = self._session.wait_for_save(timeout)
+        self._session.saves.raise_error(self._run)
+        return is_over
 
     # --- its commits -----------------------------------------------------------------
 

@@ -525,8 +525,13 @@ class Session:
 
     # --- without a notice ------------------------------------------------------------
 
-    def save(self, run: Run) -> str:
+    def save(self, run: Run, *, wait: bool = True) -> str:
         """Saves on every worker, at the same point of the program.
+
+        Args:
+            run: the run to save.
+            wait: whether to wait for the commit; False begins an asynchronous save, if
+                the contents of the run allow one.
 
         Returns:
             On the chief, the directory of the commit. On the other workers, the
@@ -545,6 +550,9 @@ class Session:
                 "of the callback, or call save_all_states() before or after the fit."
             )
         self.ready(run, "save()")
+        if not wait and run.saves_async:
+            self.saves.save_async(run, "save")
+            return run.directory.path
         commit = self.saves.save(run, "save")
         if commit is None or not os.path.isdir(commit.path):
             return run.directory.path
