@@ -293,15 +293,15 @@ class FencedFiles:
     """The file operations of commits, for the holder of the directory's lease only.
 
     Readers find commits by two files: the marker, and TensorFlow's `checkpoint` file.
-    Both are moved to their final name from the lease's directory (see the module
-    docstring). Without these two files, the other files of a commit have no effect. A
-    file to delete is first moved into the lease's directory, because a process that has
-    taken over the lease may have made a commit of the same name. (No commit is in the
-    staging directory, so files are deleted there directly.) A save begins with
-    `make_dirs`, which fails at once if the lease is lost.
+    Both are moved to their final name from the lease's directory: the move fails if the
+    lease, and with it the directory, was removed. Without these two files, the other
+    files of a commit have no effect. A file to delete is first moved into the lease's
+    directory, because a process that has taken over the lease may have made a commit of
+    the same name. (No commit is in the staging directory, so files are deleted there
+    directly.) A save begins with `make_dirs`, which fails at once if the lease is lost.
 
     Args:
-        files: file system operations without a fence, used for all changes.
+        files: file system operations, used for all changes, that ignore the lease.
         lease: lease of the directory. If the lease is lost, `make_dirs`, a deletion and
             the operations on the two files raise LeaseLostError.
     """
@@ -360,8 +360,8 @@ class FencedFiles:
 
     @contextlib.contextmanager
     def _moved(self, path: str) -> Iterator[str]:
-        """Moves a file into the lease's directory, where only the holder of the lease
-        can rename or delete the file. Returns a context.
+        """Returns a context that moves a file into the lease's directory. There, only
+        the holder of the lease can rename or delete the file.
 
         Yields:
             The new path of the file. The old path, if the lease is in an object store,

@@ -459,7 +459,10 @@ class _ActiveLease(ManagedThread):
                     )
 
     def is_lost(self) -> bool:
-        """Returns whether the lease was ended. False if the storage does not answer."""
+        """Returns whether the lease no longer exists.
+
+        False if the storage does not answer.
+        """
         try:
             return not self.backend.has(self.token)
         except (OSError, errors.CheckpointError):
@@ -482,8 +485,8 @@ class _ActiveLease(ManagedThread):
 
 @dataclasses.dataclass
 class _PollTimer:
-    """The default `pause` of `Lease`. A call waits for a number of seconds, and returns
-    the seconds since the last call."""
+    """Waits between two polls of a lease: the default `pause` of `Lease`. A call waits
+    for a number of seconds, and returns the seconds since the last call."""
 
     last: float = dataclasses.field(default_factory=lambda: time.monotonic())
 
@@ -497,8 +500,8 @@ def _of_this_process(found: ObservedLease) -> Lease | None:
     """Returns the `Lease` object of this process that holds the found lease; None if
     another process holds the found lease.
 
-    The record is compared, not the path, because two paths can lead to the same
-    directory.
+    The holder's record in the lease is compared, not the path of the directory, because
+    two paths can lead to the same directory.
     """
     if found.holder is None or found.holder.pid != os.getpid():
         return None

@@ -229,5 +229,6 @@ def _number(name: str) -> int:
 
 
 def _highest(names: set[str]) -> int:
-    """Returns the highest number of a lease, given names of objects; 0 if none."""
+    """Returns the highest number of a lease to which an object of these names belongs;
+    0 if no object belongs to a lease."""
     return max(map(_number, names), default=0)

@@ -336,7 +336,8 @@ class Save(StagedSave):
         Args:
             because: reason of the save, see `Manifest`.
             workers: indices of the workers whose shards are in the staging directory.
-            parent: parent of the commit; None: the newest commit of the directory.
+            parent: the commit to which the manifest refers as the commit before; None:
+                the newest commit of the directory.
 
         Returns:
             The path and the manifest of the commit.

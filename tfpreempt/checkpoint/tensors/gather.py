@@ -373,7 +373,8 @@ def _has_slots(obj: Any) -> bool:
 
 
 def _is_unknown(obj: Any) -> bool:
-    """Returns whether an object may get a different variable without `attach` noticing.
+    """Returns whether an object may get a different variable between two saves, and
+    `attach`, which compares the objects of the saves, would not detect the change.
 
     An example: a class of the program has a property `_value` that returns the
     variable.
@@ -388,7 +389,8 @@ def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
     bytes of this variable and nothing else. Otherwise returns None.
 
     An object is not plain if a class of the program defines its serialization, because
-    the object may save a different value.
+    the object may save a different value. `here` has the prefixes of the names of this
+    process's devices.
     """
     parts = local_parts(obj)
     if not parts or is_on_read(obj):

@@ -186,9 +186,9 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
     """Makes every later state of an iterator include the number of seeds drawn by the
     iterator's shuffles, and every later restore check the cache files first.
 
-    The call itself reads no element and changes no seed. A second call does nothing,
-    nor does a call for an iterator whose class adds the number. No other thread may
-    create iterators of the same datasets during the call.
+    The call itself reads no element and changes no seed. A second call does nothing; a
+    call for an iterator whose class already adds the number does nothing. No other
+    thread may create iterators of the same datasets during the call.
 
     Args:
         iterator: a tf.data iterator (`OwnedIterator`).
@@ -223,9 +223,9 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
 
 def _with_values(state: Any, call: Callable[[Any], None]) -> None:
-    """Calls `call` with an iterator's state. For remote tasks, TensorFlow restores in a
-    graph, where the state has no value yet; TensorFlow then calls `call` when the graph
-    runs."""
+    """Calls `call` with an iterator's state, as soon as the state has a value. For
+    remote tasks, TensorFlow restores iterators in a graph, where a state gets its value
+    when the graph runs: the graph then calls `call`."""
     if tf.executing_eagerly():
         call(state)
         return

@@ -300,8 +300,8 @@ def _appended(state: Any, elements: Sequence[Element]) -> Any:
 
 
 def _replaced(state: Any, start: int, elements: Sequence[Any]) -> Any:
-    """Returns a state in which the elements from index `start` on are replaced, or
-    appended if `start` is the end."""
+    """Returns a state in which `elements` replace the elements from index `start` on.
+    If `start` is the end of the state, `elements` are appended."""
     # Use dynamic_stitch: unlike other ops that join tensors, it accepts variants.
     indices = [tf.range(len(state)), tf.range(start, start + len(elements))]
     return tf.dynamic_stitch(indices, [state, tf.stack(elements)])

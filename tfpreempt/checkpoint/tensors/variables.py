@@ -385,7 +385,7 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
 
 def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     """Finds the objects that a Checkpoint does not track, and makes the Checkpoint
-    track them; sorts the tracked objects.
+    track them. Also finds the iterators, and the variables with a value per replica.
 
     Call before a save or a restore, on all workers. An object found by an earlier call
     keeps its path.
