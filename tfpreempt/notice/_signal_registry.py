@@ -92,7 +92,11 @@ class _WatchedSignal:
             self.registry.put_back(self.signum, self.hidden[-1])
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """The signal handler; Python calls it on the main thread."""
+        """Handles the signal on the main thread: calls the handler installed before.
+
+        Also reports the signal to the thread that calls the listeners, if other code
+        has replaced the wake-up fd.
+        """
         depth = self._depth
         if depth == 0:
             is_ours = signal.getsignal(signum) == self.handle

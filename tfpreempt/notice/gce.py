@@ -322,7 +322,7 @@ class GcePoller(Poller):
         return PAUSE_SECONDS
 
     def _carried(self, answer: Answer) -> dict[str, object]:
-        """Returns the values of the topics in the server's answer for the directory."""
+        """Returns the values of those topics that an answer for the directory has."""
         if answer.status != 200:
             raise answer.refused("200")
         tree = answer.fields("a JSON object with the instance's entries")

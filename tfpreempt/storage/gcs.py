@@ -106,7 +106,7 @@ class GcsStore(BucketStore):
     def _pages(
         self, deadline: Deadline, *, fields: str, **params: str
     ) -> Iterator[dict[str, Any]]:
-        """Yields the pages of a listing, as sent by the service.
+        """Yields the pages of a list of objects, as sent by the service.
 
         Args:
             deadline: deadline of the call.
@@ -160,7 +160,10 @@ class GcsStore(BucketStore):
 
 
 def _new(key: str) -> dict[str, Any]:
-    """Returns the description of an object to create, with a random token."""
+    """Returns the description of an object to create.
+
+    The description has a random token, by which `_written_as` recognizes the object.
+    """
     return {
         "name": key,
         "contentType": CONTENT_TYPE,

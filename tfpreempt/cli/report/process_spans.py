@@ -425,7 +425,7 @@ def _left_with(lifetime: ProcessLifetime, commits: Sequence[Record]) -> Record |
 
 
 def _is_last(commit: Record, ended: Record) -> bool:
-    """Returns whether a worker's exit record shows that it exited after a commit.
+    """Returns whether a worker exited after this commit, because of a preemption.
 
     Args:
         commit: record of the commit.

@@ -265,7 +265,10 @@ def run(
 
 
 def _first_worker() -> int | None:
-    """Returns the index of the first worker on this machine; None without a worker."""
+    """Returns the index of the first worker on this machine.
+
+    None if the task of this machine in TF_CONFIG does not train.
+    """
     try:
         return cluster_from_environment(os.environ).worker
     except ConfigurationError:

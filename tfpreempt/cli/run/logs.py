@@ -172,7 +172,7 @@ class WorkerLog:
             self._console.feed(data)
 
     def _own_line(self, text: str) -> bytes:
-        """Formats a line of the supervisor.
+        """Formats a line that the supervisor adds to the log of the worker.
 
         If the file ends in the middle of a line, the result begins with a line break.
         """

@@ -143,7 +143,10 @@ def _begins() -> str:
 
 
 def _make(directory: Path) -> tuple[Path, int]:
-    """Creates a directory; returns its path, and the descriptor with its lock."""
+    """Creates and locks a directory for snapshots inside a directory on tmpfs.
+
+    Returns the path of the new directory, and the descriptor with the lock.
+    """
     for _ in range(_TRIES):
         path = directory / f"{_begins()}{secrets.token_hex(8)}"
         path.mkdir(0o700)
