@@ -132,7 +132,7 @@ class Coordinator:
         self.is_saving = False
         self.is_snapshot = False
         self._name = functools.partial(keys.name, incarnation)
-        self._changed = threading.Condition()  # guards changes of the state
+        self._changed = threading.Condition()  # held while `state` changes
         self._verdict: ev.Directive | None = None
         self.notes = Round()
 
@@ -237,7 +237,7 @@ class Coordinator:
         return self.state.held is not None or self.deadlines.at is not None
 
     def forget_rounds(self, rounds: Sequence[int]) -> None:
-        """Deletes the keys of rounds that no worker needs any more."""
+        """Deletes the keys of rounds (by number) that no worker needs any more."""
         for round in rounds:
             name = self._name(round, Key.NOTICE).rpartition("/")[0]
             self.executor.delete(name)
@@ -267,7 +267,7 @@ class Coordinator:
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
                 self._execute(action)
-            self._changed.notify_all()  # `wait` computes its deadline again
+            self._changed.notify_all()  # so that `wait` computes its deadline again
 
     def _waited_for(self) -> str:
         """Returns the message for a wait that timed out: workers, seconds and phase."""

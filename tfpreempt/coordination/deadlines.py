@@ -262,7 +262,7 @@ class Deadlines:
         return save + share * (self.num_workers - 1)
 
     def forget(self) -> None:
-        """Clears the deadline after a notice was handled and the process continues."""
+        """Clears the deadline. Called if training continues after a notice."""
         self.terminates_at = self._soft = self._ends = self._grace = None
         self._last_call_at = self.noticed_at = None
 

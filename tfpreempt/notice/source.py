@@ -38,7 +38,7 @@ class NoticeSource(Protocol):
                 in a signal handler. The function returns quickly and raises no errors.
 
         Raises:
-            NoticeError: the source cannot work here.
+            NoticeError: the source cannot work on this machine.
         """
         ...
 
@@ -91,7 +91,7 @@ class NoticeSourceBase:
             on_notice: function that the source calls, see `NoticeSource.start`.
 
         Raises:
-            NoticeError: the source cannot work here.
+            NoticeError: the source cannot work on this machine.
             UsageError: the source was started or closed before.
         """
         if self._on_notice is not None or self._is_closed:

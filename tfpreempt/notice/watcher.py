@@ -103,8 +103,8 @@ class Watcher:
 
         Raises:
             UsageError: the watcher was started or closed before.
-            TfpreemptError: a source cannot work here. All sources started before are
-                closed.
+            TfpreemptError: a source cannot work on this machine. The sources that were
+                started before are closed.
         """
         if self._started or self._closed.is_set():
             raise errors.UsageError(

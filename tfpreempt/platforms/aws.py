@@ -35,7 +35,7 @@ class AwsSpotTerminationConfig(TerminationConfig):
         **options: further arguments of `TerminationConfig`.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(

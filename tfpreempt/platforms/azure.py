@@ -44,7 +44,7 @@ class AzureTerminationConfig(TerminationConfig):
         **options: further arguments of `TerminationConfig`.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
         **options: further arguments of `TerminationConfig`.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class TerminationConfig:
         grace_period: equal to `grace_seconds`; the name in TensorFlow.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
     exit_code: ClassVar[int] = 143

@@ -89,7 +89,7 @@ class Platform:
             **options: keyword arguments of `config_class`.
 
         Raises:
-            ConfigurationError: an argument cannot work.
+            ConfigurationError: an argument is invalid.
         """
         return self.config_class(**options)
 

@@ -54,7 +54,7 @@ def resolve_config(
         root: directory that contains `sys`; for tests.
 
     Raises:
-        ConfigurationError: the value has another type, or a variable cannot work.
+        ConfigurationError: the value has another type, or a variable is invalid.
     """
     if isinstance(value, TerminationConfig):
         return value
@@ -105,7 +105,7 @@ class DetectedTerminationConfig(TerminationConfig):
             limit for the grace periods of the cloud's notices.
 
     Raises:
-        ConfigurationError: an argument or a variable cannot work.
+        ConfigurationError: an argument or an environment variable is invalid.
     """
 
     def __init__(self, found: LocalFindings, **options: Any) -> None:

@@ -40,7 +40,7 @@ class GceTerminationConfig(TerminationConfig):
         **options: further arguments of `TerminationConfig`.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
     maintenance_seconds: ClassVar[float | None] = None

@@ -31,7 +31,7 @@ class KubernetesTerminationConfig(TerminationConfig):
         **options: further arguments of `TerminationConfig`.
 
     Raises:
-        ConfigurationError: an argument or the variable cannot work.
+        ConfigurationError: an argument or the variable is invalid.
     """
 
     def __init__(

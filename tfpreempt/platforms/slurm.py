@@ -64,7 +64,7 @@ class SlurmTerminationConfig(TerminationConfig):
         **options: further arguments of `TerminationConfig`.
 
     Raises:
-        ConfigurationError: an argument or a variable cannot work.
+        ConfigurationError: an argument or an environment variable is invalid.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class FsspecStore:
                 f"The object {name!r} does not exist in {self.uri!r}."
             )
         if offset >= found.size:
-            return 0  # without a request: some file systems refuse such an offset
+            return 0  # send no request: some file systems refuse such an offset
         doing = f"read {name!r}"
         with self._translate_errors(doing, errors.CheckpointError):
             file = self._fs.open(self._path(name), "rb")

@@ -120,7 +120,7 @@ class _Functions:
         code = function.__code__
         cells = function.__closure__ or ()
         for name, cell in zip(code.co_freevars, cells, strict=True):
-            if cell != types.CellType():  # the name is assigned
+            if cell != types.CellType():  # the cell has a value
                 yield ObjectPath(
                     path=name, value=cell.cell_contents, owner=cell, key=name
                 )

@@ -196,7 +196,7 @@ def _tensor(stored: Stored, data: Bytes) -> tf.Tensor:
     """Returns an eager tensor with the type and shape in `stored`; the tensor uses the
     memory of `data` without a copy."""
     dtype = tf.as_dtype(stored.dtype)
-    is_bfloat16 = dtype == tf.bfloat16  # a type unknown to NumPy
+    is_bfloat16 = dtype == tf.bfloat16  # NumPy does not have this type: use uint16
     kind = np.uint16 if is_bfloat16 else dtype.as_numpy_dtype
     array = data.view(kind).reshape(stored.shape)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -40,7 +40,7 @@ _NAMES = ["ink", "rule", "mark", "good", *Phase]
 _NAMES += [f"bad-{kind.name.lower()}" for kind in Badput]
 _COLOURS = {name: f"#0000{number:02x}" for number, name in enumerate(_NAMES, start=1)}
 _INK, _RULE = _COLOURS["ink"], _COLOURS["rule"]
-_STYLE: Any = {  # matplotlib types the keys as a long Literal
+_STYLE: Any = {  # Any: in matplotlib's type hints the keys are one long Literal
     "axes.edgecolor": _RULE,
     "axes.facecolor": "none",
     "axes.labelcolor": _INK,

@@ -65,7 +65,8 @@ def supervise(options: RunOptions) -> int:
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
     journal = JsonLines(options.journal_path, clock)
     claim(journal, name)
-    # The parent process may have set SIGCHLD to be ignored.
+    # If the parent process ignores SIGCHLD, this process ignores SIGCHLD too, from its
+    # start. Stop ignoring it: `held_signals` does not wait for an ignored signal.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with held_signals(signal.SIGCHLD, *NOTICES) as wait, contextlib.ExitStack() as ends:
         lent = ends.enter_context(
