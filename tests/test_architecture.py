@@ -49,7 +49,9 @@ SAME_FLOOR = {
 # are missing. The list may only shrink. A module here is imported by modules here, and
 # by the core as an adapter of `core/frameworks.py`.
 TENSORFLOW = {
-    "cli/demo/worker.py": "the demo's training program, a process of its own",
+    "cli/demo/jax_worker.py": "the demo's training program, a process of its own",
+    "cli/demo/tensorflow_worker.py": "the same on TensorFlow",
+    "cli/demo/training.py": "parts of both of the demo's training programs",
     "handler/tensorflow_adapter.py": "errors, and the coordination service",
     "states/tensorflow_states.py": "States of TensorFlow's own things",
 }
@@ -95,7 +97,7 @@ CHANGE_FILES = {
     "checkpoint/mirror/journal_mirror.py": "a new temporary directory",
     "checkpoint/state/unfinished_caches.py": "a tf.data cache that the user named",
     "cli/demo/command.py": "the demo's directory, which the user named",
-    "cli/demo/worker.py": "the demo's own new directory",
+    "cli/demo/training.py": "the demo's own new directory",
     "cli/doctor/storage_check.py": "a new file of a random name, and empty directories",
     "cli/simulate/command.py": "a new file that the user named",
     "cli/report/command.py": "a page that the user named",
@@ -133,7 +135,9 @@ PATH_CHANGES = {
 # Who comes in by the front door, the package's own list of names.
 VISITORS = {
     "cli/__init__.py": "shows the version",
-    "cli/demo/worker.py": "is written as a user's program",
+    "cli/demo/jax_worker.py": "is written as a user's program",
+    "cli/demo/tensorflow_worker.py": "is written as a user's program",
+    "cli/demo/training.py": "is written as a user's program",
 }
 # The decision is made without I/O, clock or TensorFlow: these import one another only.
 PURE = {

@@ -47,6 +47,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "test_two_preemptions_at_random_change_no_result": (),
     # The demo with model.fit; its loop stays.
     "tests/cli/test_demo.py::test_nothing_is_lost": ("2-more0",),
+    "tests/cli/test_demo.py::test_nothing_is_lost_on_jax": ("loop",),
     # Each kind of data, each kind of interruption and each line of Keras once.
     "tests/keras/test_matrix.py::test_equals_a_run_without_interruption": (
         "keras-arrays-1-4-three-plain",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cli.report.scripted import Scripted
+from tests.without_tensorflow import WITHOUT_TENSORFLOW_ALONE, python_path_without
 from tfpreempt.cli import main
 from tfpreempt.cli.demo.job import (
     STEP,
@@ -28,6 +31,8 @@ from tfpreempt.cli.demo.job import (
 )
 from tfpreempt.cli.demo.result import Result, assess, count_lost
 from tfpreempt.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
 
 # Stands in for a supervisor and its two workers: tells each step, and at those that are
 # named on its command line goes on, as another incarnation, only after a SIGTERM.
@@ -224,6 +229,10 @@ def test_one_bit_is_a_difference_and_faults_name_what_was_promised(
     [
         (["--preemptions", "99"], "--preemptions 99 is too large"),
         (["--keras", "--steps", "130"], "Use a multiple of 50"),
+        (
+            ["--keras", "--backend", "jax", "--workers", "2"],
+            "--workers 2 with --keras on JAX",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_made(
@@ -235,15 +244,31 @@ def test_what_cannot_work_is_said_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "options", "advice"),
+    [
+        ({"sklearn"}, [], "pip install '.[demo]' in a clone"),
+        ({"jax"}, ["--backend=jax"], "pip install '.[jax,demo]' in a clone"),
+        ({"keras"}, ["--backend=jax"], "The demo on JAX needs JAX and Keras"),
+        ({"tensorflow"}, ["--backend=tensorflow"], "pip install '.[tensorflow]' in"),
+        ({"tensorflow", "jax"}, [], "To run on JAX: pip install '.[jax,demo]' in"),
+    ],
+)
+def test_what_is_missing_is_named(
+    missing: set[str],
+    options: list[str],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
-        lambda name: None if name == "sklearn" else find(name),
+        lambda name: None if name in missing else find(name),
     )
-    done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
+    done = CliRunner().invoke(main, ["demo", *options, "--out", str(tmp_path)])
     assert done.exit_code == 1
-    assert "pip install '.[demo]' in a clone" in done.output
+    assert advice in done.output
 
 
 def a_good_result(preemptions: int) -> Result:
@@ -332,10 +357,32 @@ def test_out_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_is_lost(tmp_path: Path, preemptions: int, more: list[str]) -> None:
+    run_demo(tmp_path, preemptions, more, os.environ)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("more", [[], ["--keras"]], ids=["loop", "fit"])
+def test_nothing_is_lost_on_jax(tmp_path: Path, more: list[str]) -> None:
+    """The demo chooses JAX where TensorFlow is missing."""
+    path = python_path_without(tmp_path / "missing", WITHOUT_TENSORFLOW_ALONE)
+    path = os.pathsep.join([path, str(ROOT)])
+    said = run_demo(
+        tmp_path, 1, [*more, "--steps=200"], {**os.environ, "PYTHONPATH": path}
+    )
+    assert said.startswith("jax, seed 4,")
+
+
+def run_demo(
+    tmp_path: Path, preemptions: int, more: list[str], environment: Mapping[str, str]
+) -> str:
+    """Runs the whole demo, and checks the result; returns what it said beside."""
     command = [sys.executable, "-m", "tfpreempt", "demo", "--json", "--seed", "4"]
     command += ["--preemptions", str(preemptions), *more]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path)], capture_output=True, text=True
+        [*command, "--out", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
@@ -345,3 +392,4 @@ def test_nothing_is_lost(tmp_path: Path, preemptions: int, more: list[str]) -> N
     assert len(result["notice_to_commit_seconds"]) == preemptions
     assert all(0 < each < 10 for each in result["notice_to_commit_seconds"])
     assert result["final_accuracy"] > 0.9
+    return done.stderr

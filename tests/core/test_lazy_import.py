@@ -93,7 +93,9 @@ def test_what_needs_none_works_without(tmp_path: Path) -> None:
 
 
 def test_the_demo_says_so_before_it_starts_a_worker() -> None:
-    done = run_without("from tfpreempt.cli import main; main(['demo'])")
+    done = run_without(
+        "sys.modules['jax'] = None; from tfpreempt.cli import main; main(['demo'])"
+    )
     assert done.returncode != 0
     assert "The demo needs TensorFlow" in done.stderr
     assert "pip install '.[tensorflow]'" in done.stderr

@@ -4,5 +4,5 @@ distributed   adapter: the processes, errors and key-value store of `jax.distrib
 pytree_state  a ready-made State for a pytree of arrays
 values        adapter: the arrays that a step replaces
 
-Imported by keras, states.
+Imported by cli, keras, states.
 """

@@ -11,7 +11,7 @@ standalone_mirror  the mirror of a program without a handler
 tensorflow_states  ready-made States for TensorFlow's generators and dataset iterators
 values             ready-made States for plain values: a step, JSON values, arrays
 
-Imported by keras, tfpreempt.
+Imported by cli, keras, tfpreempt.
 """
 
 from __future__ import annotations

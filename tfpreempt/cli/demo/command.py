@@ -28,6 +28,9 @@ from tfpreempt.errors import (
     TfpreemptError,
 )
 
+BACKENDS = {"tensorflow": ("tensorflow",), "jax": ("jax", "keras")}
+"""For every backend of the demo, the packages that must be installed."""
+
 
 @click.command()
 @click.option(
@@ -37,8 +40,13 @@ from tfpreempt.errors import (
     "new folder there.",
 )  # fmt: skip
 @click.option(
-    "--workers", type=click.IntRange(1, 16), default=2, show_default=True,
-    help="Number of worker processes.",
+    "--backend", type=click.Choice(list(BACKENDS)),
+    help="Train on TensorFlow or on JAX (default: TensorFlow if it is installed, "
+    "otherwise JAX).",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(1, 16),
+    help="Number of worker processes (default: 2; with --keras on JAX, always 1).",
 )  # fmt: skip
 @click.option(
     "--preemptions", type=click.IntRange(0), default=3, show_default=True,
@@ -61,7 +69,8 @@ from tfpreempt.errors import (
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def demo(
     out: Path,
-    workers: int,
+    backend: str | None,
+    workers: int | None,
     preemptions: int,
     seed: int,
     steps: int,
@@ -70,11 +79,11 @@ def demo(
 ) -> None:
     """Train on handwritten digits through real preemptions, and compare the weights.
 
-    A small convolutional network trains with MultiWorkerMirroredStrategy on local
-    worker processes. SIGTERM is sent to the workers at random steps; at every
-    preemption all workers agree on a step, commit it, exit and are restarted. Then the
-    same model is trained once without interruption, and the final weights are compared
-    byte for byte.
+    A small convolutional network trains on local worker processes, which are connected
+    by MultiWorkerMirroredStrategy of TensorFlow or by jax.distributed. SIGTERM is sent
+    to the workers at random steps; at every preemption all workers agree on a step,
+    commit it, exit and are restarted. Then the same model is trained once without
+    interruption, and the final weights are compared byte for byte.
 
     Exit status 1 if a step was lost, the weights differ, or a preemption made no
     commit.
@@ -86,6 +95,15 @@ def demo(
             f"of {EPOCH_STEPS} steps. Use a multiple of {EPOCH_STEPS}."
         )
     try:
+        backend = _choose_backend(backend)
+        if keras and backend == "jax":
+            if workers not in (None, 1):
+                raise ConfigurationError(
+                    f"--workers {workers} with --keras on JAX: tfpreempt supports "
+                    "model.fit on JAX in one process. Omit --workers, or --keras."
+                )
+            workers = 1
+        workers = workers or 2
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
         # Make these signals end the demo as Ctrl-C does: with the supervisor and the
@@ -94,10 +112,12 @@ def demo(
             # An ignored signal stays ignored, as under nohup.
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda number, _: sys.exit(128 + number))
-        echo(f"seed {seed}, files in {directory}", err=True)
+        echo(f"{backend}, seed {seed}, files in {directory}", err=True)
         folders = [directory / name for name in ("interrupted", "uninterrupted")]
         for folder, planned in zip(folders, (drawn, ()), strict=True):
-            command = supervised(folder, workers, len(planned), way, steps, seed)
+            command = supervised(
+                backend, folder, workers, len(planned), way, steps, seed
+            )
             train(folder, command, planned)
         result = assess(folders, workers, steps)
     except TfpreemptError as error:
@@ -118,6 +138,28 @@ def demo(
     sys.exit(bool(faults))
 
 
+def _choose_backend(asked: str | None) -> str:
+    """Returns the backend of the demo.
+
+    Args:
+        asked: requested backend; None: the first backend of `BACKENDS` whose packages
+            are installed.
+
+    Raises:
+        ConfigurationError: the packages of the backend are not installed.
+    """
+    for backend in [asked] if asked else BACKENDS:
+        if all(map(importlib.util.find_spec, BACKENDS[backend])):
+            return backend
+    if asked == "jax":
+        raise ConfigurationError(
+            "The demo on JAX needs JAX and Keras, and at least one of them is not "
+            f"installed. Install both with: {lazy_import.to_install('jax,demo')}"
+        )
+    other = "" if asked else f" To run on JAX: {lazy_import.to_install('jax,demo')}."
+    raise TensorFlowMissingError(f"The demo {lazy_import.WANTED}{other}")
+
+
 def _fresh_directory(out: Path) -> Path:
     """Creates a new folder in `out`, so that the files of earlier demos stay.
 
@@ -125,11 +167,8 @@ def _fresh_directory(out: Path) -> Path:
         The path of the folder.
 
     Raises:
-        ConfigurationError: no folder can be created, or TensorFlow or scikit-learn is
-            missing.
+        ConfigurationError: no folder can be created, or scikit-learn is missing.
     """
-    if not lazy_import.has_tensorflow():
-        raise TensorFlowMissingError(f"The demo {lazy_import.WANTED}")
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo needs the handwritten digits of scikit-learn, which is not "

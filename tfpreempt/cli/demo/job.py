@@ -24,7 +24,9 @@ EPOCH_STEPS = 50  # steps per epoch of `model.fit`
 _GAP = 20  # steps between preemptions, so that restarted workers train in between
 _LAST = 0.8  # preempt in the first 80 % of the steps: the agreement takes some steps
 _SHOWN_STEPS = 100
-_STALL_SECONDS = 120.0  # importing TensorFlow on a busy machine takes tens of seconds
+_STALL_SECONDS = 120.0  # starting on a busy machine takes tens of seconds
+# Hide GPUs and TPUs, because the workers share the machine.
+_ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 STEP = re.compile(r"step (\d+), restart (\d+), loss (\S+)$", re.MULTILINE)
 
 
@@ -84,23 +86,24 @@ def draw_preemptions(
 
 
 def supervised(
-    directory: Path, workers: int, max_preemptions: int, *arguments: object
+    backend: str, directory: Path, workers: int, max_preemptions: int, *more: object
 ) -> list[str]:
     """Returns the `tfpreempt run` command that runs the demo's training program.
 
     Args:
+        backend: "tensorflow" or "jax".
         directory: directory of the job.
         workers: number of workers.
         max_preemptions: maximum number of preemptions after which the supervisor
             restarts the workers. (A failure always ends the job.)
-        arguments: further arguments of the training program.
+        *more: further arguments of the training program.
     """
     return [
         *(sys.executable, "-m", "tfpreempt", "run", f"--workers={workers}"),
         *(f"--checkpoint-dir={directory}/checkpoints", f"--log-dir={directory}/logs"),
         *(f"--max-preemptions={max_preemptions}", "--max-failures=0"),
-        *("--grace=20", "--", sys.executable, "-m", "tfpreempt.cli.demo.worker"),
-        *map(str, (directory, *arguments)),
+        *("--grace=20", "--", "env", f"KERAS_BACKEND={backend}", sys.executable),
+        *("-m", f"tfpreempt.cli.demo.{backend}_worker", *map(str, (directory, *more))),
     ]
 
 
@@ -176,8 +179,7 @@ def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
         command,
         stdout=subprocess.PIPE,
         bufsize=0,  # select does not see bytes in a buffer
-        # Hide GPUs, because the workers share the machine.
-        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **_ON_CPU},
         # Ctrl-C must reach only the demo, which then ends the supervisor.
         start_new_session=True,
     ) as process:
