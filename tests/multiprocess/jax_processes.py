@@ -65,6 +65,7 @@ def jax_processes(
     *words: str,
     count: int = 2,
     program: Path = PROGRAM,
+    **more: str,
 ) -> Iterator[list[JaxProcess]]:
     """Context manager that starts the processes of one program, and ends them.
 
@@ -73,6 +74,7 @@ def jax_processes(
         *words: arguments of the program.
         count: number of processes.
         program: Python file.
+        **more: environment variables.
     """
     (port,) = free_ports(1)
     variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
@@ -85,7 +87,7 @@ def jax_processes(
                 [sys.executable, str(program), *words],
                 stdout=out,
                 stderr=out,
-                env=environment(**variables, JAX_PROCESS_ID=str(index)),
+                env=environment(**variables, **more, JAX_PROCESS_ID=str(index)),
                 cwd=folder,
             )
         started.append(JaxProcess(log, process))

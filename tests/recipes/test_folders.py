@@ -35,7 +35,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", [*NAMES, "orbit", "trackers"])
+@pytest.mark.parametrize("name", [*NAMES, "gke-jax", "orbit", "trackers"])
 def test_the_page_links_each_file_and_none_that_is_gone(name: str) -> None:
     linked = set(re.findall(rf"\]\({name}/([^)]+)\)", page(name)))
     assert linked == {path.name for path in (RECIPES / name).iterdir()}
@@ -43,8 +43,8 @@ def test_the_page_links_each_file_and_none_that_is_gone(name: str) -> None:
 
 def test_platforms_links_every_recipe() -> None:
     platforms = (ROOT / "docs/platforms/index.md").read_text(encoding="utf-8")
-    linked = set(re.findall(r"\]\(\.\./recipes/(\w+)\.md\)", platforms))
-    assert set(NAMES) <= linked
+    linked = set(re.findall(r"\]\(\.\./recipes/([\w-]+)\.md\)", platforms))
+    assert {*NAMES, "gke-jax", "tpu"} <= linked
     assert set(NAMES) <= {path.stem for path in RECIPES.glob("*.md")}
 
 

@@ -1,20 +1,26 @@
-"""docs/recipes/gke: objects that Kubernetes knows, and that say the same thing."""
+"""docs/recipes/gke and gke-jax: objects that Kubernetes knows, and that agree."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 import tfpreempt
-from tests.recipes.folders import directory, page, text
+from tests.multiprocess.harness import records, wait_until
+from tests.multiprocess.jax_processes import ended, jax_processes
+from tests.recipes.folders import page, text
 
 VERSION = "1.37"
-JOBS = ("job.yaml", "jobset.yaml")
-SPOT = "cloud.google.com/gke-spot"
+JOBSETS = ("gke/jobset.yaml", "gke-jax/tpu.yaml", "gke-jax/gpu.yaml")
+JOBS = ("gke/job.yaml", *JOBSETS)
+GKE = "cloud.google.com/gke"
+SPOT = f"{GKE}-spot"
 # As the project documents them, for the version that the file names.
 DOCUMENTED = {
     "JobSet": {
@@ -37,8 +43,12 @@ DOCUMENTED = {
 }  # fmt: skip
 
 
+def recipe(file: str) -> str:
+    return file.partition("/")[0]
+
+
 def load(file: str) -> dict[str, Any]:
-    loaded = yaml.safe_load(text("gke", file))
+    loaded = yaml.safe_load(text(*file.split("/")))
     assert isinstance(loaded, dict)
     return loaded
 
@@ -54,6 +64,7 @@ def unknown(thing: dict[str, Any]) -> set[str]:
     return {
         f"{path}.{name}"
         for path, names in DOCUMENTED[thing["kind"]].items()
+        if path != "spec.network" or "network" in thing["spec"]
         for name in at(thing, path)
         if name not in names
     }
@@ -101,22 +112,23 @@ def test_kubernetes_knows_the_job_and_its_pod(file: str) -> None:
 
 
 def test_kubernetes_knows_the_claim() -> None:
-    claim = load("claim.yaml")
+    claim = load("gke/claim.yaml")
     assert complaint_of_kubernetes(claim) is None
     # To the schema any name is a resource.
     assert set(at(claim, "spec.resources.requests")) == {"storage"}
-    assert set(container("job.yaml")["resources"]["requests"]) <= {"cpu", "memory"}
+    assert set(container("gke/job.yaml")["resources"]["requests"]) <= {"cpu", "memory"}
 
 
 def test_the_schema_refuses_what_is_misspelt() -> None:
-    spoilt = job("job.yaml")
+    spoilt = job("gke/job.yaml")
     pod_spec = spoilt["spec"]["template"]["spec"]
     pod_spec["terminationGracePeriod"] = pod_spec.pop("terminationGracePeriodSeconds")
     assert "terminationGracePeriod" in str(complaint_of_kubernetes(spoilt))
 
 
-def test_the_jobset_has_documented_fields_only() -> None:
-    jobset = load("jobset.yaml")
+@pytest.mark.parametrize("file", JOBSETS)
+def test_the_jobset_has_documented_fields_only(file: str) -> None:
+    jobset = load(file)
     assert (jobset["apiVersion"], jobset["kind"]) == (
         "jobset.x-k8s.io/v1alpha2", "JobSet"
     )  # fmt: skip
@@ -135,8 +147,8 @@ def test_the_grace_is_the_same_in_all_places(
     made = tfpreempt.KubernetesTerminationConfig()
     # SIGTERM and the file.
     assert [each.grace_seconds for each in made._notice_sources()] == [grace, grace]
-    assert f"`terminationGracePeriodSeconds: {grace}`" in page("gke")
-    assert f"exit with 143, within {grace} s" in page("gke")
+    assert f"`terminationGracePeriodSeconds: {grace}`" in page(recipe(file))
+    assert f"exit with 143, within {grace} s" in page(recipe(file))
     # What a Spot node leaves, however much a pod asks for.
     assert grace <= 15
 
@@ -151,29 +163,34 @@ def test_the_hook_makes_the_notice_file_on_a_volume_of_the_pods_own(file: str) -
     }
     volumes = {each["name"]: each for each in pod(file)["volumes"]}
     assert volumes[mounts[notice.rpartition("/")[0]]].get("emptyDir") == {}
-    (root,) = (path for path in mounts if directory("gke").startswith(f"{path}/"))
-    claim = load("claim.yaml")
+    (used,) = re.findall(r'"(/srv/.*)"', text(recipe(file), "train.py"))
+    (root,) = (path for path in mounts if used.startswith(f"{path}/"))
+    claim = load("gke/claim.yaml")
     claimed = at(volumes[mounts[root]], "persistentVolumeClaim.claimName")
     assert claimed == claim["metadata"]["name"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 @pytest.mark.parametrize("file", JOBS)
-def test_nothing_runs_as_root(file: str) -> None:
+def test_nothing_runs_as_root_but_what_needs_a_capability(file: str) -> None:
     (user,) = re.findall(r"(?m)^USER (\d+)$", text("gke", "Dockerfile"))
+    limits = container(file)["securityContext"]
+    assert limits["allowPrivilegeEscalation"] is False
+    assert limits["capabilities"]["drop"] == ["ALL"]
+    assert f"as user {user}, never as root" in page(recipe(file))
     context = pod(file)["securityContext"]
-    assert context == {
-        "runAsNonRoot": True,
-        "runAsUser": int(user),
-        "fsGroup": int(user),
-    }
-    assert container(file)["securityContext"]["allowPrivilegeEscalation"] is False
-    assert f"as user {user}, never as root" in page("gke")
+    assert context.pop("fsGroup") == int(user)
+    if "add" in limits["capabilities"]:
+        assert (file, context) == ("gke-jax/tpu.yaml", {})
+        (capability,) = limits["capabilities"]["add"]
+        assert f"the capability {capability}" in page("gke-jax")
+    else:
+        assert context == {"runAsNonRoot": True, "runAsUser": int(user)}
 
 
 @pytest.mark.parametrize("file", JOBS)
 def test_spot_nodes_are_asked_for_and_tolerated(file: str) -> None:
-    assert pod(file)["nodeSelector"] == {SPOT: "true"}
+    assert pod(file)["nodeSelector"][SPOT] == "true"
     assert pod(file)["tolerations"] == [
         {"key": SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
     ]
@@ -181,19 +198,21 @@ def test_spot_nodes_are_asked_for_and_tolerated(file: str) -> None:
 
 @pytest.mark.parametrize("file", JOBS)
 def test_the_program_is_the_first_process_of_the_image(file: str) -> None:
-    assert "command" not in container(file)
-    dockerfile = text("gke", "Dockerfile")
-    assert f"`{container(file)['image']}`" in page("gke")
+    dockerfile = text(recipe(file), "Dockerfile")
+    assert f"`{container(file)['image']}`" in page(recipe(file))
     (entry,) = re.findall(r"(?m)^ENTRYPOINT (.*)$", dockerfile)
     program, script = json.loads(entry)
     assert program == "python"
     assert f"COPY train.py {script}\n" in dockerfile
+    if "command" in container(file):
+        shell, option, command = container(file)["command"]
+        assert (shell, option) == ("sh", "-c")
+        assert command.endswith(f" && exec {program} {script}")
 
 
-@pytest.mark.parametrize(
-    ("file", "action"), [("job.yaml", "Ignore"), ("jobset.yaml", "FailJob")]
-)
-def test_a_preemption_is_told_from_a_failure(file: str, action: str) -> None:
+@pytest.mark.parametrize("file", JOBS)
+def test_a_preemption_is_told_from_a_failure(file: str) -> None:
+    action = "FailJob" if file in JOBSETS else "Ignore"
     left, taken = at(job(file), "spec.podFailurePolicy.rules")
     assert left == {
         "action": action,
@@ -210,44 +229,100 @@ def test_a_preemption_is_told_from_a_failure(file: str, action: str) -> None:
     assert at(job(file), "spec.podReplacementPolicy") == "Failed"
 
 
-def test_the_jobset_restarts_all_and_counts_only_failures() -> None:
-    policy = at(load("jobset.yaml"), "spec.failurePolicy")
+@pytest.mark.parametrize("file", JOBSETS)
+def test_the_jobset_restarts_all_and_counts_only_failures(file: str) -> None:
+    policy = at(load(file), "spec.failurePolicy")
     (rule,) = policy["rules"]
     assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
     assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
     assert policy["maxRestarts"] > 0
     # One failed pod is the Job's end, so that all workers start together.
-    assert at(job("jobset.yaml"), "spec.backoffLimit") == 0
+    assert at(job(file), "spec.backoffLimit") == 0
 
 
-def test_the_jobsets_workers_know_each_other() -> None:
-    jobset = load("jobset.yaml")
+def addresses(file: str, port: int) -> list[str]:
+    """The addresses of a JobSet's pods."""
+    jobset = load(file)
     replicated = at(jobset, "spec.replicatedJobs.0")
-    spec = job("jobset.yaml")["spec"]
+    spec = job(file)["spec"]
     assert spec["parallelism"] == spec["completions"]
     assert spec["completionMode"] == "Indexed"
     prefix = f"{jobset['metadata']['name']}-{replicated['name']}-0"
     domain = at(jobset, "spec.network.subdomain")
     assert at(jobset, "spec.network.enableDNSHostnames") is True
-    named = [each["name"] for each in container("jobset.yaml")["env"]]
+    pods = range(spec["completions"])
+    return [f"{prefix}-{each}.{domain}:{port}" for each in pods]
+
+
+def test_the_jobsets_workers_know_each_other() -> None:
+    named = [each["name"] for each in container("gke/jobset.yaml")["env"]]
     # Kubernetes puts in only what stands before.
     assert named.index("WORKER_INDEX") < named.index("TF_CONFIG")
-    source = environment("jobset.yaml")["TF_CONFIG"]
-    for index in range(spec["completions"]):
+    source = environment("gke/jobset.yaml")["TF_CONFIG"]
+    workers = addresses("gke/jobset.yaml", 2222)
+    for index in range(len(workers)):
         told = json.loads(source.replace("$(WORKER_INDEX)", str(index)))
         assert told == {
-            "cluster": {
-                "worker": [
-                    f"{prefix}-{each}.{domain}:2222"
-                    for each in range(spec["completions"])
-                ]
-            },
+            "cluster": {"worker": workers},
             "task": {"type": "worker", "index": index},
         }
 
 
+def test_the_processes_of_jax_know_their_coordinator() -> None:
+    told = environment("gke-jax/gpu.yaml")
+    pods = addresses("gke-jax/gpu.yaml", 8476)
+    assert told["JAX_COORDINATOR_ADDRESS"] == pods[0]
+    assert told["JAX_NUM_PROCESSES"] == str(len(pods))
+    [index] = [e for e in container("gke-jax/gpu.yaml")["env"] if "valueFrom" in e]
+    assert index["name"] == "JAX_PROCESS_ID"
+    field = at(index, "valueFrom.fieldRef.fieldPath")
+    assert field == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def test_a_slice_has_a_pod_for_each_host() -> None:
+    topology = pod("gke-jax/tpu.yaml")["nodeSelector"][f"{GKE}-tpu-topology"]
+    chips = int(container("gke-jax/tpu.yaml")["resources"]["limits"]["google.com/tpu"])
+    pods = job("gke-jax/tpu.yaml")["spec"]["completions"]
+    assert math.prod(map(int, topology.split("x"))) == chips * pods
+    assert f"`{topology}` is the topology" in page("gke-jax")
+    assert f"`google.com/tpu: {chips}`" in page("gke-jax")
+
+
 def test_the_page_says_the_limits() -> None:
-    backoff = at(load("job.yaml"), "spec.backoffLimit")
-    restarts = at(load("jobset.yaml"), "spec.failurePolicy.maxRestarts")
+    backoff = at(load("gke/job.yaml"), "spec.backoffLimit")
     assert f"one of {backoff} retries (`backoffLimit`)" in page("gke")
-    assert f"one of {restarts} restarts (`maxRestarts`)" in page("gke")
+    for file in JOBSETS:
+        restarts = at(load(file), "spec.failurePolicy.maxRestarts")
+        told = " ".join(page(recipe(file)).split())
+        assert f"one of {restarts} restarts (`maxRestarts`)" in told
+
+
+@pytest.mark.multiprocess
+def test_the_program_of_jax_goes_on_after_a_preemption(tmp_path: Path) -> None:
+    """Two processes with the environment of the pods, on CPUs; a pod's hook runs."""
+    directory = tmp_path / "ckpt" / "train"
+    source = text("gke-jax", "train.py")
+    assert source.count('"/srv/ckpt/train"') == 1
+    source = source.replace('"/srv/ckpt/train"', repr(str(directory)))
+    assert set(environment("gke-jax/gpu.yaml")) > {"JAX_NUM_PROCESSES"}
+    program = tmp_path / "train.py"
+    notice = tmp_path / "preempted"
+    more = {
+        "TFPREEMPT_GRACE_PERIOD": environment("gke-jax/gpu.yaml")[
+            "TFPREEMPT_GRACE_PERIOD"
+        ],
+        "TFPREEMPT_NOTICE_FILE": str(notice),
+    }
+    program.write_text(source.replace("10_000", "1_000_000"))
+    with jax_processes(tmp_path, program=program, **more) as pods:
+        wait_until(lambda: records(directory, "commit"), "the first commit")
+        notice.touch()
+        ended(pods, 143, 143)
+    notice.unlink()
+    step = records(directory, "commit")[-1]["step"]
+    program.write_text(source.replace("10_000", str(step + 10)))
+    with jax_processes(tmp_path, program=program, **more) as pods:
+        ended(pods, 0, 0)
+    starts = [each["step"] for each in records(directory, "restored")]
+    assert starts == [0, 0, step, step]
+    assert records(directory, "commit")[-1]["step"] == step + 10

@@ -26,10 +26,9 @@ mountpoint -q /srv/ckpt || mount /srv/ckpt
 if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   python3 -m venv /opt/train/venv
   # Wheels only, which run no code here; pip verifies the checksum of tfpreempt's wheel.
-  # The libtpu of this TensorFlow; with the newest libtpu the import aborts.
   wheel=$(attribute wheel)
   /opt/train/venv/bin/pip install --only-binary :all: \
-    tensorflow-tpu==2.20.0 libtpu==0.0.14 "tfpreempt @ $wheel"
+    "jax[tpu]==0.6.2" "tfpreempt @ $wheel"
 fi
 
 attribute train-py >/opt/train/train.py

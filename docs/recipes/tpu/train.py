@@ -1,42 +1,45 @@
-"""Trains on the TPU of this VM; resumes after a restart, also on another VM."""
+"""Trains with JAX on the TPU of this VM; resumes after a restart, also on a new VM."""
 
 import tfpreempt
 
 config = tfpreempt.GceTpuTerminationConfig()
 tfpreempt.handle_early_notices(config)  # handles notices from here on
 
-import tensorflow as tf  # noqa: E402 - TensorFlow and the TPU take a while
+import jax  # noqa: E402 - JAX takes a while to initialize the TPU
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
-resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
-tf.tpu.experimental.initialize_tpu_system(resolver)
-strategy = tf.distribute.TPUStrategy(resolver)
+from tfpreempt.states import PyTreeState  # noqa: E402
 
-with strategy.scope():
-    weights = tf.Variable(tf.zeros([8, 1]))
+mesh = Mesh(np.array(jax.devices()), ("data",))
+by_row = NamedSharding(mesh, PartitionSpec("data"))
+everywhere = NamedSharding(mesh, PartitionSpec())
+weights = jax.device_put(jnp.zeros([8, 1]), everywhere)
+state = PyTreeState("training", {"weights": weights, "key": jax.random.key(1)})
 
 
-@tf.function
-def train_step(step):
-    """Runs one step on all cores of the TPU."""
+@jax.jit
+def update(value):
+    """Trains on one batch, which is divided among the cores of the TPU."""
+    key, batch_key = jax.random.split(value["key"])
+    x = jax.random.normal(batch_key, [1024, 8])
+    x = jax.lax.with_sharding_constraint(x, by_row)
 
-    def on_core():
-        x = tf.random.stateless_normal([16, 8], seed=tf.stack([step, 1]))
-        y = tf.reduce_sum(x, axis=1, keepdims=True)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((x @ weights - y) ** 2)
-        gradient = tape.gradient(loss, weights)
-        context = tf.distribute.get_replica_context()
-        weights.assign_sub(0.01 * context.all_reduce("MEAN", gradient))
+    def loss(weights):
+        return jnp.mean((x @ weights - x.sum(axis=1, keepdims=True)) ** 2)
 
-    strategy.run(on_core)
+    weights = value["weights"] - 0.01 * jax.grad(loss)(value["weights"])
+    return {"weights": weights, "key": key}
+
+
+def train_step():
+    """Runs one step."""
+    state.value = update(state.value)
 
 
 with tfpreempt.PreemptionCheckpointHandler(
-    None,  # one process uses the TPU of this machine
-    tf.train.Checkpoint(weights=weights),
-    "/srv/ckpt/train",
-    config,
-    save_freq=1000,
+    None, None, "/srv/ckpt/train", config, save_freq=1000
 ) as handler:
-    for step in range(handler.total_run_calls, 10_000):
-        handler.run(train_step, tf.constant(step))
+    while handler.total_run_calls < 10_000:
+        handler.run(train_step)
