@@ -89,16 +89,16 @@ def make_options(task: str | None) -> RunOptions:
 
 def test_what_a_local_worker_is_told() -> None:
     options = make_options(None)
-    told = options.worker_environment(0, "ab-2", 2, (1001,))
-    assert json.loads(told.pop("TF_CONFIG"))["task"]["index"] == 0
+    told = options.worker_environment(1, "ab-2", 2, (1001, 1002))
+    assert json.loads(told.pop("TF_CONFIG"))["task"]["index"] == 1
     of_jax = {name: told.pop(name) for name in sorted(told) if name[:3] in JAX}
     assert of_jax == {
         "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1001",
-        "JAX_NUM_PROCESSES": "1",
-        "JAX_PROCESS_ID": "0",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "1",
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": "127.0.0.1:1001",
-        "KERAS_DISTRIBUTION_NUM_PROCESSES": "1",
-        "KERAS_DISTRIBUTION_PROCESS_ID": "0",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "1",
     }
     assert told == {
         "PATH": "/bin",
@@ -129,10 +129,16 @@ def test_what_the_worker_of_a_real_cluster_is_told() -> None:
     assert options.journal_path == Path("/j/supervisor-worker-3.jsonl")
 
 
+def test_a_single_worker_may_be_a_process_that_jax_finds_by_itself() -> None:
+    """On a TPU slice and in a Slurm job such an address would be wrong."""
+    told = make_options(None).worker_environment(0, "ab-2", 2, (1001,))
+    assert [name for name in told if name[:3] in JAX] == []
+
+
 def test_processes_of_several_machines_keep_the_address_that_the_user_gave() -> None:
     given = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_PROCESS_ID": "3"}
     options = dataclasses.replace(make_options(None), environment=given)
-    told = options.worker_environment(0, "ab-2", 2, (1001,))
+    told = options.worker_environment(0, "ab-2", 2, (1001, 1002))
     assert {name: told[name] for name in told if name[:3] in JAX} == given
     assert "TFPREEMPT_INCARNATION" not in told
 

@@ -37,12 +37,16 @@ def make_jax_variables(ports: Sequence[int], index: int) -> dict[str, str]:
     JAX itself reads JAX_COORDINATOR_ADDRESS. The program passes the other two to
     `jax.distributed.initialize`; `keras.distribution.initialize` reads its own.
 
+    Returns no variables for a single worker, because this worker may be one of several
+    processes on other machines, which JAX finds itself on a TPU slice and in Slurm.
+    With an address of this machine the processes would not find each other.
+
     Args:
         ports: ports of the workers; process 0 hosts JAX's coordination service. Empty
-            if no port was free: then no worker starts, and the result is empty.
+            if no port was free: then no worker starts.
         index: index of the worker.
     """
-    if not ports:
+    if len(ports) < 2:
         return {}
     address, count = f"{_HOST}:{ports[0]}", str(len(ports))
     return {
