@@ -205,3 +205,52 @@ def test_an_unknown_grace_comes_with_the_way_to_tell_it() -> None:
 )
 def test_sizes_for_people(count: int, text: str) -> None:
     assert size_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("versions", "environment", "about", "level", "part"),
+    [
+        ({"jax": "0.10.2"}, {}, "jax", Level.OK, "handled about 1 s later"),
+        (
+            {"jax": "0.10.2"},
+            {"JAX_ENABLE_PREEMPTION_SERVICE": "False"},
+            "jax",
+            Level.OK,
+            "is off: a SIGTERM between jax.distributed.initialize() and the handler "
+            "ends the process",
+        ),
+        (
+            {"jax": "0.5.3"},
+            {},
+            "jax",
+            Level.ADVICE,
+            "0.5.3 is not yet tested; tested: ",
+        ),
+        ({"keras": "3.15.1"}, {}, "keras", Level.ADVICE, "set KERAS_BACKEND=jax"),
+        (
+            {"keras": "3.15.1"},
+            {"KERAS_BACKEND": "jax"},
+            "keras",
+            Level.OK,
+            "version 3.15.1; KERAS_BACKEND is jax",
+        ),
+        (
+            {"tensorflow": "2.21.0", "keras": "3.15.1"},
+            {},
+            "keras",
+            Level.OK,
+            "version 3.15.1",
+        ),
+    ],
+)
+def test_frameworks_are_named_with_the_settings_that_matter(
+    versions: dict[str, str],
+    environment: dict[str, str],
+    about: str,
+    level: Level,
+    part: str,
+) -> None:
+    seen = dataclasses.replace(facts(), versions=versions, environment=environment)
+    (finding,) = findings(about, seen)
+    assert finding.level is level
+    assert part in finding.text

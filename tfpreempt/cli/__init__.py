@@ -80,4 +80,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup)
 @click.version_option(tfpreempt.__version__, prog_name="tfpreempt")
 def main() -> None:
-    """Keep TensorFlow training safe on preemptible machines."""
+    """Keep training with TensorFlow, Keras or JAX safe on preemptible machines."""

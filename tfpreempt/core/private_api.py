@@ -116,6 +116,8 @@ OPTIONAL = {
     "CheckpointPosition.has_non_trivial_reshard_callback",  # after TensorFlow 2.16
     "PyDatasetAdapter._epoch",  # since Keras 3.16
     "TensorFlowTrainer._autoconvert_optionals",  # since Keras 3.12
+    "get_random_seed",  # since Keras 3.10
+    "is_nnx_enabled",  # since Keras 3.11
 }
 """Names that exist only in some versions; `check_available` accepts their absence."""
 
@@ -426,9 +428,14 @@ def name_if_unseen(library: str) -> None:
         )
 
 
-def was_seen(library: str) -> bool:
-    """Returns whether an imported library has a minor version listed in `SEEN`."""
-    minor = version(library).split(".")[:2]
+def was_seen(library: str, found: str | None = None) -> bool:
+    """Returns whether the minor version of a library is listed in `SEEN`.
+
+    Args:
+        library: name of the library, a key of `SEEN`.
+        found: version; None: the version of the imported library.
+    """
+    minor = (found or version(library)).split(".")[:2]
     return minor in [each.split(".")[:2] for each in SEEN[library]]
 
 

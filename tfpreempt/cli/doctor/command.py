@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
+from tfpreempt.core import private_api
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError, TfpreemptError
@@ -56,8 +58,9 @@ def doctor(as_json: bool, **given: Any) -> None:
     """Check that this machine is ready for preemptions.
 
     Prints the detected platform and the evidence for it, the notice sources that work
-    here and their grace periods, whether Slurm would requeue the job, and how long a
-    save takes in DIRECTORY. The trial save writes a file of --size to the disk and
+    here and their grace periods, whether Slurm would requeue the job, how long a save
+    takes in DIRECTORY, and whether tfpreempt is tested with the installed versions of
+    TensorFlow, Keras and JAX. The trial save writes a file of --size to the disk and
     removes it again. Run the command where the training will run, in the same
     container.
 
@@ -108,7 +111,19 @@ def _gather(
         storage=None if directory is None else try_save(Path(directory), size),
         slurm=ask_slurm(os.environ, requeue or "exit") if is_slurm else None,
         step_seconds=None if directory is None else _step_seconds(directory),
+        versions=_versions(),
+        environment=os.environ,
     )
+
+
+def _versions() -> dict[str, str]:
+    """Returns the versions of the installed frameworks; imports no framework."""
+    packages = metadata.packages_distributions()
+    return {
+        library: metadata.version(packages[library][0])
+        for library in private_api.SEEN
+        if library in packages
+    }
 
 
 def _step_seconds(directory: str) -> float | None:
@@ -171,6 +186,7 @@ def _to_json(
         "directory": directory,
         "slurm": slurm and dataclasses.asdict(slurm),
         "step_seconds": facts.step_seconds,
+        "versions": facts.versions,
         "findings": [dataclasses.asdict(each) for each in findings],
         "is_fine": not any(each.level is Level.PROBLEM for each in findings),
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tfpreempt.cli.doctor.slurm_settings import SlurmState
 from tfpreempt.cli.doctor.sources import SourceHealth, SourceState
 from tfpreempt.cli.doctor.storage_check import Storage
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.core import private_api
 from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.platforms.detect import Platform
@@ -27,6 +28,14 @@ _CLOUD_NOTICES = {
 }
 """For every cloud: the topic or kind of a preemption notice, and its grace period in
 seconds."""
+
+
+_SERVICE = "JAX_ENABLE_PREEMPTION_SERVICE"
+_FALSE = frozenset({"n", "no", "f", "false", "off", "0"})  # to JAX
+_BY_SERVICE = "is received by JAX's preemption service, and handled about 1 s later"
+_WITHOUT_SERVICE = (
+    "ends the process, unless the program calls tfpreempt.handle_early_notices() first"
+)
 
 
 class Level(StrEnum):
@@ -59,6 +68,8 @@ class DoctorFindings:
         storage: result of the trial save; None if the user has named no directory.
         slurm: settings of Slurm; None on another platform.
         step_seconds: mean step time of the run in the directory; None if unknown.
+        versions: versions of the installed frameworks, by package name.
+        environment: environment variables, for settings of the frameworks.
     """
 
     platform: Platform
@@ -66,6 +77,8 @@ class DoctorFindings:
     storage: Storage | None
     slurm: SlurmState | None = None
     step_seconds: float | None = None
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def shortest_grace(self) -> float | None:
@@ -109,6 +122,7 @@ def assess(facts: DoctorFindings) -> tuple[DoctorFinding, ...]:
     if facts.step_seconds is not None:
         save = None if facts.storage is None else facts.storage.save_seconds
         found.append(_assess_steps(facts.step_seconds, save, facts.shortest_grace))
+    found += _assess_frameworks(facts)
     return tuple(found)
 
 
@@ -180,6 +194,34 @@ def _assess_steps(
         "or commit more often (save_freq=)"
     )
     return DoctorFinding(Level.PROBLEM, "steps", text)
+
+
+def _assess_frameworks(facts: DoctorFindings) -> Iterator[DoctorFinding]:
+    """Yields a finding for every installed framework, with its important settings."""
+    for library, version in facts.versions.items():
+        level, text = Level.OK, f"version {version}"
+        if not private_api.was_seen(library, version):
+            level = Level.ADVICE
+            text += (
+                f" is not yet tested; tested: {', '.join(private_api.SEEN[library])}. "
+                "Compare a resumed run with an uninterrupted run"
+            )
+        if library == "keras" and (backend := facts.environment.get("KERAS_BACKEND")):
+            text += f"; KERAS_BACKEND is {backend}"
+        elif library == "keras" and "tensorflow" not in facts.versions:
+            level = Level.ADVICE
+            text += (
+                "; the default backend, TensorFlow, is not installed: set "
+                "KERAS_BACKEND=jax, unless ~/.keras/keras.json names a backend"
+            )
+        elif library == "jax":
+            is_off = facts.environment.get(_SERVICE, "1").lower() in _FALSE
+            text += f"; {_SERVICE} is off: " if is_off else "; "
+            text += (
+                "a SIGTERM between jax.distributed.initialize() and the handler "
+                + (_WITHOUT_SERVICE if is_off else _BY_SERVICE)
+            )
+        yield DoctorFinding(level, library, text)
 
 
 def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
