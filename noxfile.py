@@ -1,13 +1,15 @@
-"""The versions of TensorFlow, Keras and Python that the package is tried with.
+"""The versions of TensorFlow, JAX, Keras and Python that the package is tried with.
 
 `make matrix` runs a cell after the other and prints a table. A cell installs the
 package with one TensorFlow into an environment of its own, looks for the private names
 that we take, and then, in real processes: preempts two workers and restarts them,
 resumes a `model.fit` exactly in each line of Keras that is there, and preempts a remote
 worker of one client. On the newest Keras and its nightly build a fit over each kind of
-data is resumed. One more cell, `no-tensorflow`, has no TensorFlow, and no row in the
-table. `make matrix CELLS="oldest newest"` runs some of them. A cell whose interpreter
-or packages are not there is skipped, and the table says so.
+data is resumed. The cells `jax-...` have JAX and no TensorFlow: they try the key-value
+store in JAX's coordination service, preempt the two processes of a loop, and resume a
+`model.fit` on JAX. One more cell, `no-tensorflow`, has neither, and no row in a table.
+`make matrix CELLS="oldest newest"` runs some of them. A cell whose interpreter or
+packages are not there is skipped, and its table says so.
 """
 
 from __future__ import annotations
@@ -36,6 +38,13 @@ CHECKS = {
     "coordinator": f"{TESTS}test_remote.py::"
     "test_a_worker_is_preempted_and_the_client_restarted[0]",
 }
+CHECKS_ON_JAX = {
+    "seams": "tests/contracts/test_private_api.py::test_every_name_is_there",
+    "store": "tests/contracts/test_stores.py::"
+    "test_the_coordination_service_keeps_the_contract[jax]",
+    "2 processes": f"{TESTS}test_jax_loops.py::test_two_processes_resume_exactly",
+    "fit": f"{TESTS}test_jax_fit.py::test_exact_and_without_tensorflow",
+}
 WITHOUT_TENSORFLOW = (
     f"{TESTS}test_without_tensorflow.py",
     "tests/checkpoint/test_core_alone.py",
@@ -52,13 +61,14 @@ RESULTS = Path(".nox/matrix.jsonl")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One row of the table.
+    """One row of a table.
 
     Attributes:
         name: for the command line.
         python: the interpreter's version.
         tensorflow: the requirement, by any of the names that it is published under.
-        keras: another Keras 3 than the newest that this TensorFlow and Python allow.
+        jax: the requirement, in place of TensorFlow's.
+        keras: another Keras 3 than the newest that the framework and Python allow.
         tf_keras: of the same minor; None where there is none yet.
         nightly: replaces Keras once all else is installed.
         is_newest: whether each kind of data is tried; else one is.
@@ -68,13 +78,24 @@ class Cell:
 
     name: str
     python: str
-    tensorflow: str
+    tensorflow: str | None = None
+    jax: str | None = None
     keras: str | None = None
     tf_keras: str | None = None
     nightly: str | None = None
     is_newest: bool = False
     more: tuple[str, ...] = ()
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        """The requirement of the one framework."""
+        return self.tensorflow or str(self.jax)
+
+    @property
+    def checks(self) -> dict[str, str]:
+        """The checks of the cell's table."""
+        return CHECKS if self.jax is None else CHECKS_ON_JAX
 
 
 CELLS = (
@@ -156,15 +177,30 @@ CELLS = (
         # Without a TPU: its library must not be found, or the import aborts.
         environment={"TPU_LIBRARY_PATH": "/nonexistent/libtpu.so"},
     ),
+    Cell(
+        name="jax-oldest",
+        python="3.10",
+        jax="jax==0.6.2",
+        keras="keras==3.10.*",
+        environment={"KERAS_BACKEND": "jax"},
+    ),
+    Cell(
+        name="jax-newest",
+        python="3.13",
+        jax="jax",
+        nightly="keras-nightly",
+        environment={"KERAS_BACKEND": "jax"},
+    ),
 )
 
 
 def run(cell: Cell, session: nox.Session) -> None:
     """Installs a cell, runs its checks and records what came out."""
-    row = {"name": cell.name, "python": cell.python, "asked": cell.tensorflow}
+    row = {"name": cell.name, "python": cell.python}
     keras = () if cell.keras is None else (cell.keras,)
     loaders = (GRAIN,) if cell.is_newest else ()
-    wanted = (cell.tensorflow, *keras, *loaders, *cell.more, *TOOLS, ".")
+    package = "." if cell.jax is None else ".[jax]"
+    wanted = (cell.framework, *keras, *loaders, *cell.more, *TOOLS, package)
     try:
         session.install("--dry-run", *wanted, silent=True)
     except nox.command.CommandFailed:
@@ -182,7 +218,7 @@ def run(cell: Cell, session: nox.Session) -> None:
     )
     if row["versions"] is None:  # nox is to install only
         return
-    checks = dict(CHECKS)
+    checks = dict(cell.checks)
     if cell.tf_keras is None:
         checks.pop("fit, tf_keras", None)
     if not cell.is_newest:
@@ -217,10 +253,13 @@ def no_tensorflow(session: nox.Session) -> None:
     )
 
 
+LIBRARIES = {"tensorflow": "TensorFlow", "keras": "Keras", "tf_keras": "tf_keras"}
+LIBRARIES_ON_JAX = {"jax": "JAX", "keras": "Keras"}
 VERSIONS = """
 import importlib.metadata as m, json
 names = m.packages_distributions()
-wanted = {n: names.get(n, [])[:1] for n in ("tensorflow", "keras", "tf_keras")}
+libraries = ("tensorflow", "jax", "keras", "tf_keras")
+wanted = {n: names.get(n, [])[:1] for n in libraries}
 found = {n: f"{d[0]} {m.version(d[0])}" for n, d in wanted.items() if d}
 print(json.dumps(found))
 """
@@ -270,20 +309,27 @@ def begin(session: nox.Session) -> None:
 
 @nox.session(python=False, default=False)
 def table(session: nox.Session) -> None:
-    """Prints the table in Markdown; of cells that did not run it says why."""
+    """Prints the tables in Markdown; of cells that did not run they say why."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
     rows = {row["name"]: row for row in map(json.loads, lines)}
-    print("| Python | TensorFlow | Keras | tf_keras |", " | ".join(CHECKS), "|")
-    print("|---" * (4 + len(CHECKS)) + "|")
-    for each in CELLS:
-        print("|", " | ".join(columns(each, rows.get(each.name))), "|")
+    for is_on_jax, libraries in ((False, LIBRARIES), (True, LIBRARIES_ON_JAX)):
+        cells = [each for each in CELLS if (each.jax is not None) is is_on_jax]
+        heads = ["Python", *libraries.values(), *cells[0].checks]
+        print("|", " | ".join(heads), "|")
+        print("|---" * len(heads) + "|")
+        for each in cells:
+            print("|", " | ".join(columns(each, rows.get(each.name), libraries)), "|")
 
 
-def columns(cell: Cell, row: dict[str, Any] | None) -> list[str]:
+def columns(
+    cell: Cell, row: dict[str, Any] | None, libraries: dict[str, str]
+) -> list[str]:
     """The columns of one cell."""
     if row is None or "skipped" in row:
         why = "not run: no such Python, or left out" if row is None else row["skipped"]
-        return [cell.python, cell.tensorflow, "", "", why, *[""] * (len(CHECKS) - 1)]
+        empty = [""] * (len(libraries) - 1), [""] * (len(cell.checks) - 1)
+        return [cell.python, cell.framework, *empty[0], why, *empty[1]]
     versions = json.loads(row["versions"].strip().splitlines()[-1])
-    names = [versions.get(name, "-") for name in ("tensorflow", "keras", "tf_keras")]
-    return [cell.python, *names, *[row["checks"].get(check, "-") for check in CHECKS]]
+    names = [versions.get(name, "-") for name in libraries]
+    checks = [row["checks"].get(check, "-") for check in cell.checks]
+    return [cell.python, *names, *checks]

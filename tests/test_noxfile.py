@@ -97,7 +97,10 @@ def real_checks(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     """The module's own, in whose place it has two that are easily told apart."""
     real: dict[str, str] = noxfile.CHECKS
     monkeypatch.setattr(noxfile, "CHECKS", CHECKS)
-    return real
+    return {
+        **real,
+        **{f"{name} on JAX": v for name, v in noxfile.CHECKS_ON_JAX.items()},
+    }
 
 
 def run(noxfile: Any, path: Path, pytest: Callable[[Path], None]) -> None:

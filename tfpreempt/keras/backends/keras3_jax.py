@@ -55,10 +55,11 @@ class Keras3JaxFit(Keras3Fit):
 
     def _refuse_unsupported(self) -> None:
         distribution = private_api.keras_distribution.distribution()
+        trainer = private_api.keras_jax_trainer
         features = {
             "jax.distributed": jax.process_count() > 1,
             "keras.distribution": distribution is not None,
-            "KERAS_NNX_ENABLED": private_api.keras_jax_trainer.is_nnx_enabled(),
+            "KERAS_NNX_ENABLED": getattr(trainer, "is_nnx_enabled", bool)(),
         }
         for feature, is_used in features.items():
             if is_used:

@@ -142,8 +142,12 @@ class ArrayTracker(IndexTracker):
 
 
 def is_seeded() -> bool:
-    """Returns whether the program has called `keras.utils.set_random_seed`."""
-    return private_api.keras_rng.get_random_seed() is not None
+    """Returns whether the program has called `keras.utils.set_random_seed`.
+
+    Returns False if Keras does not know, as before 3.10.
+    """
+    seed = getattr(private_api.keras_rng, "get_random_seed", None)
+    return seed is not None and seed() is not None
 
 
 def make_iterator(dataset: Any) -> Any:
