@@ -1,4 +1,7 @@
-"""`tfpreempt run` over a program of these tests, which do things to its workers."""
+"""`tfpreempt run` over a program of these tests, which do things to its workers.
+
+The workers are forks, see programs/forking_supervisor.py.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,18 @@ import contextlib
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.multiprocess.harness import (
-    LIMIT,
     PROGRAMS,
     Place,
     Worker,
     records,
     wait_until,
-    worker_environment,
 )
 
-NAME = "TFPREEMPT_SNAPSHOT_DIR="
 # The first snapshot comes after a second.
 TRAIN = ("--pause", "0.3", "--strategy")
 STRATEGIES = {1: "none", 2: "mwms"}
@@ -32,9 +31,9 @@ class Run:
     """A supervised run of train.py, which the test kills."""
 
     here: Place
-    supervisor: subprocess.Popen[bytes]
+    supervisor: Worker
     workers: list[Worker]
-    memory: Path = Path()
+    memory: Path | None = None
 
     def pid(self, worker: int) -> int:
         """Of the process that the supervisor started last."""
@@ -47,17 +46,12 @@ class Run:
 
     def find_memory(self) -> None:
         """Sees where this run's snapshots are."""
-        path = Path(f"/proc/{self.pid(0)}/environ")
-
-        def look() -> str | None:
-            words = path.read_text().split("\0")
-            found = [word.partition("=")[2] for word in words if word.startswith(NAME)]
-            return found[0] if found else None  # it is not what it becomes yet
-
-        self.memory = Path(wait_until(look, "the memory") or "")
+        [path] = self.workers[0].wait_line("snapshots")
+        self.memory = Path(path)
 
     def snapshots(self, worker: int) -> list[Path]:
         """Those of a worker that are whole."""
+        assert self.memory is not None
         found = self.memory.glob(f"*-{worker}/[0-9]*/COMMITTED")
         return [marker.parent for marker in found]
 
@@ -88,8 +82,9 @@ class Run:
         return len(victim.lines(said))
 
     def wait(self) -> None:
-        assert self.supervisor.wait(LIMIT) == 0
-        assert not self.memory.exists()
+        wait_until(lambda: self.supervisor.code is not None, "the supervisor ends")
+        assert self.supervisor.code == 0, self.supervisor.output
+        assert self.memory is None or not self.memory.exists()
 
     def restored(self, worker: int) -> dict[str, object]:
         return records(self.here.checkpoints, "restored", worker=worker)[-1]
@@ -101,20 +96,18 @@ def run(
 ) -> Iterator[Run]:
     """`tfpreempt run` in that place; the options are the supervisor's."""
     logs = here.path / "logs"
-    command = [sys.executable, "-m", "tfpreempt", "run", "--workers", str(world)]
-    command += ["--checkpoint-dir", str(here.checkpoints), "--log-dir", str(logs)]
     file, *arguments = program or ("train.py", *TRAIN, STRATEGIES[world])
-    command += ["--snapshots", "64M", "--backoff", "0", *options, "--", sys.executable]
-    command += [str(PROGRAMS / file), str(here.checkpoints), *arguments]
-    environment = worker_environment(here.path)
-    with (here.path / "supervisor.log").open("wb") as out:
-        supervisor = subprocess.Popen(
-            command, stdout=out, stderr=out, env=environment, cwd=here.path
-        )
+    supervising = here.start(
+        "forking_supervisor.py",
+        *("--workers", world, "--log-dir", logs, "--snapshots", "64M"),
+        *("--backoff", 0, *options, "--", sys.executable, PROGRAMS / file),
+        *(here.checkpoints, *arguments),
+    )
     never = here.path / "never"
     workers = [Worker(0, logs / f"worker-{i}.log", never) for i in range(world)]
     try:
-        yield Run(here, supervisor, workers)
+        yield Run(here, supervising[0], workers)
     finally:
-        supervisor.terminate()
-        supervisor.wait(LIMIT)
+        if supervising[0].code is None:
+            supervising[0].send(signal.SIGTERM)
+        supervising.wait()

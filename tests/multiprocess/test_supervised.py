@@ -1,15 +1,13 @@
-"""The whole path at once: `python -m tfpreempt run`, two workers, two preemptions."""
+"""The whole path at once: `tfpreempt run`, two workers, two preemptions."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import (
     LIMIT,
-    PROGRAMS,
     Place,
-    Worker,
     records,
     wait_until,
     worker_environment,
 )
+from tests.multiprocess.supervised import run
 from tests.ports import free_ports
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status.read_status import read_status
@@ -32,33 +29,6 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import journal_directory
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
-
-
-@contextlib.contextmanager
-def supervised(
-    here: Place, *options: str, program: tuple[str, ...]
-) -> Iterator[tuple[subprocess.Popen[bytes], list[Worker]]]:
-    """A supervisor of two workers; its output is in supervisor.log."""
-    logs = here.path / "logs"
-    command = [sys.executable, "-m", "tfpreempt", "run", "--workers", "2", *options]
-    command += ["--checkpoint-dir", str(here.checkpoints), "--log-dir", str(logs), "--"]
-    command += [sys.executable, str(PROGRAMS / "train.py"), str(here.checkpoints)]
-    workers = [
-        Worker(0, logs / f"worker-{i}.log", here.path / "never") for i in range(2)
-    ]
-    with (here.path / "supervisor.log").open("wb") as out:
-        supervisor = subprocess.Popen(
-            [*command, "--strategy", "mwms", *program],
-            stdout=out,
-            stderr=out,
-            env=worker_environment(here.path),
-            cwd=here.path,
-        )
-    try:
-        yield supervisor, workers
-    finally:
-        supervisor.terminate()
-        supervisor.wait(LIMIT)
 
 
 def scraped(port: int) -> dict[str, float]:
@@ -110,8 +80,9 @@ def test_two_preemptions_under_the_supervisor(
 
     # A notice that comes in the round of a snapshot is the others' after that.
     options = ("--snapshots", "off", "--metrics-port", f"127.0.0.1:{port}")
-    held = ("--hold-at", "3", "8")
-    with supervised(here, *options, program=held) as (supervisor, workers):
+    program = ("train.py", "--strategy", "mwms", "--hold-at", "3", "8")
+    with run(here, 2, *options, program=program) as made:
+        workers = made.workers
         for count, (victim, step) in enumerate([(1, 3), (0, 8)], start=1):
             for worker in workers:
                 worker.wait_line("holding", count)
@@ -128,10 +99,8 @@ def test_two_preemptions_under_the_supervisor(
             if count == 1:
                 wait_until(lambda: len(records(here.checkpoints, "commit")), "a commit")
                 here.hold()
-        output = here.path / "supervisor.log"
-        assert supervisor.wait(LIMIT) == 0, output.read_text()
-    said = output.read_text()
-    assert "preemptions: 2, failures: 0" in said
+        made.wait()
+    assert "preemptions: 2, failures: 0" in made.supervisor.output
     commits = [(r["step"], r["because"]) for r in records(here.checkpoints, "commit")]
     assert commits == [(4, "preemption"), (9, "preemption"), (12, "finished")]
     assert [worker.result() for worker in workers] == reference("mwms", 2)
