@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.multiprocess.harness import Zygote
+
 pytestmark = pytest.mark.slow  # starts programs
 
 START = """
@@ -121,6 +123,16 @@ def test_programs_without_a_handler_see_the_lines_too(call: str) -> None:
     assert all(each.startswith("tfpreempt: ") for each in lines.splitlines())
 
 
+def stderr_of_fork(zygote: Zygote, program: str, directory: Path) -> str:
+    """`stderr_of` for a program that imports TensorFlow."""
+    file = directory / "program.py"
+    file.write_text(START + program, encoding="utf-8")
+    ended = zygote.run(file, directory=directory)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""
+    return ended.stderr
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
     "call",
@@ -129,13 +141,17 @@ def test_programs_without_a_handler_see_the_lines_too(call: str) -> None:
         "with contextlib.suppress(Exception): tfpreempt.connect_to_cluster(None)",
     ],
 )
-def test_calls_before_a_handler_show_the_lines_too(call: str) -> None:
+def test_calls_before_a_handler_show_the_lines_too(
+    zygote: Zygote, tmp_path: Path, call: str
+) -> None:
     program = f"import contextlib, tfpreempt\n{call}\nsay()"
-    assert stderr_of(program).endswith(USUAL)
+    assert stderr_of_fork(zygote, program, tmp_path).endswith(USUAL)
 
 
 @pytest.mark.tensorflow
-def test_a_training_program_shows_each_line_once(tmp_path: Path) -> None:
+def test_a_training_program_shows_each_line_once(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     """TensorFlow's save configures the root logger."""
     program = f"""
 import tensorflow as tf, tfpreempt
@@ -149,9 +165,8 @@ for number in range(2):
     tf.train.Checkpoint(step=step).save({str(tmp_path / "other" / "ckpt")!r})
 assert logging.root.handlers
 """
-    lines = [
-        each for each in stderr_of(program).splitlines() if "checkpoint for" in each
-    ]
+    written = stderr_of_fork(zygote, program, tmp_path).splitlines()
+    lines = [each for each in written if "checkpoint for" in each]
     place = f"{tmp_path}/"
     assert lines == [
         f"tfpreempt: checkpoint for step 1 committed: {place}1",

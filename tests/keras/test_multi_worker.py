@@ -215,27 +215,23 @@ with_workers = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
-def results() -> Iterator[dict[str, Any]]:
+def results(zygote: Zygote) -> dict[str, Any]:
     """What workers of one device, workers of two, and one process found.
 
     One after the other: collectives of two clusters keep each other waiting.
     """
-    zygote = Zygote()
-    try:
-        with place(zygote) as here:
+    with place(zygote) as here:
 
-            def run(world: int, *arguments: object) -> list[dict[str, Any]]:
-                cluster = here.start(PROGRAM, *arguments, world=world)
-                cluster.expect(*[0] * world, limit=240)
-                return cluster.results()
+        def run(world: int, *arguments: object) -> list[dict[str, Any]]:
+            cluster = here.start(PROGRAM, *arguments, world=world)
+            cluster.expect(*[0] * world, limit=240)
+            return cluster.results()
 
-            yield {
-                "workers": run(2, "workers", 1),
-                "of_two_devices": run(2, "workers", 2),
-                "process": run(1, "process"),
-            }
-    finally:
-        zygote.close()
+        return {
+            "workers": run(2, "workers", 1),
+            "of_two_devices": run(2, "workers", 2),
+            "process": run(1, "process"),
+        }
 
 
 @with_workers

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import (
-    LIMIT,
-    PROGRAMS,
     RESTART,
     Cluster,
     Place,
@@ -39,18 +35,16 @@ def hold_in_share(here: Place, worker: int) -> Cluster:
 
 
 def stock_weights(here: Place) -> str:
-    """The weights of the newest commit, in a process without tfpreempt."""
-    environment = {"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAMS / "stock_restore.py"), str(here.checkpoints)],
-        env=environment | {"CUDA_VISIBLE_DEVICES": "-1"},
-        cwd=here.path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.split()[0]
+    """Returns the weights of the newest commit, as TensorFlow reads the commit.
+
+    test_restarts.py restores in a process without tfpreempt.
+    """
+    import tensorflow as tf
+
+    newest = tf.train.latest_checkpoint(str(here.checkpoints))
+    reader = tf.train.load_checkpoint(newest)
+    value = reader.get_tensor("weights/.ATTRIBUTES/VARIABLE_VALUE")
+    return str(value.tobytes().hex())
 
 
 def test_a_commit_of_both_resumes_exactly(here: Place, reference: Reference) -> None:
