@@ -45,6 +45,9 @@ settings.register_profile("fast", max_examples=100, **_SHARED)
 settings.register_profile("full", max_examples=10_000, **_SHARED)
 settings.load_profile(PROFILE)
 
+COLLECTED = pytest.StashKey[set[str]]()
+"""Node ids of all tests, in a run of all tests."""
+
 _UNWANTED = re.compile(r"not \w+(?: and not \w+)*")
 _MARKED = re.compile(r"^pytestmark = ([^#]*?)(?:#|\n\n|\Z)", re.MULTILINE)
 
@@ -83,6 +86,8 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Marks the tests that only `make test-all` runs, if `-m` asks for the mark."""
+    if config.args == config.getini("testpaths"):
+        config.stash[COLLECTED] = {item.nodeid for item in items}
     if "thorough" not in config.option.markexpr:
         return
     chosen = set(thorough(items, named()))

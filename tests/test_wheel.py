@@ -104,4 +104,9 @@ def test_the_installed_wheel_runs_the_demo(wheel: Path, tmp_path: Path) -> None:
     result = json.loads(
         run("demo", "--json", "--preemptions", "1", "--workers", "1", "--steps", "200")
     )
+    assert result["preemptions"] == result["restarts"] == 1
+    assert result["steps_lost"] == 0
     assert result["bit_identical"] is True
+    [seconds] = result["notice_to_commit_seconds"]
+    assert 0 < seconds < 10
+    assert result["final_accuracy"] > 0.9

@@ -45,8 +45,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/docs/test_fit_pages.py::test_the_examples_run_one_after_the_other": (),
     "tests/docs/test_image_example.py::"
     "test_two_preemptions_at_random_change_no_result": (),
-    # The demo with model.fit; its loop stays.
-    "tests/cli/test_demo.py::test_nothing_is_lost": ("2-more0",),
+    "tests/docs/test_readme.py::test_supervisor_example_runs_as_it_stands": (),
+    "tests/docs/test_fit_pages.py::test_two_workers": (),
+    "tests/docs/test_fit_pages.py::test_keras_on_jax": (),
+    # On TensorFlow, tests/test_wheel.py runs the demo, with a preemption of one worker.
+    "tests/cli/test_demo.py::test_nothing_is_lost": (),
     "tests/cli/test_demo.py::test_nothing_is_lost_on_jax": ("loop",),
     # Each kind of data, each kind of interruption and each line of Keras once.
     "tests/keras/test_matrix.py::test_equals_a_run_without_interruption": (
@@ -62,11 +65,18 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     # Each kind of data and each interruption has a test of one process.
     "tests/multiprocess/test_fit.py::test_two_workers": ("keras-tfdata-three",),
+    "tests/multiprocess/test_fit.py::test_one_process": ("tf_keras-generator-twice",),
     "tests/multiprocess/test_fit.py::test_each_kind_of_data": (
         "index-twice",
         "loader-ended",
     ),
     "tests/multiprocess/test_snapshots.py::test_so_does_a_killed_fit": ("keras",),
+    # Each strategy, form and style.
+    "tests/multiprocess/test_exact_resume.py::test_one_process": (
+        "one_device-checkpoint-run",
+        "mirrored-manager-save",
+        "mwms-checkpoint-save",
+    ),
     # Clusters of several forms, each of which another test restarts too.
     "tests/multiprocess/test_exact_resume.py::test_real_clusters": (
         "2-checkpoint-run-nothing",
@@ -74,6 +84,23 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "tests/multiprocess/test_snapshots.py::"
     "test_a_killed_worker_costs_what_came_after_the_snapshot": ("2",),
+    "tests/multiprocess/test_remote.py::test_trains_on_until_the_worker_goes": (
+        "more0",
+    ),
+    # Other tests notify all workers.
+    "tests/multiprocess/test_lifecycle.py::test_a_long_grace_period_has_two_commits": (
+        "victims1",
+    ),
+    # Of two workers; other tests have a single one.
+    "tests/multiprocess/test_urls.py::test_machines_that_are_lost": ("mwms-2-more1",),
+    "tests/multiprocess/test_lease.py::"
+    "test_a_cluster_that_lost_its_lease_commits_nothing_and_leaves_as_lost": (
+        "mwms-2",
+    ),
+    # With arrays of both kinds: equal in all processes, and divided.
+    "tests/multiprocess/test_jax_loops.py::test_two_processes_resume_exactly": (
+        "sharded",
+    ),
     "tests/multiprocess/test_cached_data.py::"
     "test_a_run_killed_in_its_first_epoch_is_started_again": (
         "keras-kills0",
@@ -107,9 +134,6 @@ TESTS: dict[str, tuple[str, ...]] = {
         "by keys",
         "not reshuffled",
     ),
-    # README's example of the supervisor is preempted too.
-    "tests/multiprocess/test_supervised.py::"
-    "test_two_preemptions_under_the_supervisor": (),
     "tests/data/test_elastic.py::"
     "test_a_place_that_is_not_in_global_batches_is_not_taken_for_one": (
         "loop-auto-first1-second1",
