@@ -57,6 +57,7 @@ BENCHES: dict[str, Rows] = {
     "distributed_input": distributed_input.rows,
     "callback_overhead": callback_overhead.rows,
     "resume_latency": resume_latency.rows,
+    "resume_jax": resume_latency.rows_of_jax,
     "commit_speed": commit_speed.rows,
     "restore_speed": restore_speed.rows,
     "async_save": async_save.rows,

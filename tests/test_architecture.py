@@ -109,6 +109,7 @@ CHANGE_FILES = {
     "core/journal.py": "makes the directory of a journal, and writes nothing there",
     "core/heartbeat.py": "a file in memory, by its descriptor in /proc",
     "handler/exit.py": "/dev/null",
+    "jax/compile_cache.py": "a directory of this user, closed to others",
     "handler/snapshots.py": "a directory of this user, closed to others",
     "keras/callbacks/callback_files.py": "a log that the user named, as Keras opens it",
     "notice/file.py": "reads a file that the user named; a pipe is not waited for",
@@ -516,7 +517,12 @@ PURE_KERAS = (
     "keras/data/jax_data.py",
     "keras/fit/training.py",
 )
-JAX = ("jax/distributed.py", "jax/pytree_state.py", "jax/values.py")
+JAX = (
+    "jax/compile_cache.py",
+    "jax/distributed.py",
+    "jax/pytree_state.py",
+    "jax/values.py",
+)
 
 
 @pytest.mark.slow  # starts a process
@@ -558,13 +564,13 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
         "all that a directory consists of: each caller names the few that it needs",
     ),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
-    "handler/handler.py:PreemptionCheckpointHandler.__init__": ((12,), "public"),
+    "handler/handler.py:PreemptionCheckpointHandler.__init__": ((13,), "public"),
     "handler/run.py:Run": (
         (22, 26),
         "its counters and marks are read and written by the session, the rounds, the "
         "end of training and a fit: a value for each would be one more name to follow",
     ),
-    "keras/callback.py:PreemptionCallback.__init__": ((10,), "public"),
+    "keras/callback.py:PreemptionCallback.__init__": ((11,), "public"),
     "platforms/config.py:TerminationConfig.__init__": ((9,), "public"),
 }
 

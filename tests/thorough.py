@@ -51,6 +51,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     # On TensorFlow, tests/test_wheel.py runs the demo, with a preemption of one worker.
     "tests/cli/test_demo.py::test_nothing_is_lost": (),
     "tests/cli/test_demo.py::test_nothing_is_lost_on_jax": ("loop",),
+    # A loop that loads compiled functions; a fit stays.
+    "tests/multiprocess/test_jax_loops.py::test_process_0_loads_compiled_functions": (),
     # Each kind of data, each kind of interruption and each line of Keras once.
     "tests/keras/test_matrix.py::test_equals_a_run_without_interruption": (
         "keras-arrays-1-4-three-plain",

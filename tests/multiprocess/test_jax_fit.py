@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,23 @@ def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
     print(f"SIGTERM at {point}; seed {SEED}")
     run(tmp_path / "alone", point, code=RESTART, path=path)
     assert run(tmp_path / "alone", path=path) == undisturbed
+
+
+def test_a_restart_loads_compiled_functions(tmp_path: Path) -> None:
+    """From the directory, and on an empty disk from the mirror; the result is exact."""
+    undisturbed = run(tmp_path / "undisturbed").splitlines()[-1]
+    here, words = tmp_path / "run", ("cached", f"mirror=file://{tmp_path}/mirror")
+    told = run(here, "train:1:4", *words, code=RESTART)
+    run(here, "train:2:3", *words, code=RESTART)
+    assert len(list((tmp_path / "mirror" / "compiled").iterdir())) == 1
+    shutil.rmtree(here)
+    shutil.rmtree(tmp_path / "mirror" / "journals")
+    *_, loaded, compiled, final = run(here, *words).splitlines()
+    assert final == undisturbed, told
+    print(
+        loaded, compiled
+    )  # a function that is called just before a signal is not kept
+    assert int(loaded.split()[1]) >= 5
 
 
 REFUSED = """

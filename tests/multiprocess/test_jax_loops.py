@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.harness import RESTART, records
+from tests.multiprocess.harness import RESTART, records, wait_until
 from tests.multiprocess.jax_processes import (
     ended,
     jax_processes,
@@ -135,3 +135,22 @@ def test_divided_arrays_are_restored_by_other_numbers_of_processes(
             )
     assert len(rows[0]) == 8
     assert rows[1] == rows[2] == rows[0]
+
+
+def test_process_0_loads_compiled_functions(tmp_path: Path) -> None:
+    """On CPUs, JAX's keys of the other processes differ. The result is exact."""
+    words = (str(tmp_path / "run"), "sharded", "cached", "hold=9")
+    with jax_processes(tmp_path, str(tmp_path / "undisturbed"), "sharded") as processes:
+        ended(processes, 0, 0)
+        expected = [each.lines("final") for each in processes]
+    (tmp_path / "hold-0").touch()
+    with jax_processes(tmp_path, *words) as processes:
+        compiled = tmp_path / "run" / ".tfpreempt-compiled"
+        wait_until(lambda: list(compiled.glob("*.zip")), "functions are kept")
+        processes[1].process.send_signal(signal.SIGTERM)
+        (tmp_path / "hold-0").unlink()
+        ended(processes, RESTART, RESTART)
+    with jax_processes(tmp_path, *words[:-1]) as processes:
+        ended(processes, 0, 0)
+        assert [each.lines("final") for each in processes] == expected
+        assert int(processes[0].wait_line("loaded")) >= 1

@@ -8,8 +8,8 @@ defines the functions of the adapter. `ADAPTERS` lists the adapters; they are im
 only through this module.
 
 Questions: "generators" and "values" (`checkpoint/state/`), "checkpoints"
-(`checkpoint/restore/opening.py`), "errors" (`handler/training_end.py`), and
-"coordination" (`coordination/key_value_store.py`).
+(`checkpoint/restore/opening.py`), "errors" (`handler/training_end.py`), "coordination"
+(`coordination/key_value_store.py`), and "compile_cache" (`handler/registration.py`).
 
 An adapter is used only after the program has imported the framework. Before the import,
 the program has no generator, error or object of the framework. The program may import
@@ -38,6 +38,7 @@ ADAPTERS: dict[str, dict[str, str]] = {
         "errors": "tfpreempt.jax.distributed",
         "coordination": "tfpreempt.jax.distributed",
         "values": "tfpreempt.jax.values",
+        "compile_cache": "tfpreempt.jax.compile_cache",
     },
 }
 """For every framework (by its package name): the adapter module for every question."""

@@ -26,13 +26,18 @@ from tfpreempt.checkpoint.restore.handle import (
 )
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
+from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_metrics, check_save_freq, check_timeout
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
 from tfpreempt.handler.collective_save import PLAIN, RunStages
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.exit import describe
-from tfpreempt.handler.registration import CheckpointOptions, register
+from tfpreempt.handler.registration import (
+    CheckpointOptions,
+    open_compile_cache,
+    register,
+)
 from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.training_end import is_end_of_data, step_failed, was_preemption
 from tfpreempt.platforms.detected import resolve_config
@@ -101,6 +106,11 @@ class PreemptionCheckpointHandler:
             copied in memory, and written while training continues. If False, training
             waits for the save, and no memory is needed for a copy. Training also waits
             if a CheckpointManager or a save_fn saves.
+        compile_cache: True keeps JAX's compilation cache with the commits: a restarted
+            program loads compiled functions instead of compiling the functions again.
+            Functions that are compiled before the handler is created are not kept.
+            Every user who can write to the directory or to the mirror can then make
+            this program run code. Only for programs on JAX.
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
@@ -136,6 +146,7 @@ class PreemptionCheckpointHandler:
         best_by: tuple[str, Literal["min", "max"], int] | None = None,
         mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
+        compile_cache: bool = False,
     ) -> None:
         show_log_lines()
         given = checkpoint_or_checkpoint_manager
@@ -152,6 +163,9 @@ class PreemptionCheckpointHandler:
             mirror_dir=mirror_dir,
             async_save=async_save,
         )
+        if compile_cache and checkpoint_dir is not None:
+            on_jax = given is None and frameworks.is_imported("jax")
+            open_compile_cache(checkpoint_dir, mirror_dir, on_jax)
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, peer_timeout)
         self._step_flag = self._session.step_flag

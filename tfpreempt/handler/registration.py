@@ -201,6 +201,29 @@ def register(
             raise
 
 
+def open_compile_cache(checkpoint_dir: Any, mirror_dir: Any, on_jax: bool) -> None:
+    """Makes JAX keep compiled functions with the run, from now on.
+
+    Args:
+        checkpoint_dir: path or URL of the checkpoint directory.
+        mirror_dir: location of the mirror; None: the value of TFPREEMPT_MIRROR_DIR.
+        on_jax: whether the program trains on JAX.
+
+    Raises:
+        ConfigurationError: the program does not train on JAX, or an argument cannot
+            work.
+    """
+    if not on_jax:
+        raise errors.ConfigurationError(
+            "Got compile_cache=True in a program that does not train on JAX; expected "
+            "that the program has imported jax, or keras with KERAS_BACKEND=jax, "
+            "before this call. On TensorFlow, remove compile_cache"
+        )
+    storage = choose_storage(mirror_dir, checkpoint_dir, RetentionPolicy())
+    adapter = frameworks.adapter("jax", "compile_cache")
+    adapter.open_cache(paths.absolute(storage.directory), storage.store)
+
+
 def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:
     """Returns the error for a URL given with a CheckpointManager or a save_fn.
 

@@ -30,6 +30,7 @@ from tfpreempt.checkpoint.state.unfinished_caches import (
     written_caches,
 )
 from tfpreempt.coordination.deadlines import Deadlines
+from tfpreempt.core import frameworks
 from tfpreempt.core.clock import process_seconds
 from tfpreempt.core.events import (
     CacheWrite,
@@ -305,6 +306,9 @@ class Run:
             if run is None:
                 return None
             run.record_caches()
+            for framework in frameworks.adapters("compile_cache"):
+                if run.steps_made > 1:
+                    framework.keep(run.directory.path, run.directory.mirror)
             return run._now(doing())
 
         path = status_path(self.journal.path.parent, self.directory.cluster.worker)

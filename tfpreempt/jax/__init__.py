@@ -1,8 +1,9 @@
 """JAX: imported only after the program has imported JAX, and without TensorFlow.
 
-distributed   adapter: the processes, errors and key-value store of `jax.distributed`
-pytree_state  a ready-made State for a pytree of arrays
-values        adapter: the arrays that a step replaces
+compile_cache  adapter: the compiled functions of a run
+distributed    adapter: the processes, errors and key-value store of `jax.distributed`
+pytree_state   a ready-made State for a pytree of arrays
+values         adapter: the arrays that a step replaces
 
 Imported by cli, keras, states.
 """

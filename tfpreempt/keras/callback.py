@@ -26,6 +26,7 @@ from tfpreempt.checkpoint.restore.handle import (
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import local_directory
+from tfpreempt.handler.registration import open_compile_cache
 from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
 from tfpreempt.keras.callbacks.callback_state import capture_files
 from tfpreempt.keras.fit import resume_plan
@@ -101,6 +102,12 @@ class PreemptionCallback:
         async_save: whether the saves of `save_freq` are asynchronous: the state is
             copied in memory, and the copy is written while training continues. False:
             training waits for the write, and no memory is needed for a copy.
+        compile_cache: True keeps JAX's compilation cache with the commits: a restarted
+            program loads compiled functions instead of compiling the functions again.
+            Functions that are compiled before the callback is created are not kept, so
+            create the callback before the model. Every user who can write to the
+            directory or to the mirror can then make this program run code. Only for
+            Keras on JAX.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -124,6 +131,7 @@ class PreemptionCallback:
         best_by: tuple[str, Literal["min", "max"], int] | None = None,
         mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
+        compile_cache: bool = False,
     ) -> None:
         if isinstance(checkpoint_dir, os.PathLike):
             checkpoint_dir = os.fspath(checkpoint_dir)
@@ -154,6 +162,9 @@ class PreemptionCallback:
             async_save=async_save,
         )
         show_log_lines()
+        if compile_cache:
+            on_jax = keras_backend() == "jax"
+            open_compile_cache(checkpoint_dir, mirror_dir, on_jax)
         # Keras may start processes that read data before the fit begins.
         resolve_config(termination_config)._shield_children()
         self._training: Training | None = None

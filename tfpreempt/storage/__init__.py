@@ -23,5 +23,5 @@ For files and stores:
     os_errors           translates errors of the operating system into advice
     chunks              reads and writes a file in pieces
 
-Imported by checkpoint, cli, handler, keras, notice, platforms, states.
+Imported by checkpoint, cli, handler, jax, keras, notice, platforms, states.
 """

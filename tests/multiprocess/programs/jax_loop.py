@@ -8,6 +8,7 @@ fail=N         process 1 raises an error in its step N
 late           jax.distributed.initialize comes after the handler
 slow           waits between jax.distributed.initialize and the handler
 grace=S        seconds of the grace period
+cached         compiled functions are kept; `loaded` counts functions
 """
 
 from __future__ import annotations
@@ -101,8 +102,17 @@ def main() -> None:
         say("waits")
         threading.Event().wait(5.0)
     directory = f"{DIRECTORY}-{PROCESS}" if "late" in WORDS else DIRECTORY
+    loaded: list[str] = []
+    jax.monitoring.register_event_listener(
+        lambda event, **_: loaded.append(event) if "cache_hits" in event else None
+    )
     with tfpreempt.PreemptionCheckpointHandler(
-        None, None, directory, config, save_freq=None if "hold" in WORDS else 7
+        None,
+        None,
+        directory,
+        config,
+        save_freq=None if "hold" in WORDS else 7,
+        compile_cache="cached" in WORDS,
     ) as handler:
         say("starts", handler.total_run_calls)
         if "late" in WORDS:
@@ -125,6 +135,7 @@ def main() -> None:
         while handler.total_run_calls < STEPS:
             handler.run(step)
             say("step", handler.total_run_calls)
+    say("loaded", len(loaded))
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(state.value):
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

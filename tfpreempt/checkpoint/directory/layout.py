@@ -21,6 +21,7 @@ A checkpoint is usually a directory that tfpreempt writes (the "own form"), in `
                                     holder is moving
     .tfpreempt-fetch.lock           lock file: in a program without a handler, only one
                                     worker at a time downloads a commit
+    .tfpreempt-compiled/            compiled functions of JAX, see jax/compile_cache.py
 
 Earlier versions wrote a commit at a URL (gs://bucket/run) under its final name. Such a
 directory is a commit at any path, so a copied bucket can be restored:
@@ -52,6 +53,7 @@ TOKEN = ".tfpreempt-directory"
 LEASE = ".tfpreempt-lease"
 FETCH = "fetch-"  # prefix of a download's staging directory
 FETCH_LOCK = ".tfpreempt-fetch.lock"
+COMPILED = ".tfpreempt-compiled"
 POINTER = "checkpoint"
 PAYLOAD = "ckpt"
 STATES = "states"

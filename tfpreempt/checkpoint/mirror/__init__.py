@@ -12,5 +12,5 @@ shard_transfer    transfers the shards of workers without access to the chief's 
 store_selection   chooses the directory and the store of a run; scratch directories
 upload            uploads one commit, large files in parts, its marker last
 
-Imported by checkpoint/restore, cli, handler, keras, states, tfpreempt.
+Imported by checkpoint/restore, cli, handler, jax, keras, states, tfpreempt.
 """
