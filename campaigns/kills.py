@@ -380,8 +380,8 @@ CAMPAIGN = Campaign(
         "its takeover. Sometimes a commit is removed by hand before the next start. "
         "The same command resumes from the newest reported commit that exists, from "
         "a newer commit, or from a newer intact snapshot, and names the commit or "
-        "the snapshot. The final bytes are the same as in an uninterrupted run, and "
-        "after one more run no extra file is left."
+        "the snapshot. The final state is equal, byte for byte, to that of an "
+        "uninterrupted run, and after one more run no extra file is left."
     ),
     trials=1440,
     short=5,

@@ -50,8 +50,9 @@ CAMPAIGN = Campaign(
         "commit. Too little time was left for a second commit, which lacked the part "
         "of a worker. Fixed (`cluster/test_schedules.py`).",
         "After a notice, the workers agreed on a step without a slow worker that had "
-        "not answered in time. The steps of this run needed no collectives, so the "
-        "other workers trained to the end, and only the slow worker restarted. Fixed "
+        "not answered in time. The slow worker exited, to be restarted. The steps of "
+        "this run needed no collectives, so the other workers trained to the end, "
+        "instead of exiting. So the slow worker was restarted without peers. Fixed "
         "(`cluster/test_schedules.py`).",
     ),
 )

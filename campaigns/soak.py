@@ -336,11 +336,12 @@ CAMPAIGN = Campaign(
         "suspended, lose commits, and are never restarted. The stormy run resumes "
         "from the newest intact commit or a newer snapshot; after a notice it "
         "resumes at the newest step. The result of a step is the same bytes in "
-        "every repetition and in the calm run. Threads, descriptors and memory of "
-        "the supervisor and of new workers do not grow, and neither do the "
-        "directories. Old workers grow only by the memory that TensorFlow keeps of "
-        'each step, 3 KiB. (Among the sums, "more" is the last measurement minus the '
-        "first.)"
+        "every repetition and in the calm run. The supervisor's threads, descriptors "
+        "and memory do not grow, and neither do the directories. A worker just after "
+        "its restart has no more threads, descriptors and memory than after the "
+        "earlier restarts. The calm workers grow only by the memory that TensorFlow "
+        'keeps of each step, 3 KiB. (Among the sums, "more" is the last measurement '
+        "minus the first.)"
     ),
     trials=240,
     short=2,

@@ -364,7 +364,7 @@ def step_failed(
     """Handles a step that failed because a peer crashed.
 
     After a preemption notice this worker exits with the outcome LOST. Without a notice
-    no worker has to exit, so the error of the step is raised.
+    tfpreempt does not end the process: the program receives the error of the step.
     """
     if state.notice not in PREEMPTION:
         state, actions = detached(settings, state, ev.Detached())

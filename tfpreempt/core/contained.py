@@ -84,7 +84,8 @@ def directory(
 
 
 _kept = threading.local()
-_NONE_KEPT: dict[tuple[str, str], int] = {}  # value outside of `parents_kept_open`
+# Used in place of `_kept.opened` while no block of `parents_kept_open` runs.
+_NONE_KEPT: dict[tuple[str, str], int] = {}
 _MOST_KEPT = 16  # maximum number of directories that are kept open
 
 

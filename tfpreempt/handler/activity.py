@@ -36,7 +36,9 @@ The documented promise is 0.01; the difference is a reserve for unmeasured cost.
 """
 
 SHORTEST = 1.0
-"""Shortest interval between snapshots, in seconds: to lose less has no value."""
+"""Shortest interval between snapshots, in seconds.
+
+A shorter interval would reduce the training lost in a crash by less than this time."""
 
 WARM_UP = 5.0
 """Latest time of the second snapshot, in seconds after the first snapshot."""
@@ -50,7 +52,9 @@ _SLACK = 2
 _LOOKS = 0.1  # seconds between two checks whether a snapshot is due
 _LOOKS_WHILE_WRITTEN = 0.02
 _LATER = 30  # factor: each refused snapshot makes the next wait 30 times longer
-_LOOKS_FOR_A_STEP = 0.005  # seconds between checks; in a long wait, a tenth of it
+# Shortest pause between two checks for the end of a step, in seconds; a longer pause is
+# a tenth of the time waited so far.
+_LOOKS_FOR_A_STEP = 0.005
 
 
 @dataclasses.dataclass(eq=False)

@@ -373,7 +373,7 @@ class CollectiveSaves:
             self._newest[run.start.token] = name, run.step
 
     def _forget(self, name: str) -> None:
-        """Removes a save that was not committed from `_newest`. Thread-safe."""
+        """Removes from `_newest` a save that was not committed. Thread-safe."""
         with self._lock:
             for token, (newest, _) in list(self._newest.items()):
                 if newest == name:
@@ -478,9 +478,9 @@ class CollectiveSaves:
             may_miss: workers that have finished training, as in `begin`.
 
         Returns:
-            First, the workers without a part, with the reasons. Second, the workers
-            among the first that have reported a failure. The part of a failed worker is
-            required even if the worker has finished training since.
+            By worker without a part, the reason. Second, those of these workers that
+            have reported a failure: the part of such a worker is required even if the
+            worker has finished training since.
         """
         others = range(1, self.cluster.num_workers)
         absent: dict[int, str] = {}
@@ -548,7 +548,8 @@ class RoundSave:
     clock: Clock
     arrived_at: float
     _began: float = 0.0
-    _is_async: bool = False  # a thread writes, not the round: async save, snapshot
+    # Whether a thread writes the files after the round: asynchronous save or snapshot.
+    _is_async: bool = False
     _due: Sequence[Run] = ()
     _staged: Sequence[tuple[Run, Save]] = ()
     _snapshots: Snapshots | None = None
@@ -588,7 +589,7 @@ class RoundSave:
             run.is_unconfirmed = False  # every worker will read the round's outcome
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
-        except Exception as error:  # `done` notifies the other workers
+        except Exception as error:  # the result False is reported to the other workers
             self._failed(error)
             if is_periodic and breaks_off(error, self.coordinator.settings.num_workers):
                 raise
@@ -609,7 +610,8 @@ class RoundSave:
     def _begin(self, run: Run, name: str) -> bool:
         """Begins an asynchronous save of the agreed step.
 
-        Returns True even after a failure: the save has then notified the chief.
+        Returns True even after a failure, because the save itself reports the failure
+        to the chief.
         """
         self._is_async = True
         try:
@@ -726,7 +728,8 @@ class RoundSave:
             self._refuse(snapshots)
             return
         extra["snapshots"] = _ALL
-        c.forget_rounds(snapshots.rounds[:-1])  # every worker has left these rounds
+        # Delete the keys of the earlier rounds: every worker has ended these rounds.
+        c.forget_rounds(snapshots.rounds[:-1])
         del snapshots.rounds[:-1]
 
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:

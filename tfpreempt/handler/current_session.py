@@ -99,8 +99,9 @@ def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
                 _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         if cluster.framework == "jax":
-            # Each machine's supervisor may have given another name. JAX's service ends
-            # with process 0, so every start of the processes has new keys.
+            # Ignore TFPREEMPT_INCARNATION: the supervisors of two machines may set
+            # different values. A constant is enough, because JAX's service ends with
+            # process 0, so the keys of the last start no longer exist.
             incarnation = "0"
         _current = Session(cluster, store, incarnation, timeout, _pending)
         on_interpreter_end(functools.partial(at_interpreter_end, _current))

@@ -310,9 +310,10 @@ def _skip_the_rest() -> None:
 
 
 def blocking_threads_and_children() -> list[str]:
-    """Returns the threads, children and code lines that the exit waits for.
+    """Returns descriptions, for a log message, of what delays the exit.
 
-    The result is a list of texts for people.
+    Described are the line of code that the main thread executes, other threads that
+    Python waits for, and child processes.
     """
     main = threading.main_thread()
     found = [

@@ -114,8 +114,8 @@ class Agreed:
         tier: location of the candidate: "memory", "disk" or "mirror".
         on_disk: newest intact commit of the directory; differs from the candidate only
             if the candidate is a snapshot.
-        snapshots: snapshots of this worker in memory; None if some worker has no
-            memory.
+        snapshots: snapshots of this worker in memory; None if at least one worker has
+            no memory for snapshots.
         seconds: duration of the start, including the download of a commit.
     """
 
@@ -489,8 +489,8 @@ def agree_on_snapshot(
 ) -> Agreed:
     """Agrees on the newest snapshot that is intact on every worker.
 
-    Every worker publishes the names of the snapshots that are missing or corrupt there,
-    so the result is equal on every worker. If a worker has no memory for snapshots, no
+    Every worker publishes the names of its missing or corrupt snapshots, so the result
+    is equal on every worker. If a worker has no memory for snapshots, no
     worker takes snapshots, because a snapshot needs every worker, like a save.
 
     Args:

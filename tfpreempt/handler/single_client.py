@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NATIVE_DELAY = 1.0
-"""Maximum delay of TensorFlow's notice key in seconds: poll interval for SIGTERM."""
+"""Maximum delay of TensorFlow's notice key in seconds: TensorFlow checks for SIGTERM at
+this interval."""
 
 FORGET_LIMIT = 5.0
 """Seconds allowed for the coordination service to delete the notice key."""

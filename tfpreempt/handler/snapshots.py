@@ -52,7 +52,9 @@ COPIES = KEPT + 1
 TRIES = 3
 """Rounds without a snapshot after which no more snapshots are taken."""
 
-_RESERVE = 2  # factor: as much memory must stay free as the new snapshots take
+# Free memory needed before a snapshot, as a multiple of all workers' new snapshots: as
+# much memory as the snapshots take must stay free.
+_RESERVE = 2
 _LAST_WAIT_SECONDS = 5.0  # longest wait for the last snapshot in `end`
 _STATES = ".restored"  # folder with the States of the restored snapshot
 

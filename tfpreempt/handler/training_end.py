@@ -230,7 +230,7 @@ def close_failed(session: Session, run: Run, why: str) -> None:
     try:
         if not exit.left:
             if exit.detached and (session.cluster.num_workers > 1 or not why):
-                # A more precise reason, such as the loss of a worker.
+                # Prefer a more precise reason, such as the loss of a worker.
                 why = session.coordinator.notes.lost_because or why
             if why and not session.is_forked:
                 run.record_exit(Outcome.FAILED, why)

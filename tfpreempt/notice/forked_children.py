@@ -140,10 +140,13 @@ def _guard(parent: int) -> None:
 
 
 def _wait_for_the_end(parent: int) -> int:
-    """Waits until the child must end; returns the signal by which it must end.
+    """Waits, in a forked child, until this process must end.
 
     Args:
         parent: process id of the parent.
+
+    Returns:
+        The signal by which this process must end.
     """
     ignored = 0
     stays_until = time.monotonic() + ENDS_AFTER

@@ -232,7 +232,8 @@ def find_cloud(
             evidence = (f"the files in /{_DMI} name no cloud",)
     elif name == "gce":
         kinds = answer.kinds | machine.kinds
-        # Spot takes precedence over GPU, because a maintenance preempts a Spot VM.
+        # A Spot VM with a GPU counts as "spot": at a maintenance the VM is preempted,
+        # with the short notice of Spot VMs. Other GPU VMs get a notice one hour ahead.
         kind = next((each for each in ("tpu", "spot", "gpu") if each in kinds), "cpu")
         if kind == "gpu" and "gpu" in machine.kinds:
             evidence = (*evidence, "a PCI device is a GPU of NVIDIA")

@@ -336,9 +336,9 @@ class FencedFiles:
                         self._files.remove(way)
                 if way is None or error.errno != errno.EXDEV:
                     raise
-                # save_fn wrote to another disk than the lease's. A file there cannot
-                # come from the lease's directory, so the loss of the lease does not
-                # stop the write: check the lease before.
+                # save_fn wrote to another disk than the lease's. Usually the file moves
+                # out of the lease's directory, which fails if the lease is lost. A file
+                # cannot move to another disk, so check the lease before the write.
                 self._lease.check()
         write_durably(self._files, path, data)
 
@@ -374,9 +374,9 @@ class FencedFiles:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                # save_fn wrote to another disk than the lease's. A file there cannot be
-                # moved into the lease's directory, so the loss of the lease does not
-                # stop the change: check the lease before.
+                # save_fn wrote to another disk than the lease's. Usually the file moves
+                # into the lease's directory, which fails if the lease is lost. A file
+                # cannot move to another disk, so check the lease before the change.
                 self._lease.check()
                 way = None
             yield way or path

@@ -61,8 +61,9 @@ class LeaseOwner:
         """Returns whether the process has certainly exited. False if that is unknown,
         because the process belongs to another boot or pid namespace.
 
-        A different boot id does not prove a restart of the machine: copied machines and
-        containers have the same name and machine id, and both may be running.
+        A different boot id does not prove that the machine was restarted: a copy of a
+        machine or a container has the same name and machine id as the original. So the
+        process may be running on the original, and `here` on the copy.
 
         Args:
             here: record of the calling process.

@@ -297,7 +297,8 @@ class DownloadTarget:
         """Raises CheckpointError if the download would overwrite a different file."""
         files = self._manifest.files
         taken = [entry.name for entry in files if self._is_same(entry) is False]
-        if self._checkpoint.data:  # an older manifest would look like this commit's
+        # An old manifest or metadata file would seem to belong to this commit.
+        if self._checkpoint.data:
             for name in (layout.MANIFEST, layout.METADATA):
                 if os.path.lexists(os.path.join(self.path, name)):
                     taken.append(name)

@@ -287,7 +287,9 @@ def bring(
         target = committing.put_in_place(
             files, directory, staged, step, commit.data, sequence
         )
-        if commit.saved_at is not None:  # compared with times of foreign checkpoints
+        # Give the marker the time of the save, which is compared with the times of
+        # checkpoints by other programs.
+        if commit.saved_at is not None:
             times = commit.saved_at, commit.saved_at
             marker = os.path.join(target, layout.MARKER)
             with contained.parent(marker, directory) as (folder, name):

@@ -209,7 +209,7 @@ class Mirror:
 
     @property
     def highest_sequence(self) -> int:
-        """Highest sequence number seen in the store; new commits get a higher one."""
+        """Highest sequence number seen in the store; new commits get higher numbers."""
         return self._retention.highest_sequence
 
     def is_pinned(self, path: str) -> bool:

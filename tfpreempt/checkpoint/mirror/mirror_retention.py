@@ -91,10 +91,11 @@ class Retention:
         return folders
 
     def outranks(self, commit: Entry) -> bool:
-        """Returns whether the store had newer commits before the first upload.
+        """Returns whether the store had commits newer than `commit` before the first
+        upload of this process.
 
-        Returns False for a commit that was in the store before the first upload, and
-        for a commit that stays though newer commits exist.
+        Returns False if `commit` was in the store, too, or if a rule keeps `commit`
+        although newer commits exist.
 
         Raises:
             CheckpointError: the store cannot be listed.
@@ -242,7 +243,8 @@ class Retention:
         return [read.get(each.name, each) for each in beyond]
 
     def _delete_parts(self, committed: list[Entry]) -> None:
-        """Deletes the parts of large files, for committed folders and older folders.
+        """Deletes the parts of large files whose upload is over: the folder is
+        committed, or older than a committed folder.
 
         If the account may not delete objects, or if the bucket has a retention policy,
         the parts stay. Such an error is only logged, once, because the parts only take

@@ -35,8 +35,8 @@ _EXPECTED = (
 def write_parts(
     fileobj: IO[bytes], header: Any, parts: Sequence[bytes | memoryview]
 ) -> None:
-    """Writes a JSON-able header, and byte strings without gaps after the header, in the
-    format that `read_parts` reads."""
+    """Writes a JSON-able header, followed by byte strings, each directly after the
+    other. `read_parts` reads this format."""
     head = json.dumps({"header": header, "sizes": [len(p) for p in parts]}).encode()
     fileobj.write(_HEADER.pack(MAGIC, len(head)))
     fileobj.write(head)

@@ -45,7 +45,8 @@ class ReportedWorker:
     Attributes:
         index: index of the worker.
         spans: the worker's phases, in order. If there is a gap between two spans,
-            training was complete, and was started again later; the gap does not count.
+            training was complete, and was started again later; the gap is not part of
+            the reported times.
     """
 
     index: int

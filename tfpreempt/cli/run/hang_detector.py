@@ -33,7 +33,8 @@ _LEAST_SECONDS = 120.0  # AUTO allows at least so many seconds
 _STEPS = 20  # AUTO allows so many times the median step time
 _TRACES = 2  # AUTO allows twice the first step, since a later step may be traced again
 _KEPT = 101  # number of step times for the median
-# Phases in which a process is not exempt if the kernel has stopped it (state T).
+# In these phases the timeout for steps is off, unless the kernel has stopped the
+# process (state T).
 _NOT_EXEMPT_IF_STOPPED = (WorkerPhase.APART, WorkerPhase.WAITS)
 
 

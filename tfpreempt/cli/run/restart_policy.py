@@ -199,7 +199,10 @@ class SupervisorState:
 
     @property
     def is_urged(self) -> bool:
-        """Whether Ctrl-C was pressed twice after the signal to stop: kill workers."""
+        """Whether Ctrl-C was pressed two more times after the signal to stop.
+
+        If so, the supervisor kills the workers.
+        """
         return self.urges > 1
 
 

@@ -95,9 +95,13 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Reserves a port; returns the Unix socket that reserves it.
+    """Reserves a port against other supervisors of this machine.
 
-    Returns None if the port is in use.
+    The name of a Unix socket is the reservation, so the TCP port itself stays free.
+
+    Returns:
+        The Unix socket: the port is reserved until the socket is closed. None if the
+        port is in use or reserved.
 
     Raises:
         OSError: the port could not be tested.

@@ -271,7 +271,7 @@ def _with_records(known: Worker, training: WorkerRun) -> Worker:
 
 
 def _with_report(known: Worker, report: LastReport) -> Worker:
-    """Updates the state of a worker from its status file."""
+    """Returns a worker with the state that its last report (its status file) has."""
     now = report.now
     known = dataclasses.replace(
         known,

@@ -16,7 +16,7 @@ ROOTS = ("keras.", "tf_keras.")
 """Prefixes of module names of Keras 3 and tf_keras."""
 
 REMEMBERED: dict[str, tuple[str, ...]] = {
-    "BackupAndRestore": (),  # has its own backup; not changed
+    "BackupAndRestore": (),  # saves its own state
     "CSVLogger": (),  # state in a file: see callback_files.py
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "History": ("epoch", "history"),
@@ -149,7 +149,8 @@ def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
     not include the time of the restart."""
     elapsed = counters.pop("elapsed")
     if extends:
-        # The hooks of the next batch ran before the restore, and counted it from zero.
+        # The hooks of the next batch ran before the restore. They counted this batch
+        # from zero, so add their count to the saved count.
         counters["_global_train_batch"] += board._global_train_batch
         counters["_previous_epoch_iterations"] = board._previous_epoch_iterations
         if board.write_steps_per_second:

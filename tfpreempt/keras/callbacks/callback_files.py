@@ -95,8 +95,8 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     if was_open:
         logger.csv_file = _reopened(handle, logger.filename, has_rows)
     logger.writer = None
-    # Make the writer as Keras does at the first row, but write no header: the file has
-    # it.
+    # Make the writer as Keras does at the first row, but write no header, because the
+    # file already has the header.
     if has_rows:
         names = ["epoch", *(logger.keys or [])]
         logger.writer = csv.DictWriter(logger.csv_file, names, delimiter=logger.sep)

@@ -26,7 +26,7 @@ _DIRECTORIES = {
     "ModelCheckpoint": "filepath",
     "OrbaxCheckpoint": "directory",
 }
-"""Attribute with the checkpoint path of a callback, by class."""
+"""By class of a callback, the attribute with the path of the callback's checkpoints."""
 
 _OF_KERAS = frozenset(
     {

@@ -65,8 +65,8 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
 
 
 def caches_in_memory(dataset: Any) -> bool:
-    """Returns whether a pipeline caches elements in memory; then the state of an
-    iterator contains the elements."""
+    """Returns whether a pipeline caches elements in memory. If so, the state of an
+    iterator over the pipeline contains the cached elements."""
     return any(
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
         for node in parts(*roots(dataset))

@@ -18,7 +18,7 @@ from tfpreempt.core import private_api
 from tfpreempt.keras.fit_protocol import Fit
 
 LOOPS = ("epoch_iterator", "data_handler")
-"""Local variables of `fit` with the data: of Keras 3, and of tf_keras."""
+"""Local variable of `fit` that holds the data: in Keras 3, and in tf_keras."""
 
 
 def find(model: Any) -> Fit:
@@ -112,7 +112,7 @@ def callbacks_of(model: Any) -> list[Any]:
     """Returns the callbacks of the fit that is being set up; empty outside of a fit."""
     frame = next(_calls(model, "fit", LOOPS), None)
     given = None if frame is None else frame.f_locals["callbacks"]
-    given = getattr(given, "callbacks", given)  # a CallbackList has the list
+    given = getattr(given, "callbacks", given)  # take the list of a CallbackList
     return list(_leaves(given)) if isinstance(given, list | tuple | dict) else []
 
 

@@ -54,23 +54,23 @@ _LARGE = 1 << 24  # bytes; larger values are regarded as data, and not saved
 _KEPT = "_tfpreempt_attributes"
 """Name of a model's attribute for the `Attributes` of its last fit in this process."""
 _KINDS = {"train": "traced", "test": "tested"}
-"""For each function of Keras, the kind of the saved entries with the values from the
-time of its trace; see `_read`."""
+"""By function of Keras, the kind (see `_read`) under which a commit has the attribute
+values that the function's trace used."""
 _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedAttribute:
-    """Holds an attribute of a model, with the Python value at the time of reading.
+    """An attribute of a model, and the Python value that the attribute had when read.
 
     Attributes:
         location: where in the model the value is found.
         name: (path of the object with the attribute, name of the attribute), as saved.
-            For an item of a container, the key or index of the item.
+            If the object is a container, the second part is the item's key or index.
         is_setting: whether the attribute is a setting of a library class.
         encoded: the encoded value. If the value cannot be restored: the problem and a
-            description of the value, so that the digest still shows changes.
-        problem: reason why the value cannot be restored; None if possible.
+            description of the value, so that `encoded.digest` changes with the value.
+        problem: reason why the value cannot be restored; None if it can be restored.
     """
 
     location: object_graph.ObjectPath
@@ -354,8 +354,8 @@ class Attributes:
         name: str = "train",
         is_kept: bool = True,
     ) -> Any:
-        """Calls a function that traces, and excludes the attribute values that the
-        trace changes from later commits.
+        """Calls a function that traces. Later commits exclude the attribute values that
+        the trace changes.
 
         Args:
             step: function to call.
@@ -392,8 +392,8 @@ class Attributes:
                 if name == "train" and not self._has_stepped:
                     self._has_stepped = True
                     self._at_first = {
-                        # Use the name from before the model was built: a restart looks
-                        # it up then.
+                        # Use the name from before the model was built, because a
+                        # restart sets these values before it builds the model.
                         key: dataclasses.replace(each, name=self._settings[key].name)
                         for key, each in trace.values.items()
                         if each.is_setting
@@ -405,9 +405,8 @@ class Attributes:
 
     @contextlib.contextmanager
     def as_first(self, saved: EncodedValue) -> Iterator[None]:
-        """Context manager: sets the settings of the first step, until the body ends.
-
-        The settings determine the variables that the model makes.
+        """Context manager: in the body, the settings have their values from the first
+        step of the fit, because these settings determine the variables of the model.
 
         Args:
             saved: result of `capture`.
@@ -488,7 +487,7 @@ class Attributes:
     ) -> dict[Any, TrackedAttribute]:
         """Sets the given attribute values; returns the replaced values, by key."""
         replaced = {}
-        # A model comes before its layers.
+        # `_look` returns a model before its layers, so a layer's own value is set last.
         for key, value in self._look().items() if wanted else ():
             (path, name), owner = value.name, value.location.owner
             if key in wanted and wanted[key].encoded.digest != value.encoded.digest:
@@ -512,7 +511,7 @@ class Attributes:
     def _look(self) -> Mapping[Any, TrackedAttribute]:
         """Returns the current attribute values, by key.
 
-        The keys stay the same when the model is built, and its paths change.
+        When the model is built, the paths of its objects change, but not the keys.
         """
         if self._reached is not None and self._reached.is_unchanged():
             changing = {key: self._looked[key].taken_again() for key in self._changing}
@@ -523,8 +522,8 @@ class Attributes:
             self._changing = [
                 key
                 for key, each in looked.items()
-                # A value with a problem counts, too: the digest includes the repr of
-                # the value.
+                # Include mutable values that cannot be restored: their digest contains
+                # the repr of the value, and so shows a change.
                 if (each.problem is not None and _may_change(each.location.value))
                 or any(map(_may_change, _leaves(each.location.value)))
             ]
@@ -542,7 +541,8 @@ class Attributes:
         """
         looked: dict[Any, TrackedAttribute] = {}
         paths: dict[int, str] = {}
-        # Containers that are saved as a whole, or do not belong to the user.
+        # Containers whose items are skipped, because the container is saved as a whole,
+        # or does not belong to the user.
         dealt_with: set[int] = set()
         known = frameworks.adapters("values")
         tensors = tuple(kind for each in known for kind in each.REPLACED)
@@ -587,10 +587,13 @@ class Attributes:
                 )
                 looked[key] = taken = _taken(location, path, None)
                 if isinstance(value, tensors):
-                    # The first step may make constants.
+                    # A tensor that is new may be a constant that the first step made.
+                    # So its first value counts as its value at the start of the fit:
+                    # commits contain the tensor only if the value changes later.
                     self._at_start.setdefault(key, taken.encoded.digest)
                 continue
-            # The setting may be new: the layer may have been made during the fit.
+            # If the setting is new, because its layer was made during the fit, the
+            # value found now counts as the value at the start.
             key = id(owner), location.key
             found = self._settings.get(key)
             is_seen = found is not None and found.location.value is value
@@ -734,10 +737,12 @@ def _bare(value: Any) -> Any:
 
 
 def _content(tensor: Any) -> str:
-    """Returns some elements of a tensor, to notice that a step has replaced it."""
-    with contextlib.suppress(*_UNPLACED, RuntimeError):  # a symbolic tensor
+    """Returns some elements of a tensor as text: another text at a later call means
+    that a step has replaced the tensor."""
+    # A symbolic tensor has no elements, and raises an error.
+    with contextlib.suppress(*_UNPLACED, RuntimeError):
         for each in frameworks.adapters("values"):
-            # A larger tensor is regarded as data, as a larger array.
+            # A larger tensor counts as data, like a larger array, and is not compared.
             is_small = math.prod(tensor.shape) <= _LARGE >> 2
             if is_small and (some := each.sample(tensor, _SAMPLE)) is not None:
                 return repr(some.tolist())

@@ -3,9 +3,10 @@
 A program may call `fit` twice. If the program is interrupted in the second fit, the
 restarted program begins at its first line. The first call of `fit` must then train
 nothing, and the second call must resume. So the module counts the completed fits of
-this process for each checkpoint directory. But a restarted program may not call `fit`
-for a fit that the program knows to be complete. Then the count is too low, and the
-facts about a fit (`fit_progress.made_of`) show the number of the current fit.
+this process for each checkpoint directory. But a restarted program may skip the call of
+`fit` for a fit that the program knows to be complete. Then the count is too low. In
+this case the module finds the number of the current fit by its facts, such as the model
+(`fit_progress.made_of`), which are compared with those of the fits in the checkpoint.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class TracedFunctions:
             "train": fit.as_keras_calls("train", steps),
             "test": fit.as_keras_calls("test", test),
         }
-        # The functions made by Keras, and the same as functions of an iterator, by
-        # name.
+        # By name, the functions that Keras made; and in `_inner` the same functions in
+        # a form that takes an iterator as its only argument.
         self._made: dict[str, Any] = dict.fromkeys(self._ours)
         self._inner: dict[str, Any] = dict.fromkeys(self._ours)
         for name in self._ours:
@@ -117,8 +117,8 @@ class TracedFunctions:
         for name in self._ours:
             maker = getattr(type(model), f"make_{name}_function")
             if is_eager or object_graph.is_user_module(maker.__module__):
-                # The function may run Python in every step, so values of a trace mean
-                # nothing.
+                # The function may run Python code in every step, and so use the current
+                # values, not the values from the time of the trace.
                 self._attributes.forget_trace(name)
             elif self._attributes.traces[name].outdated and (
                 self._attributes.must_trace_again(
@@ -129,7 +129,9 @@ class TracedFunctions:
                 self.take_over(name)
 
     def _made_again(self, method: str, result: Any, *args: Any, **options: Any) -> Any:
-        """Called after a method of `_MAKERS`, which may have made a new function.
+        """Replaces the function that a method of `_MAKERS` may have made.
+
+        Called after every call of such a method.
 
         Args:
             method: name of the method, called by Keras or a callback.
