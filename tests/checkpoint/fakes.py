@@ -45,7 +45,7 @@ class OwnContents(Contents):
         for name in names("ckpt") if self.is_chief else ():
             put(os.path.join(save.staging, name), content(save.step))
 
-    def restore(self, prefix, with_data=True):
+    def restore(self, prefix, with_data=True, is_partial=False):
         self.restored_from = pathlib.Path(prefix + ".index").read_bytes()
 
 

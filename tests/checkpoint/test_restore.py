@@ -400,7 +400,7 @@ def test_a_deletion_that_was_cut_short_is_finished_with_the_next_sweep(tmp_path)
 
 def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
     class Damaged(OwnContents):
-        def restore(self, prefix, with_data=True):
+        def restore(self, prefix, with_data=True, is_partial=False):
             raise errors.CheckpointCorruptedError(f"{prefix} has another checksum.")
 
     prefix = tmp_path / "ckpt-1"

@@ -84,7 +84,11 @@ class PreemptionCheckpointHandler:
         save_freq: interval between periodic commits: a number of `run()` calls (an
             int), or a duration (a timedelta; the workers agree on the step). None
             commits only on notices, on `save()` and at the end.
-        restore: False starts from scratch even if there are commits.
+        restore: False starts from scratch even if there are commits. "partial" restores
+            the variables that fit the commit: a variable of the Checkpoint that the
+            commit lacks, or has in another shape or type, keeps its initial value, and
+            a warning names the variable. Steps, data and named States resume as with
+            True.
         peer_timeout: timeout in seconds for a wait for other workers if no deadline is
             known: in a save without a notice, or after a notice without a grace period.
             The timeout limits waits for other workers, not the worker's own steps and
@@ -120,7 +124,8 @@ class PreemptionCheckpointHandler:
         DirectoryLockedError: another program holds the lease of the directory.
         StorageNotSharedError: workers see different storage under the directory.
         CheckpointCorruptedError: the directory has commits, and none is intact.
-        CheckpointMismatchError: the newest commit belongs to another model.
+        CheckpointMismatchError: the newest commit belongs to another model, and
+            `restore` is not "partial".
         WorkerMismatchError: workers disagree on the number of workers, or on the
             commit to restore.
         NotMainThreadError: the caller is not the main thread, where Python requires
@@ -139,7 +144,7 @@ class PreemptionCheckpointHandler:
         | None = None,
         *,
         save_freq: int | datetime.timedelta | None = None,
-        restore: bool = True,
+        restore: bool | Literal["partial"] = True,
         peer_timeout: float = 30.0,
         max_to_keep: int | None = 2,
         keep_every: int | datetime.timedelta | None = None,
@@ -154,9 +159,13 @@ class PreemptionCheckpointHandler:
             adapter_of(given).check_directory(given, checkpoint_dir)
         config = resolve_config(termination_config)
         every = check_save_freq(save_freq)
+        if restore not in (True, False, "partial"):
+            raise errors.ConfigurationError(
+                f'restore is {restore!r}; expected True, False or "partial"'
+            )
         options = CheckpointOptions(
             checkpoint_dir=checkpoint_dir,
-            restore=restore,
+            restore=bool(restore),
             policy=RetentionPolicy(
                 max_to_keep=max_to_keep, keep_every=keep_every, best_by=best_by
             ),
@@ -171,7 +180,7 @@ class PreemptionCheckpointHandler:
         self._step_flag = self._session.step_flag
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
-            self._run.restore()
+            self._run.restore(is_partial=restore == "partial")
             self._random_at_start = b""  # state of the random generators, as in a save
             if self._run.candidate is not None:
                 self._random_at_start = self._run.source.random_bytes()

@@ -203,11 +203,12 @@ class Run:
 
     # --- the start -------------------------------------------------------------------
 
-    def restore(self, *, named_states: bool = True) -> None:
+    def restore(self, *, named_states: bool = True, is_partial: bool = False) -> None:
         """Restores the agreed commit, and its number of steps.
 
         Args:
             named_states: whether to load the named States; False if loaded before.
+            is_partial: whether variables that do not fit the commit keep their values.
 
         Raises:
             CheckpointMismatchError: the commit belongs to another model; no variable
@@ -218,7 +219,9 @@ class Run:
         num_workers = self.directory.cluster.num_workers
         restored = Restored(path=None, step=0, sequence=0, world_size=num_workers)
         if found is not None:
-            restored = self.source.restore(found, named_states=named_states)
+            restored = self.source.restore(
+                found, named_states=named_states, is_partial=is_partial
+            )
             if self.counter is not None and found.prefix is None:
                 # Without a TensorFlow checkpoint, the commit has no counter variable.
                 self.counter.assign(restored.step)

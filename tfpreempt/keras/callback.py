@@ -140,6 +140,11 @@ class PreemptionCallback:
                 f"checkpoint_dir is {checkpoint_dir!r}; expected the path of a "
                 "separate directory for this run, on storage that all workers share"
             )
+        if not isinstance(restore, bool):
+            raise errors.ConfigurationError(
+                f"restore is {restore!r}; expected True or False. Only a handler can "
+                'restore in part: PreemptionCheckpointHandler(restore="partial")'
+            )
         every: Any = save_freq
         is_time = isinstance(every, datetime.timedelta) and every.total_seconds() > 0
         is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0

@@ -300,7 +300,7 @@ class Directory:
         return next((each for each in found if each.token == token), None)
 
     def restore(
-        self, candidate: Entry, *, named_states: bool = True
+        self, candidate: Entry, *, named_states: bool = True, is_partial: bool = False
     ) -> events.Restored:
         """Restores a checkpoint, except for the random generators.
 
@@ -310,6 +310,7 @@ class Directory:
             candidate: the checkpoint chosen by the chief, which has verified its files.
             named_states: whether to load the named States too; False if
                 `load_named_states` was called before.
+            is_partial: whether variables that do not fit keep their values.
 
         Returns:
             The description of the restored checkpoint. The step is 0 for a checkpoint
@@ -334,7 +335,9 @@ class Directory:
             # iterators, so only the chief restores the positions from these files.
             is_mine = manifest is None or (cluster.is_chief and not resized)
             try:
-                self.contents.restore(candidate.prefix, with_data=is_mine)
+                self.contents.restore(
+                    candidate.prefix, with_data=is_mine, is_partial=is_partial
+                )
             except errors.CheckpointCorruptedError as error:
                 raise errors.CheckpointCorruptedError(
                     f"{str(error).rstrip('.')}. Put the files back from a copy; or "

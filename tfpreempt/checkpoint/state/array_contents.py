@@ -175,7 +175,9 @@ class ArrayContents(Contents):
     def check(self, prefix: str) -> None:
         bundle.check(prefix)
 
-    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+    def restore(
+        self, prefix: str, *, with_data: bool = True, is_partial: bool = False
+    ) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == prefix:
             self._checkpoint.assign(ahead[1])

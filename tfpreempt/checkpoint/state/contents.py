@@ -186,7 +186,9 @@ class Contents:
             CheckpointCorruptedError: the files cannot be read.
         """
 
-    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+    def restore(
+        self, prefix: str, *, with_data: bool = True, is_partial: bool = False
+    ) -> None:
         """Compares the checkpoint with the user's objects, then restores the objects.
 
         Args:
@@ -195,6 +197,8 @@ class Contents:
                 positions of the chief's iterators, so the value is False on other
                 workers. Iterators with the same position on every worker are restored
                 in both cases.
+            is_partial: whether variables that do not fit keep their values; without
+                effect on arrays of JAX.
         """
 
     def unrestored_variables(self) -> Sequence[str]:

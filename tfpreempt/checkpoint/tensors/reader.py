@@ -100,7 +100,8 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
         + "\n  ".join(problems[:_SHOWN])
         + (f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")
         + (more if unused else "")
-        + "\nUse the model that wrote the checkpoint, or another checkpoint directory."
+        + "\nUse the model that wrote the checkpoint, or another checkpoint directory; "
+        'or restore the variables that fit, with restore="partial" of the handler.'
     )
 
 
@@ -206,6 +207,7 @@ def restore(
     options: Any,
     with_data: bool,
     ahead: ReadAhead | None = None,
+    is_partial: bool = False,
 ) -> Callable[[], Sequence[str]]:
     """Compares the structure of a checkpoint with the program's objects, then restores
     the objects.
@@ -220,14 +222,16 @@ def restore(
             on every worker are restored in any case.
         ahead: result of `bundle_reader.read_ahead` for the same files; None to read the
             tensors from the files.
+        is_partial: whether variables that do not fit the checkpoint keep their values;
+            a warning names the variables.
 
     Returns:
         Function that returns the names of saved variables for which the program has no
         object yet, for example an optimizer's variables before the first step.
 
     Raises:
-        CheckpointMismatchError: the checkpoint belongs to another model; nothing was
-            assigned.
+        CheckpointMismatchError: the checkpoint belongs to another model, and
+            `is_partial` is False; nothing was assigned.
         CheckpointCorruptedError: TensorFlow cannot read the files.
     """
     attached = attach(checkpoint)
@@ -238,8 +242,9 @@ def restore(
     objects = list(zip(paths(edges), found, strict=True))
     unmoved = contextlib.nullcontext() if with_data else positions_kept(objects)
     try:
-        _check_structure(objects, edges, prefix)
-        with unmoved, reading_in_threads(prefix, ahead), assigning_directly(prefix):
+        unfit = _check_structure(objects, edges, prefix, is_partial)
+        directly = assigning_directly(prefix, unfit)
+        with unmoved, reading_in_threads(prefix, ahead), directly:
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
         raise errors.CheckpointCorruptedError(
@@ -258,17 +263,23 @@ def _unused(graph: Any, nodes: Collection[int]) -> Sequence[str]:
     return sorted(set(unused(graph, nodes)) - _OPTIONAL)
 
 
-def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
+def _check_structure(
+    objects: Objects, edges: Edges, prefix: str, is_partial: bool
+) -> set[int]:
+    """Compares the variables with the checkpoint, before the restore.
+
+    Returns the `id` of each variable that does not fit, if `is_partial`.
+    """
     try:
         graph = private_api.checkpoint.object_metadata(prefix)
     except ValueError:
-        return  # a name-based checkpoint of TensorFlow 1 has no structure
+        return set()  # a name-based checkpoint of TensorFlow 1 has no structure
     # This read cannot fail: TensorFlow has just read the index.
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
     nodes = match([obj for _, obj in objects], edges, graph)
-    problems, new = [], []
+    problems, new, unfit = [], [], set[int]()
     for path, variable in objects:
         if (shape := variable_shape(variable)) is None:
             continue
@@ -285,8 +296,17 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
             name = called(variable)
             label = f"{name} ({path})" if name else path
             problems.append(f"{label}: {difference}")
-    if problems:
+            unfit.add(id(variable))
+    if problems and not is_partial:
         raise mismatch(prefix, problems, _unused(graph, nodes.values()))
+    if problems:
+        _log.warning(
+            '%s is restored in part (restore="partial"). These variables keep the '
+            "initial values of the program (%d):\n  %s",
+            prefix,
+            len(problems),
+            "\n  ".join(problems),
+        )
     if new:
         _log.warning(
             "%s does not have %s, which are in lists, dicts or objects of the program; "
@@ -302,6 +322,7 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
             prefix,
             listed(begun),
         )
+    return unfit
 
 
 class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
@@ -399,7 +420,7 @@ _CLASSES = ("tensorflow.", "keras.", "tf_keras.")
 
 
 @contextlib.contextmanager
-def assigning_directly(prefix: str) -> Iterator[None]:
+def assigning_directly(prefix: str, unfit: Collection[int] = ()) -> Iterator[None]:
     """Returns a context in which a restore only assigns the saved value to a plain
     variable: a variable on this machine, of a class whose restore is an assignment. Use
     on the main thread.
@@ -409,6 +430,7 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
     Args:
         prefix: prefix of TensorFlow's files; restores from other files are unchanged.
+        unfit: `id` of each variable that is not restored.
     """
     positions = private_api.checkpoint_restore.CheckpointPosition
     coordinators = private_api.checkpoint._CheckpointRestoreCoordinator
@@ -435,6 +457,9 @@ def assigning_directly(prefix: str) -> Iterator[None]:
     def gather_others(position: Any) -> Any:
         if is_ours(position.checkpoint) and (target := _target(position, here)):
             targets.append(target)
+            return [], {}, [], {}
+        is_here = position.checkpoint.save_path_string == prefix
+        if is_here and id(position.trackable) in unfit:
             return [], {}, [], {}
         return gather(position)
 

@@ -309,13 +309,15 @@ class _Tracked(Contents):
         for iterator in shared_iterators(walk(self.checkpoint)):
             iterator.check_shares()
 
-    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+    def restore(
+        self, prefix: str, *, with_data: bool = True, is_partial: bool = False
+    ) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.prefix != prefix:
             ahead = None
         with _without_collection():
             left = reader.restore(
-                self.checkpoint, prefix, self.options, with_data, ahead
+                self.checkpoint, prefix, self.options, with_data, ahead, is_partial
             )
         self._restored = prefix, left
 
