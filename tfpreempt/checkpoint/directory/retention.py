@@ -268,7 +268,8 @@ def plan(
     kept = [entry for entry, each in zip(intact, why, strict=True) if each]
     if policy.num_newest is None:
         kept = own
-    return kept[::-1], [entry for entry in own[::-1] if entry not in kept]
+    names = {entry.name for entry in kept}
+    return kept[::-1], [entry for entry in own[::-1] if entry.name not in names]
 
 
 def delete(files: Files, entry: Entry) -> None:

@@ -214,7 +214,7 @@ class Retention:
         dead = [
             each
             for each in folders
-            if each not in committed and (each.sequence or 0) < newest
+            if each.name not in self._committed and (each.sequence or 0) < newest
         ]
         for each in self._beyond(committed) + dead:
             self._committed.discard(each.name)
