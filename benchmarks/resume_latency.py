@@ -253,6 +253,8 @@ def program(task: str, directory: str, name: str, mebibytes: int, began: float) 
             found = dict(zip(PHASES, lasted, strict=True))
             found |= {"step_number": batch, "processor": time.process_time()}
             print(json.dumps(found), flush=True)
+            for each in Path(directory or ".").glob(".tfpreempt-compiled/loading-*"):
+                each.unlink()  # else the next start would suspect the functions
             os._exit(0)  # leaves the checkpoint as it is
 
     callbacks.append(
