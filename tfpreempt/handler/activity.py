@@ -309,7 +309,7 @@ class Activity:
         """Returns the progress and the phase of the main thread.
 
         The supervisor's timeout depends on the phase. Between the steps of a fit there
-        is no timeout, because an evaluation or callbacks of the program may run then.
+        is no timeout, because an evaluation or callbacks of the program may be running.
         The first steps, which trace and compile, have the phase FIRST. A program that
         enters watch scopes without counting steps may trace in every step, and stays in
         the phase FIRST.

@@ -329,8 +329,8 @@ class EarlyNoticeHandler:
         """Exits with the restart code if an error is raised while a notice is pending.
 
         The machine will be terminated in any case, so the error counts as a consequence
-        of the notice. An error of the program is raised again after the restart, and
-        ends the program then.
+        of the notice. If the cause is a fault of the program, the error is raised again
+        after the restart, without a notice, and ends the program.
 
         Args:
             error: error that ends the program, so that no handler can handle the

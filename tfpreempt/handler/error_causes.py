@@ -30,8 +30,10 @@ _BROKEN_OFF = re.compile(
     r":UNKNOWN:[^\n]*grpc_message:\"[^\"\n]*"
     r"(?:Connection reset by peer|Socket closed|Broken pipe|failed to connect)"
 )
-_SERVICE = "tensorflow.CoordinationService/"  # in errors of calls to the service
-_ANSWERED = "tensorflow.CoordinationServiceError"  # in errors sent by the service
+# Text of an error of a call to the service.
+_SERVICE = "tensorflow.CoordinationService/"
+# Text of an error that the service sends.
+_ANSWERED = "tensorflow.CoordinationServiceError"
 
 
 def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:

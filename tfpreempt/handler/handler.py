@@ -181,7 +181,9 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore(is_partial=restore == "partial")
-            self._random_at_start = b""  # state of the random generators, as in a save
+            # State of the random generators at the start, as the bytes that a save
+            # would write; empty if no commit is restored.
+            self._random_at_start = b""
             if self._run.candidate is not None:
                 self._random_at_start = self._run.source.random_bytes()
             self._run.clear_caches(is_all_restored=False)

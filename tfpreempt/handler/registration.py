@@ -159,11 +159,13 @@ def register(
                 if not session.is_over(each)
             ],
         )
-        session.start_count += 1  # after the checks of the arguments, which may raise
+        # Count only now: the number must be equal on every worker, and the checks of
+        # the arguments may fail on one worker only.
+        session.start_count += 1
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.executor.store, keys, START_TIMEOUT)
 
-        # Watch for notices: of the config, of the framework's key, of a lost lease.
+        # Watch for notices: the config's sources, the framework's key, a lost lease.
         on_notice = functools.partial(session.on_notice, agreed.token)
         for each in (lease, None if mirror is None else mirror.lease):
             if each is not None:

@@ -170,12 +170,13 @@ class PreemptionCallback:
         if compile_cache:
             on_jax = keras_backend() == "jax"
             open_compile_cache(checkpoint_dir, mirror_dir, on_jax)
-        # Keras may start processes that read data before the fit begins.
+        # Shield the child processes now: before the fit begins, Keras may start
+        # processes that read the data.
         resolve_config(termination_config)._shield_children()
         self._training: Training | None = None
         self._files: EncodedValue | None = None
         self._names = contextlib.ExitStack()  # file names resolved for the newest fit
-        self._directory: str | None = None  # of the newest fit
+        self._directory: str | None = None  # checkpoint directory of the newest fit
         self._last: MirrorStatus | None = None  # status at the end of the newest fit
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -207,7 +208,8 @@ class PreemptionCallback:
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes pickle use the real class: pickle refuses an object if its `__class__`
         differs from its type."""
-        get_state = getattr(self, "__getstate__", None)  # Python 3.10: of subclasses
+        # In Python 3.10 only a subclass may have this method, `object` has none.
+        get_state = getattr(self, "__getstate__", None)
         state = vars(self) if get_state is None else get_state()
         return object.__new__, (type(self),), state
 

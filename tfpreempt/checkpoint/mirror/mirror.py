@@ -52,7 +52,7 @@ _in_use: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The directory that a mirror uploads; the fields are arguments of `begin`."""
+    """The directory that a mirror uploads. `Mirror.begin` describes the fields."""
 
     directory: str = ""
     record: Callable[[], Callable[[Fault], None] | None] = lambda: None
@@ -98,9 +98,9 @@ class Mirror:
         self._retention = Retention(store, policy, taken)
         self._changed = threading.Condition()
         self.status = MirrorStatus(uri=store.uri)
-        self._pending: list[Entry] = []  # oldest first
-        self._tasks: list[Callable[[], None]] = []  # oldest first
-        self._upload: upload.Upload | None = None  # in progress
+        self._pending: list[Entry] = []  # commits to upload, oldest first
+        self._tasks: list[Callable[[], None]] = []  # added by `enqueue`, oldest first
+        self._upload: upload.Upload | None = None  # the upload in progress
         self._newest: Entry | None = None
         self._is_hurried = False
         self._is_let_go = False  # True between `release` and `resume`

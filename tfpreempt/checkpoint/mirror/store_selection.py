@@ -150,14 +150,14 @@ class Scratch:
         return now == NONE and not local
 
     def note_upload(self, commit: Entry) -> None:
-        """Notes in `.tfpreempt-mirror` that a commit will be newest in the mirror.
+        """Adds to `.tfpreempt-mirror` a commit that will be the mirror's newest.
 
         Called before the commit's marker is uploaded.
         """
         self._expect(newest([commit]))
 
     def note_deletion(self, store: ObjectStore, deleted: Iterable[Entry]) -> None:
-        """Notes in `.tfpreempt-mirror` which commit will be newest after a deletion.
+        """Adds to `.tfpreempt-mirror` the commit that a deletion will make the newest.
 
         Args:
             store: object store of the mirror.
@@ -182,7 +182,7 @@ class Scratch:
             self._try_to_note(kept or [mine])
 
     def _expect(self, commit: Parent) -> None:
-        """Adds a commit to `.tfpreempt-mirror`: it may become the mirror's newest."""
+        """Adds to `.tfpreempt-mirror` a commit that may become the mirror's newest."""
         with self._noting:
             expected = self._expected()
             if commit not in expected:

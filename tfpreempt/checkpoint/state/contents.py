@@ -87,14 +87,15 @@ class StagedSave(StagedFiles):
 class Contents:
     """Saves and restores the files that a framework or a save_fn writes.
 
-    The base class is for programs with named States only: it writes no such files.
+    A subclass writes such files. `Contents` itself writes no such files, and is used by
+    programs that have only named States.
 
     Attributes:
         states: tfpreempt's States for values that the files do not contain, such as
             values that differ between workers. Every worker saves these States.
         can_be_async: whether saves can be written while training continues.
-        needs_prefix: whether a restore needs files in TensorFlow's format. If so, a
-            restore skips a commit that contains only named States.
+        needs_prefix: whether a restore needs files in TensorFlow's format, which have a
+            common prefix. If so, a restore skips a commit that contains only States.
     """
 
     states: Sequence[State] = ()

@@ -121,7 +121,7 @@ def _cloud(
         limit: timeout in seconds.
     """
     levels: dict[str, ActiveNotice | None] = {}
-    state, why = SourceHealth.FAILED, ""  # for topics that the server did not answer
+    state, why = SourceHealth.FAILED, ""  # result for topics without an answer
     try:
         with contextlib.closing(make(topics).poller()) as poller:
             call_within(limit, lambda: poller.poll(levels.__setitem__))

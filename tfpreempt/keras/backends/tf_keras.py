@@ -133,7 +133,8 @@ class TfKerasFit(TensorFlowFit):
     def _peeked(self) -> list[Any]:
         """Returns the batch that tf_keras has read to find the structure of batches."""
         dataset = self.adapter.get_dataset()
-        while type(dataset).__name__ == "_PrefetchDataset":  # would read more batches
+        # Remove prefetching, which would read more batches than one.
+        while type(dataset).__name__ == "_PrefetchDataset":
             (dataset,) = dataset._inputs()
         options = tf.data.Options()
         options.autotune.enabled = False  # would add prefetching again

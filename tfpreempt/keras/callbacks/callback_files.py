@@ -59,7 +59,9 @@ def capture(logger: Any) -> dict[str, Any]:
     try:
         text: bytes | None = _read(logger.filename)
     except FileNotFoundError:
-        text = None if has_writer else b""  # no row yet: the first row creates the file
+        # With a writer, the file was deleted. Without a writer, no row was written yet:
+        # the first row will create the file.
+        text = None if has_writer else b""
     return {
         "keys": logger.keys,
         "append_header": logger.append_header,

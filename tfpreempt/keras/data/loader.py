@@ -44,9 +44,8 @@ class LoaderTracker(ReplayTracker):
         super().__init__(fit, data)
         assert fit.loader is not None
         self._loader: Loader = fit.loader
-        self._handed: _DeliveredBatches | None = (
-            None  # for the iterator used for training
-        )
+        # The batches of the iterator used for training; None before its first use.
+        self._handed: _DeliveredBatches | None = None
         data.dataset = fit.distribute(self._batches, _AHEAD)
 
     def _batches(self) -> Iterator[Any]:

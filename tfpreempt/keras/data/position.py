@@ -118,7 +118,8 @@ class Tracker:
         kind: the `kind` of the positions that the tracker saves.
         other_kinds: further kinds of positions that the tracker can restore.
         is_shared: whether the positions always count global batches, so that they are
-            equal on every worker. If False, it depends on the iterator.
+            equal on every worker. If False, whether a position counts global batches
+            depends on the iterator.
     """
 
     kind = ""
@@ -233,7 +234,9 @@ class ReplayTracker(Tracker):
                     self.fit.pipelines.read(iterator)
                 except StopIteration:
                     if index > position.batches - self.fit.steps_per_execution:
-                        return  # the last step of an epoch may have had fewer batches
+                        # The saved position counts the last step of an epoch as a full
+                        # step, but the step may have had fewer batches.
+                        return
                     raise errors.CheckpointMismatchError(
                         f"The training data end after {index} batches, but the "
                         f"checkpoint was made after {position.batches} batches, so the "

@@ -106,7 +106,7 @@ class TracedFunctions:
         return True
 
     def trace_again(self, *, only_for_settings: bool) -> None:
-        """Makes a function again if it was traced with values that were not restored.
+        """Makes a function again if its trace used other values than were restored.
 
         Args:
             only_for_settings: whether only changed settings are a reason; see
