@@ -67,6 +67,16 @@ def test_workers_of_the_environment(config, worker, world):
 
 
 @pytest.mark.parametrize(
+    ("process", "count", "worker", "world"),
+    [("1", "3", 1, 3), ("0", "1", 0, 1), ("3", "3", 0, 1), ("x", "3", 0, 1)],
+)
+def test_processes_of_jax_in_the_environment(process, count, worker, world):
+    environment = {"JAX_PROCESS_ID": process, "JAX_NUM_PROCESSES": count}
+    cluster = cluster_from_environment(environment)
+    assert (cluster.worker, cluster.num_workers) == (worker, world)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "{",

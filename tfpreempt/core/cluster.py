@@ -1,4 +1,4 @@
-"""The workers of a run: of a resolver, of `jax.distributed`, or of TF_CONFIG."""
+"""The workers of a run: of a resolver, of `jax.distributed`, or of the environment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from tfpreempt.core import frameworks
 from tfpreempt.errors import ConfigurationError, UnsupportedClusterError
 
 TRAINING_JOBS = ("chief", "worker")
+
+JAX_JOB = "jax_worker"
+"""The job name of JAX's processes in messages of JAX's service."""
+
+JAX_HOST_OUTLIVES = 1.0
+"""Seconds for which process 0 of JAX waits for the end of the other processes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +32,16 @@ class Cluster:
             is equal on every worker.
         framework: package whose coordination service connects the workers, a key of
             `frameworks.ADAPTERS`.
+        host_outlives: seconds by which worker 0 outlives the other workers at a
+            deadline. Worker 0 hosts the service, and the end of JAX's service ends all
+            processes.
     """
 
     worker: int
     jobs: tuple[tuple[str, int], ...]
     saves_all: bool = False
     framework: str = "tensorflow"
+    host_outlives: float = 0.0
 
     @property
     def num_workers(self) -> int:
@@ -169,11 +179,36 @@ def given_task(environment: Mapping[str, str]) -> GivenTask | None:
 
 
 def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
-    """Returns the workers described by TF_CONFIG; one worker if TF_CONFIG is not set.
+    """Returns the workers described by environment variables; otherwise one worker.
+
+    TF_CONFIG describes the workers, or JAX_NUM_PROCESSES and JAX_PROCESS_ID. A program
+    passes the two numbers to `jax.distributed.initialize`.
 
     Raises:
         ConfigurationError: TF_CONFIG cannot be read, or tfpreempt does not support the
             cluster.
     """
     task = given_task(environment)
-    return LOCAL if task is None else _from_spec(task.jobs, task.type, task.index)
+    if task is not None:
+        return _from_spec(task.jobs, task.type, task.index)
+    names = ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+    texts = [environment.get(name, "") for name in names]
+    if not all(text.isdecimal() for text in texts):
+        return LOCAL  # JAX ignores the variables, too
+    worker, count = map(int, texts)
+    return jax_cluster(worker, count) if worker < count else LOCAL
+
+
+def jax_cluster(process: int, count: int) -> Cluster:
+    """Returns the cluster of the processes of `jax.distributed`.
+
+    Args:
+        process: index of this process.
+        count: number of processes.
+    """
+    return Cluster(
+        worker=process,
+        jobs=((JAX_JOB, count),),
+        framework="jax",
+        host_outlives=JAX_HOST_OUTLIVES,
+    )

@@ -117,20 +117,23 @@ def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
 
 
 def _warn_of_others() -> None:
-    """Warns if TF_CONFIG names workers that the program does not use."""
+    """Warns if the environment names workers that the program does not use."""
     # Ignore a malformed TF_CONFIG: the variable may be meant for another program.
     with contextlib.suppress(ConfigurationError):
         named = cluster_from_environment(os.environ)
         if named.num_workers > 1:
+            variable = "JAX_NUM_PROCESSES" if named.framework == "jax" else "TF_CONFIG"
             log.warning(
-                "TF_CONFIG says that this process is worker %d of %d, but the "
+                "%s says that this process is worker %d of %d, but the "
                 "program has no cluster resolver: this process trains and commits "
                 "alone. To train together, pass strategy.cluster_resolver of a "
                 "tf.distribute.MultiWorkerMirroredStrategy (with model.fit: create "
                 "the model in the scope of the strategy); with JAX, call "
-                "jax.distributed.initialize() first. Otherwise, unset TF_CONFIG.",
+                "jax.distributed.initialize() first. Otherwise, unset %s.",
+                variable,
                 named.worker,
                 named.num_workers,
+                variable,
             )
 
 
@@ -199,7 +202,8 @@ def current() -> Session | None:
 
 
 def current_cluster() -> Cluster:
-    """Returns the handlers' cluster; before the first handler, JAX's or TF_CONFIG's."""
+    """Returns the handlers' cluster; before the first handler, JAX's or that of the
+    environment."""
     if _current is not None:
         return _current.cluster
     connected = connected_cluster()

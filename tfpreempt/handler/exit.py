@@ -32,6 +32,7 @@ from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core import frameworks
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.compat import add_note
+from tfpreempt.core.deadline import MESSAGE_DELAY_MARGIN
 from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.core.log_output import is_open
 from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
@@ -425,7 +426,7 @@ class ExitController:
             left = (
                 LINGER
                 if deadlines.terminates_at is None
-                else max(SHORTEST, deadlines.left)
+                else max(SHORTEST, deadlines.left) + self._host_waits
             )
             is_answered = (
                 self.cluster.num_workers == 1 or not self.coordinator.notes.lost_because
@@ -498,7 +499,7 @@ class ExitController:
         disconnect together. After a loss or an error, the process ends at once, the
         chief as the last, because the chief hosts the service.
         """
-        if self.cluster.num_workers == 1:
+        if not self.cluster.jobs:
             return
         service: CoordinationService
         service = frameworks.adapter(self.cluster.framework, "coordination")
@@ -513,6 +514,20 @@ class ExitController:
         self.coordinator.executor.stop()  # ends the blocking reads with an error
         if not service.disconnect(seconds, is_chief=is_chief) and exit is not None:
             end_now(exit)
+
+    @property
+    def _host_waits(self) -> float:
+        """Seconds by which this process should outlive its deadline.
+
+        A notice of another worker has a margin for the delay of the message, so the
+        chief's deadline is earlier than the deadline of that worker. After a notice for
+        its own machine, the chief has the latest deadline.
+        """
+        is_told = self.coordinator.state.held is not None
+        has_peers = self.cluster.num_workers > 1
+        waits = has_peers and self.cluster.is_chief and not is_told
+        outlives = self.cluster.host_outlives
+        return MESSAGE_DELAY_MARGIN + outlives if waits and outlives else 0.0
 
     def cancel(self) -> None:
         """Cancels the exit: the process continues to train."""
@@ -529,6 +544,8 @@ class ExitController:
         Args:
             why: cause of the exit, for the log and the journal.
         """
+        if (seconds := self._host_waits) > 0:
+            threading.Event().wait(seconds)  # the main thread may exit meanwhile
         runs = list(self.runs)
         is_forked = os.getpid() != self.process
         is_out = self.left or self.detached or self.is_over

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from tfpreempt.core import private_api
-from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.cluster import JAX_HOST_OUTLIVES, Cluster, jax_cluster
 from tfpreempt.core.threads import CallTimeoutError, call_within
 from tfpreempt.errors import (
     CoordinationServiceUnavailableError,
@@ -36,15 +36,11 @@ from tfpreempt.errors import (
 
 log = logging.getLogger(__name__)
 
-JOB = "jax_worker"
-"""The job name of the processes in messages of the service."""
-
 END_OF_DATA = (StopIteration, StopAsyncIteration)
 """Exceptions raised at the end of the data. Every worker gets the exception at the same
 step, so the exception is no failure."""
 
 _FOREVER = 10 * 365 * 24 * 3600 * 1000  # milliseconds
-_CHIEF_WAITS = 1.0  # seconds for which process 0 waits for the end of other processes
 _CALLS_END = 1.0  # seconds within which calls end after the service has disconnected
 
 
@@ -72,19 +68,13 @@ def is_lost_worker(error: BaseException) -> bool:
 
 
 def cluster() -> Cluster | None:
-    """Returns the processes of `jax.distributed`; None for a single process."""
+    """Returns the processes of `jax.distributed`, which may be one; None without it."""
     is_connected = getattr(jax.distributed, "is_initialized", None)
-    if is_connected is None or not is_connected():  # an old JAX, or a single process
+    if is_connected is None or not is_connected():  # an old JAX, or not connected
         return None
     private_api.check_available("jax_coordination")
     state = private_api.jax_distributed.global_state
-    if state.num_processes == 1:
-        return None
-    return Cluster(
-        worker=state.process_id,
-        jobs=((JOB, state.num_processes),),
-        framework="jax",
-    )
+    return jax_cluster(state.process_id, state.num_processes)
 
 
 def make_store(cluster: Cluster) -> JaxStore:
@@ -202,15 +192,15 @@ def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
     try:
         if seconds is None:
             shutdown()
-        elif seconds > _CHIEF_WAITS:
-            call_within(seconds - _CHIEF_WAITS, shutdown)
-        if seconds is None or seconds > _CHIEF_WAITS:
+        elif seconds > JAX_HOST_OUTLIVES:
+            call_within(seconds - JAX_HOST_OUTLIVES, shutdown)
+        if seconds is None or seconds > JAX_HOST_OUTLIVES:
             _open_calls.wait_none(_CALLS_END)
             return True
     except (CallTimeoutError, jax.errors.JaxRuntimeError) as error:
         log.warning("not every process has disconnected from JAX's service: %s", error)
     if is_chief:
-        threading.Event().wait(_CHIEF_WAITS)
+        threading.Event().wait(JAX_HOST_OUTLIVES)
     return False
 
 
