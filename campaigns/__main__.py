@@ -34,21 +34,24 @@ from campaigns import (
 from campaigns.campaign import Campaign, Line, Record
 
 CAMPAIGNS: dict[str, Campaign] = {
-    module.CAMPAIGN.name: module.CAMPAIGN
-    for module in (
-        schedules,
-        damage,
-        fuzz,
-        fits,
-        kills,
-        power,
-        disks,
-        stores,
-        notices,
-        peers,
-        crowd,
-        deadlines,
-        soak,
+    campaign.name: campaign
+    for campaign in (
+        schedules.CAMPAIGN,
+        damage.CAMPAIGN,
+        fuzz.CAMPAIGN,
+        fits.CAMPAIGN,
+        kills.CAMPAIGN,
+        kills.JAX_CAMPAIGN,
+        power.CAMPAIGN,
+        disks.CAMPAIGN,
+        stores.CAMPAIGN,
+        notices.CAMPAIGN,
+        notices.JAX_CAMPAIGN,
+        peers.CAMPAIGN,
+        peers.JAX_CAMPAIGN,
+        crowd.CAMPAIGN,
+        deadlines.CAMPAIGN,
+        soak.CAMPAIGN,
     )
 }
 

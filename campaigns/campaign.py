@@ -1,8 +1,8 @@
 """What a campaign is: many random trials of one promise, each of which can be repeated.
 
-A module of this package has a campaign as `CAMPAIGN`. All that a trial draws, it draws
-of the generator that it is given, which comes of the campaign's name, a seed and the
-trial's number.
+A module of this package has a campaign as `CAMPAIGN`, and perhaps the same one for
+loops on JAX, as `JAX_CAMPAIGN`. All that a trial draws, it draws of the generator that
+it is given, which comes of the campaign's name, a seed and the trial's number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Campaign:
     """One promise, and how it is tried.
 
     Attributes:
-        name: that of its module.
+        name: that of its module; with "jax-" before it for loops on JAX.
         promise: what is done at random, and what holds after it; a sentence or two.
         trials: in the full form.
         short: trials in `make test-all`; 0: a test of its own has the short form.

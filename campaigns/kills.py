@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,15 @@ class Job:
         name: for people.
         program: a file under programs/, and its arguments.
         world: number of processes.
-        is_supervised: whether it is a supervisor, with the program as its worker.
+        is_supervised: whether it is a supervisor, with the program as its workers.
+        workers: of a supervisor.
     """
 
     name: str
     program: tuple[str, ...]
     world: int = 1
     is_supervised: bool = False
+    workers: int = 1
 
     @property
     def can_be_recorded(self) -> bool:
@@ -85,11 +87,13 @@ class Job:
         if self.is_supervised:
             file, *more = self.program
             command = [sys.executable, PROGRAMS / file, here.checkpoints, *more]
-            options = ["--log-dir", here.path / "logs", "--backoff", 0, "--"]
+            options = ["--log-dir", here.path / "logs", "--backoff", 0]
+            options += ["--workers", self.workers, "--"]
             program = ["supervisor.py", *options, *command]
         else:
             program = list(self.program)
-        has_config = "--strategy=mwms" in self.program
+        has_workers = any(each.startswith("--strategy=mwms") for each in self.program)
+        has_config = has_workers and not self.is_supervised
         return here.start(
             wrapper, *program, world=self.world, tf_config=has_config, env=env
         )
@@ -115,6 +119,29 @@ JOBS = {
     Job(name="manager", program=(*TRAIN, "--form=manager")): 110,
 }
 """By weight."""
+
+JAX = ("train.py", "--save-freq=3", "--pause=0.02")
+JAX_JOBS = {
+    Job(name="jax", program=(*JAX, "--strategy=none")): 1,
+    Job(name="jax", program=(*JAX, "--strategy=mwms,whole"), world=2): 3,
+    Job(
+        name="jax",
+        program=(*JAX, "--sync-saves", "--strategy=mwms,whole,asynchronous"),
+        world=2,
+    ): 3,
+    Job(
+        name="jax",
+        program=(*JAX, "--strategy=mwms,asynchronous"),
+        world=2,
+    ): 3,
+    Job(name="jax", program=(*JAX, "--strategy=mwms"), world=3): 2,
+    Job(
+        name="supervisor",
+        program=(*JAX, "--strategy=mwms"),
+        is_supervised=True,
+        workers=2,
+    ): 2,
+}
 
 RARE = {"share": 4, "merge": 8, "takeover": 2, "restore": 2}
 """Phases by weight, where it is more than 1: few jobs, or few runs, have them."""
@@ -316,13 +343,18 @@ def kill(
 
 
 @contextlib.contextmanager
-def prepare() -> Iterator[Trial]:
-    """The zygote that forks all of them, and what each job is undisturbed."""
-    zygote = Zygote()
+def prepare(framework: str, jobs: Mapping[Job, int]) -> Iterator[Trial]:
+    """The zygote that forks all of them, and what each job is undisturbed.
+
+    Args:
+        framework: of the programs.
+        jobs: by weight.
+    """
+    zygote = Zygote(framework)
     undisturbed = functools.cache(functools.partial(watch, zygote))
 
     def trial(rng: random.Random) -> Facts:
-        job = rng.choices(list(JOBS), list(JOBS.values()))[0]
+        job = rng.choices(list(jobs), list(jobs.values()))[0]
         known = undisturbed(job)
         whens: list[str] = []
         with place(zygote) as here:
@@ -357,7 +389,7 @@ def prepare() -> Iterator[Trial]:
             restored = records(here.checkpoints, "restored", tier="memory")
         return {
             "job": job.name,
-            "processes": f"{job.world}",
+            "processes": f"{job.world * job.workers}",
             "kills": sum(when.startswith("killed") for when in whens),
             "resumed from memory": len(restored),
             **collections.Counter(whens),
@@ -386,7 +418,7 @@ CAMPAIGN = Campaign(
     trials=1440,
     short=5,
     mark="multiprocess",
-    prepare=prepare,
+    prepare=functools.partial(prepare, "tensorflow", JOBS),
     labels={
         "resumed from memory": "resumes from a snapshot",
         "too late": "kills after the end of the program",
@@ -406,4 +438,22 @@ CAMPAIGN = Campaign(
         "killed in merge": "kills in a merge",
         "processes": "number of processes",
     },
+)
+
+JAX_CAMPAIGN = dataclasses.replace(
+    CAMPAIGN,
+    name="jax-kills",
+    promise=(
+        "The same as `kills`, for loops on JAX with a `PyTreeState`, in 1, 2 and 3 "
+        "processes of `jax.distributed`, and in 2 processes under the supervisor: "
+        "with arrays that are divided among the processes, with periodic saves that "
+        "are asynchronous or not, and with steps that end before they are computed. "
+        "One process is killed, at a random time or before a file operation, and the "
+        "others up to 0.2 s later. The same command resumes from the newest reported "
+        "commit that exists or from a newer commit. The final bytes are the same as "
+        "in an uninterrupted run, and after one more run no extra file is left."
+    ),
+    trials=120,
+    short=2,
+    prepare=functools.partial(prepare, "jax", JAX_JOBS),
 )

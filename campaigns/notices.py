@@ -27,15 +27,26 @@ from tests.multiprocess.harness import (
     wait_until,
 )
 
-WAYS = {"run": 2, "scope": 2, "keras": 1, "tf_keras": 1}
-STRATEGIES = {"none": 4, "mirrored": 2, "mwms": 1, "two workers": 3}
-"""By weight. The last two are multi-worker ones, of one worker and of two."""
+WAYS = {
+    "tensorflow": {"run": 2, "scope": 2, "keras": 1, "tf_keras": 1},
+    "jax": {"run": 1, "scope": 1},
+}
+STRATEGIES = {
+    "tensorflow": {"none": 4, "mirrored": 2, "mwms": 1, "two workers": 3},
+    "jax": {"none": 1, "two workers": 4},
+}
+"""By weight. "mwms" is the multi-worker one of one worker."""
+
+WORDS = ("whole", "asynchronous", "no service")
+"""Each of them is drawn for half of the programs on JAX; see programs/jax_model.py."""
 
 STARTS = ("import", "strategy", "construct")
 ENDS = ("after", "export")
 TRAINS_ONCE = ("trace", "last")
-TRAINS = ("step", "validation", "between", "callbacks", "save", "write")
-"""Phases, see programs/noticed.py; a start comes to the last ones more than once."""
+TRAINS = ("step", "validation", "between", "callbacks", "save")
+WRITES = "write"
+"""Phases, see programs/noticed.py; a start comes to the last ones more than once. On
+JAX nothing is written by tensor in a loop."""
 
 SENT = ("one", "two", "ten", "burst")
 BURST = 0.05
@@ -46,8 +57,9 @@ DECIDED_WITHIN = 0.1
 """Seconds from the record of a notice until a boundary sees it: another thread decides
 meanwhile. A step that was asked for by then is the last one."""
 
-TENSORFLOW_TELLS_WITHIN = 2.0
-"""Seconds from a signal between the strategy and the handler, which its code hears."""
+FRAMEWORK_TELLS_WITHIN = 2.0
+"""Seconds from a signal between the strategy and the handler, which the framework's
+code hears."""
 
 LIMIT = 120.0
 KILLED = -signal.SIGTERM
@@ -55,10 +67,17 @@ KILLED = -signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """What is run."""
+    """What is run.
+
+    Attributes:
+        way: of training.
+        strategy: of STRATEGIES.
+        words: more words of the strategy, on JAX.
+    """
 
     way: str
     strategy: str
+    words: tuple[str, ...] = ()
 
     @property
     def world(self) -> int:
@@ -66,7 +85,7 @@ class Program:
 
     def start(self, here: Place, *more: str) -> Cluster:
         name = "mwms" if self.world > 1 else self.strategy
-        options = (f"--way={self.way}", f"--strategy={name}")
+        options = (f"--way={self.way}", f"--strategy={','.join([name, *self.words])}")
         config = name == "mwms"
         return here.start(
             "noticed.py", *options, *more, world=self.world, tf_config=config
@@ -132,14 +151,14 @@ class Run:
         is_protected = world > 1 or rng.random() < 0.75
         more = [
             f"--phase={phase}",
-            f"--count={rng.randint(1, 3) if phase in TRAINS else 1}",
+            f"--count={rng.randint(1, 3) if phase in (*TRAINS, WRITES) else 1}",
             f"--linger={rng.uniform(0, MOMENT):.3f}",
         ]
         if not is_protected:
             more.append("--unprotected")
         if has_grace := rng.random() < 0.25:
             more.append("--grace=30")
-        if rng.random() < 0.5 and phase != "write":
+        if rng.random() < 0.5 and phase != WRITES:
             more.append("--sync-saves")
         if rng.random() < 0.25:
             more.append("--children")
@@ -167,6 +186,7 @@ class Run:
             found.append("restore")
         if self._trained < STEPS:
             found += [*TRAINS_ONCE, *TRAINS]
+            found += [WRITES] * (self._here.framework == "tensorflow")
         return found
 
     def _send(self, workers: list[Worker]) -> Told | None:
@@ -238,7 +258,7 @@ class Run:
         two workers the one that is a step ahead decides, so what counts is where either
         asked whether to make a step: that may be before a save that both make.
         """
-        limit = told.at + (HEARD_WITHIN if told.is_heard else TENSORFLOW_TELLS_WITHIN)
+        limit = told.at + (HEARD_WITHIN if told.is_heard else FRAMEWORK_TELLS_WITHIN)
         if self._program.world > 1:
             # Who was not told may begin the first before the other has a handler.
             return newest(cluster, "enters", limit) or before + 1
@@ -267,12 +287,19 @@ def newest(cluster: Cluster, word: str, limit: float) -> int:
 
 
 @contextlib.contextmanager
-def prepare() -> Iterator[Trial]:
-    """The zygote that forks workers."""
-    zygote = Zygote()
+def prepare(framework: str) -> Iterator[Trial]:
+    """The zygote that forks workers.
+
+    Args:
+        framework: of the programs.
+    """
+    zygote = Zygote(framework)
+    more = WORDS if framework == "jax" else ()
 
     def trial(rng: random.Random) -> Facts:
-        program = Program(draw(rng, WAYS), draw(rng, STRATEGIES))
+        way, strategy = draw(rng, WAYS[framework]), draw(rng, STRATEGIES[framework])
+        words = tuple(word for word in more if rng.random() < 0.5)
+        program = Program(way, strategy, words)
         with place(zygote) as here:
             run = Run(here, program, rng)
             phases = {"first in": run.notice(), "then in": run.notice()}
@@ -281,6 +308,7 @@ def prepare() -> Iterator[Trial]:
         return {
             "way": program.way,
             "strategy": program.strategy,
+            **({"words": ", ".join(words) or "none"} if more else {}),
             **{when: phase for when, phase in phases.items() if phase},
             **run.counted,
         }
@@ -311,7 +339,7 @@ CAMPAIGN = Campaign(
     trials=260,
     short=3,
     mark="multiprocess",
-    prepare=prepare,
+    prepare=functools.partial(prepare, "tensorflow"),
     fixed=(
         "Under `handle_early_notices()`, a signal that arrived while Python was "
         "shutting down changed the exit code. Fixed "
@@ -332,4 +360,22 @@ CAMPAIGN = Campaign(
         "first in": "phase of the first notice",
         "then in": "phase of the second notice",
     },
+)
+
+JAX_CAMPAIGN = dataclasses.replace(
+    CAMPAIGN,
+    name="jax-notices",
+    promise=(
+        "The same as `notices`, for loops on JAX: a jitted step with random keys, a "
+        "`PyTreeState`, and a position in the data; in one process, or in two "
+        "processes of `jax.distributed`. In half of the programs an array is divided "
+        "among the processes, in half the steps end before they are computed, and "
+        "in half JAX's preemption service is off. At the end all values are bit for "
+        "bit those of an uninterrupted run."
+    ),
+    trials=120,
+    short=2,
+    prepare=functools.partial(prepare, "jax"),
+    fixed=(),
+    labels=CAMPAIGN.labels | {"words": "kind of program"},
 )

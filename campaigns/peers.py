@@ -85,6 +85,7 @@ WORDS = ("start", "step", "agreement", "save", "final save", "exit")
 
 PASSING = ("stopped for 5 s", "slow by 10 s")
 FAULTS = ("killed", "stopped for good", "cut off", "no memory", "hangs", *PASSING)
+SILENT = ("stopped for good", "cut off")
 NAMELESS = ("no memory", "hangs")
 """It may answer like any other, and stand still: only a deadline ends that."""
 
@@ -102,7 +103,11 @@ LEFT_OUT = "has no part of worker"
 """What a restart says of a commit that was made without a worker's part."""
 
 SAVED_AT = 4
-OPTIONS = ("--strategy=mwms", f"--save-freq={SAVED_AT}", "--shares")
+OPTIONS = (f"--save-freq={SAVED_AT}", "--shares")
+
+WORDS = ("whole", "asynchronous")
+"""Each of them is drawn for half of the programs on JAX; see programs/jax_model.py."""
+ABORTED = -signal.SIGABRT
 
 networks = itertools.count()
 
@@ -119,6 +124,8 @@ class Case:
         told: who gets a notice; None: nobody.
         grace: that comes with it.
         is_async: whether training goes on while a periodic save is written.
+        framework: of the workers.
+        words: more words of the strategy, on JAX.
     """
 
     fault: str
@@ -128,11 +135,22 @@ class Case:
     told: int | None
     grace: int | None
     is_async: bool
+    framework: str = "tensorflow"
+    words: tuple[str, ...] = ()
 
     @property
     def saves(self) -> list[str]:
         """Options of every run."""
-        return [] if self.is_async else ["--sync-saves"]
+        words = ["mwms", *self.words]
+        if self.framework == "jax" and (self.told is None or self.is_silent):
+            words.append("heartbeats")  # nothing else ends a collective of all
+        saves = [] if self.is_async else ["--sync-saves"]
+        return [f"--strategy={','.join(words)}", *saves]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the victim is there, and nothing is heard of it."""
+        return self.fault in SILENT
 
     @property
     def options(self) -> list[str]:
@@ -159,6 +177,13 @@ class Case:
 
     def codes(self, worker: int) -> set[int]:
         """With which a worker may end that lives on."""
+        is_aborted = self.victim == 0 or self.told is None or self.is_silent
+        if self.framework == "jax" and is_aborted and self.fault not in PASSING:
+            return {*self._codes(worker), ABORTED}
+        return self._codes(worker)
+
+    def _codes(self, worker: int) -> set[int]:
+        """The same, but for an end that the framework makes."""
         if self.fault in PASSING:
             return {0 if self.told is None else RESTART}
         if self.told is None and self.phase in IN_THE_FINAL_SAVE:
@@ -177,7 +202,7 @@ class Case:
         return {RESTART}
 
 
-def draw(rng: random.Random) -> Case:
+def draw(rng: random.Random, framework: str) -> Case:
     """Any of them."""
     is_told = rng.random() < 0.8
     phases = TOLD if is_told else UNTOLD
@@ -189,6 +214,7 @@ def draw(rng: random.Random) -> Case:
     faults = [each for each in FAULTS if has_limit(each, phase, victim, is_told)]
     fault = rng.choice(faults)
     graces = GRACES[-1:] if fault in NAMELESS else GRACES
+    words = WORDS if framework == "jax" else ()
     return Case(
         fault=fault,
         phase=phase,
@@ -197,6 +223,8 @@ def draw(rng: random.Random) -> Case:
         told=told if is_told else None,
         grace=rng.choice(graces) if is_told else None,
         is_async=rng.random() < 0.3,
+        framework=framework,
+        words=tuple(word for word in words if rng.random() < 0.5),
     )
 
 
@@ -204,8 +232,7 @@ def has_limit(fault: str, phase: str, victim: int, is_told: bool) -> bool:
     """Whether the others do not wait for minutes, or for whoever ends a hang."""
     if fault in NAMELESS:
         return is_told  # who hangs by it is ended by a deadline
-    is_of_silence = fault in ("stopped for good", "cut off")
-    return not (phase == "start" and victim == 0 and is_of_silence)
+    return not (phase == "start" and victim == 0 and fault in SILENT)
 
 
 @functools.cache
@@ -310,8 +337,8 @@ class Run:
         if case.fault in PASSING and case.told is not None:
             assert set(outcomes.values()) == {"committed"}, cluster.story()
         for index, worker in judged.items():
-            if case.fault in NAMELESS:
-                continue  # nobody can know who it is
+            if case.fault in NAMELESS or case.framework == "jax":
+                continue  # nobody can know who it is; collectives of JAX name nobody
             if worker.code == 1 or outcomes.get(index) == "lost":
                 self._check_told(index, worker)
         return {
@@ -418,27 +445,33 @@ def execute(*command: object, text: str = "") -> None:
     )
 
 
-def run_undisturbed(zygote: Zygote, world: int) -> list[dict[str, Any]]:
+def run_undisturbed(
+    zygote: Zygote, world: int, words: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
     """What the workers yield where nothing happens."""
     with place(zygote) as here:
-        cluster = start(here, world)
+        cluster = start(here, world, f"--strategy={','.join(['mwms', *words])}")
         cluster.expect(*[0] * world)
         return cluster.results()
 
 
 @contextlib.contextmanager
-def prepare() -> Iterator[Trial]:
-    """The zygote that forks workers."""
-    zygote = Zygote()
+def prepare(framework: str) -> Iterator[Trial]:
+    """The zygote that forks workers.
+
+    Args:
+        framework: of the workers.
+    """
+    zygote = Zygote(framework)
     undisturbed = functools.cache(functools.partial(run_undisturbed, zygote))
 
     def trial(rng: random.Random) -> Facts:
-        case = draw(rng)
+        case = draw(rng, framework)
         if case.fault == "cut off" and not has_networks():
             return {"fault": "cut off: not tried, no networks can be made here"}
         try:
             with place(zygote) as here:
-                return try_case(here, case, undisturbed(case.world))
+                return try_case(here, case, undisturbed(case.world, case.words))
         except Exception as error:
             raise AssertionError(f"{case}: {error}") from error
 
@@ -472,6 +505,7 @@ def try_case(here: Place, case: Case, undisturbed: list[dict[str, Any]]) -> Fact
         "phase": case.phase if case.told is not None else f"{case.phase}, untold",
         "victim": "the chief" if case.victim == 0 else "another one",
         "workers": f"{case.world}",
+        **({"words": ", ".join(case.words) or "none"} if case.words else {}),
         "saves": "asynchronous" if case.is_async else "waited for",
         "others": ", ".join(sorted(set(ended["outcomes"].values()))) or "raised",
         "ended within": f"{(ended['seconds'] // 10 + 1) * 10:.0f} s",
@@ -515,7 +549,7 @@ CAMPAIGN = Campaign(
     trials=300,
     short=0,  # test_peers.py tries each fault
     mark="multiprocess",
-    prepare=prepare,
+    prepare=functools.partial(prepare, "tensorflow"),
     fixed=(
         "At the start, the workers waited five minutes for a worker that had crashed. "
         "Fixed (`coordination/test_rendezvous.py`).",
@@ -561,4 +595,20 @@ CAMPAIGN = Campaign(
         "others": "outcome of the other workers",
         "ended within": "time until the last worker ended",
     },
+)
+
+JAX_CAMPAIGN = dataclasses.replace(
+    CAMPAIGN,
+    name="jax-peers",
+    promise=(
+        "The same as `peers`, for loops on JAX with a `PyTreeState` in two or three "
+        "processes of `jax.distributed`. The differences: JAX may abort the other "
+        "processes (SIGABRT) if process 0 fails, if no process got a notice, or if a "
+        "process is stopped or cut off. In the last two cases the time is that of "
+        "JAX's heartbeats, here 10 s. Collectives of JAX do not name the lost process."
+    ),
+    trials=120,
+    prepare=functools.partial(prepare, "jax"),
+    fixed=(),
+    labels=CAMPAIGN.labels | {"words": "kind of program"},
 )

@@ -6,6 +6,8 @@ TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases aga
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import logging
 import os
@@ -13,7 +15,7 @@ import random
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,21 +165,35 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """The process that has TensorFlow imported and forks programs that need it."""
+def zygote_of() -> Iterator[Callable[[str], Zygote]]:
+    """Returns the process that has a framework imported, and forks programs."""
     from tests.multiprocess.harness import Zygote
 
-    process = Zygote()
-    try:
-        yield process
-    finally:
-        process.close()
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def start(framework: str) -> Zygote:
+            return stack.enter_context(contextlib.closing(Zygote(framework)))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def zygote(zygote_of: Callable[[str], Zygote]) -> Zygote:
+    """The process that has TensorFlow imported and forks programs that need it."""
+    return zygote_of("tensorflow")
 
 
 @pytest.fixture
-def here(zygote: Zygote) -> Iterator[Place]:
+def framework() -> str:
+    """Of the programs; `parametrize` replaces it in tests of both."""
+    return "tensorflow"
+
+
+@pytest.fixture
+def here(framework: str, zygote_of: Callable[[str], Zygote]) -> Iterator[Place]:
     """A place of this test's own, where the zygote's programs run."""
     from tests.multiprocess.harness import place
 
-    with place(zygote) as made:
+    with place(zygote_of(framework)) as made:
         yield made

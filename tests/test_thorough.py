@@ -55,6 +55,14 @@ def test_short_campaigns_are_left_out_although_docs_reliability_names_them() -> 
     assert list(found) == [f"{SHORT_CAMPAIGNS}[kills]"]
 
 
+def test_of_a_test_of_both_frameworks_the_named_case_on_jax_is_kept() -> None:
+    cases = items("tests/a.py::test", ["a-jax", "b-jax"], "multiprocess")
+    for each in cases:
+        each.callspec.params["framework"] = "jax"
+    found = thorough(cases, {"tests/a.py::test[b-jax]"})
+    assert list(found) == ["tests/a.py::test[a-jax]"]
+
+
 def test_without_tensorflow_all_cases_are_kept() -> None:
     assert list(thorough(items("tests/a.py::test", MATRIX, "slow"), ())) == []
 

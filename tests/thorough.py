@@ -7,7 +7,8 @@ thorough:
 1. the functions of `TESTS`, but for the cases that stand there;
 2. in `FITS`, whose tests take seconds each, all cases of a function but the first;
 3. elsewhere, of a function that needs TensorFlow, each case that contains no value of a
-   parameter that an earlier case does not contain.
+   parameter that an earlier case does not contain;
+4. the cases on JAX of a function that has cases on TensorFlow.
 
 A test that docs/reliability-tests.md or docs/campaigns.md names is never thorough. The
 short campaigns are the exception: docs/reliability-tests.md says so.
@@ -85,7 +86,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "4-manager-run-handler",
     ),
     "tests/multiprocess/test_snapshots.py::"
-    "test_a_killed_worker_costs_what_came_after_the_snapshot": ("2",),
+    "test_a_killed_worker_costs_what_came_after_the_snapshot": ("2-tensorflow",),
     "tests/multiprocess/test_remote.py::test_trains_on_until_the_worker_goes": (
         "more0",
     ),
@@ -171,6 +172,7 @@ def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[s
         seen[function] |= values
         listed = TESTS.get(function)
         is_left_out = is_repeated if listed is None else case not in listed
+        is_left_out |= runs_on_jax_too(item)
         if is_left_out and (item.nodeid not in named or function == SHORT_CAMPAIGNS):
             yield item.nodeid
 
@@ -179,6 +181,12 @@ def parameters_of(item: pytest.Item) -> dict[str, int]:
     """Returns what identifies each value of a case, by the parameter's name."""
     case = getattr(item, "callspec", None)
     return {} if case is None else {k: identity(v) for k, v in case.params.items()}
+
+
+def runs_on_jax_too(item: pytest.Item) -> bool:
+    """Returns whether a test is the case on JAX of a test of both frameworks."""
+    case = getattr(item, "callspec", None)
+    return case is not None and case.params.get("framework") == "jax"
 
 
 def identity(value: object) -> int:

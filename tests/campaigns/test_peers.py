@@ -6,14 +6,15 @@ own. What is tried is what was selected: `-k` tries a single one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from campaigns.campaign import Facts
 from campaigns.peers import Case, has_networks, run_undisturbed, try_case
-from tests.multiprocess.harness import Zygote, place
+from tests.multiprocess.harness import FRAMEWORKS, Zygote, place
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -51,43 +52,58 @@ UNDER_A_NOTICE = {
 }
 IN_CLOSE = {"frozen": case("stopped for good", "finished", 0, is_told=False)}
 
-Tried = dict[str, Future[Facts]]
+Name = tuple[str, str]
+"""Of the framework, and of a case."""
+
+Tried = dict[Name, Future[Facts]]
 
 
 @pytest.fixture(scope="module")
-def tried(zygote: Zygote, request: pytest.FixtureRequest) -> Iterator[Tried]:
+def tried(
+    zygote_of: Callable[[str], Zygote], request: pytest.FixtureRequest
+) -> Iterator[Tried]:
     """By name, what comes out of the cases of the tests that are going to run."""
-    undisturbed = run_undisturbed(zygote, 2)
+    of_module = [item for item in request.session.items if item.path == request.path]
+    parameters = [item.callspec.params for item in of_module]
+    names = [(each["framework"], each["name"]) for each in parameters]
+    undisturbed = {
+        framework: run_undisturbed(zygote_of(framework), 2)
+        for framework in {framework for framework, _ in names}
+    }
 
-    def run(of: Case) -> Facts:
-        with place(zygote) as here:
-            return try_case(here, of, undisturbed)
+    def run(framework: str, of: Case) -> Facts:
+        of = dataclasses.replace(of, framework=framework)
+        with place(zygote_of(framework)) as here:
+            return try_case(here, of, undisturbed[framework])
 
     pool = ThreadPoolExecutor(AT_ONCE)
-    of_module = [item for item in request.session.items if item.path == request.path]
-    names = [item.callspec.params["name"] for item in of_module]
     cases = UNDER_A_NOTICE | IN_CLOSE
     try:
         yield {
-            name: pool.submit(run, cases[name])
-            for name in names
+            (framework, name): pool.submit(run, framework, cases[name])
+            for framework, name in names
             if cases[name].fault != "cut off" or has_networks()
         }
     finally:
         pool.shutdown(cancel_futures=True)
 
 
+on_both = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+
+@on_both
 @pytest.mark.parametrize("name", UNDER_A_NOTICE)
-def test_a_worker_goes_or_falls_silent(tried: Tried, name: str) -> None:
+def test_a_worker_goes_or_falls_silent(tried: Tried, framework: str, name: str) -> None:
     """It is told, or another one is, and is in this phase of the way out."""
-    if name not in tried:
+    if (framework, name) not in tried:
         pytest.skip("no network namespaces can be made here")
-    tried[name].result()
+    tried[framework, name].result()
 
 
+@on_both
 @pytest.mark.parametrize("name", IN_CLOSE)
 def test_who_waits_in_close_is_not_held_by_a_chief_that_is_frozen(
-    tried: Tried, name: str
+    tried: Tried, framework: str, name: str
 ) -> None:
     """Nobody is told to go, and no step follows that would fail."""
-    tried[name].result()
+    tried[framework, name].result()

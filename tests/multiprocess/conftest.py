@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +15,24 @@ Reference = Callable[[str, int], Results]
 
 
 @pytest.fixture(scope="session")
-def reference(zygote: Zygote) -> Reference:
-    """`reference(strategy, world)`: results of a train.py that runs undisturbed."""
-    known: dict[tuple[str, int], Results] = {}
+def reference_of(
+    zygote_of: Callable[[str], Zygote],
+) -> Callable[[str, str, int], Results]:
+    """As `reference`, by framework."""
 
-    def run(strategy: str, world: int) -> Results:
-        if (strategy, world) not in known:
-            with place(zygote) as made:
-                cluster = made.train(strategy, world)
-                cluster.expect(*[0] * world)
-                known[strategy, world] = cluster.results()
-        return known[strategy, world]
+    @functools.cache
+    def run(framework: str, strategy: str, world: int) -> Results:
+        with place(zygote_of(framework)) as made:
+            cluster = made.train(strategy, world)
+            cluster.expect(*[0] * world)
+            return cluster.results()
 
     return run
+
+
+@pytest.fixture
+def reference(
+    framework: str, reference_of: Callable[[str, str, int], Results]
+) -> Reference:
+    """`reference(strategy, world)`: results of a train.py that runs undisturbed."""
+    return functools.partial(reference_of, framework)

@@ -7,10 +7,14 @@ import time
 
 import pytest
 
-from tests.multiprocess.harness import RESTART, Cluster, Place, records
+from tests.multiprocess.harness import FRAMEWORKS, RESTART, Cluster, Place, records
 from tfpreempt.checkpoint.directory import layout
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.timeout(240),
+    pytest.mark.parametrize("framework", FRAMEWORKS),
+]
 
 STEPS = 6
 LONG = 600.0  # seconds of grace that no test waits for

@@ -7,10 +7,19 @@ import signal
 import pytest
 
 from tests.multiprocess.conftest import Reference
-from tests.multiprocess.harness import STEPS, Place, records, wait_until
+from tests.multiprocess.harness import (
+    FRAMEWORKS,
+    STEPS,
+    Place,
+    records,
+    wait_until,
+)
 from tests.multiprocess.supervised import TRAIN, Run, run
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
+
+WAITING = {"tensorflow": "quick_execute", "jax": "block_until_ready"}
+"""In the stack of a worker that waits in a collective."""
 
 OPTIONS = ("--hang-timeout", "5", "--kill-after", "1")
 
@@ -43,14 +52,15 @@ def test_a_stuck_reader_and_the_collective_that_waits_for_it(
     assert "in _distributed" not in reading
     assert "in hold" in reading
     assert "in step" in waiting  # the collective that the other never entered
-    assert "quick_execute" in waiting
+    assert WAITING["tensorflow"] in waiting
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_stopped_peer(here: Place, reference: Reference) -> None:
     with run(here, 2, *OPTIONS) as made:
         made.kill(1, number=signal.SIGSTOP)
         assert is_exact(made, reference)
     [hang] = records(here.checkpoints, "hang")
     assert [each["state"][0] for each in hang["workers"]] == ["S", "T"]
-    assert "quick_execute" in stacks(made)[0]
+    assert WAITING[here.framework] in stacks(made)[0]
     assert stacks(made)[1] == ""

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocess.conftest import Reference
-from tests.multiprocess.harness import RESTART, Place, records, wait_until
+from tests.multiprocess.harness import (
+    FRAMEWORKS,
+    RESTART,
+    Place,
+    records,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_fits_and_three_notices(here: Place) -> None:
     """FACTS 2.7, 2.6, A.6: a second handler, fit and notice in one process all work.
 
@@ -30,6 +37,10 @@ def test_two_fits_and_three_notices(here: Place) -> None:
         wait_until(
             lambda: len(records(directory, "notice")) >= (count if step < 14 else 1),  # noqa: B023
             f"notice {count}",
+        )
+        wait_until(
+            lambda: records(directory, "decision", boundary=step + 1),  # noqa: B023
+            f"decision {count}",
         )
         here.release(f"in-step-{step}")
     cluster.expect(RESTART, RESTART)

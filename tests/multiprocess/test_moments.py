@@ -8,10 +8,18 @@ import signal
 import pytest
 
 from tests.multiprocess.conftest import Reference
-from tests.multiprocess.harness import RESTART, STEPS, Cluster, Place, records
+from tests.multiprocess.harness import (
+    FRAMEWORKS,
+    RESTART,
+    STEPS,
+    Cluster,
+    Place,
+    records,
+)
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
+on_both = pytest.mark.parametrize("framework", FRAMEWORKS)
 SEEN = 1.0
 """Seconds in which a signal is seen: it didn't wait for the op that is running."""
 
@@ -25,6 +33,7 @@ def terminate(here: Place, *arguments: object, tf_config: bool = False) -> Clust
     return cluster
 
 
+@on_both
 @pytest.mark.parametrize(
     ("moment", "step"),
     [
@@ -50,6 +59,7 @@ def test_outside_of_run(
     assert second.results() == reference("none", 1)
 
 
+@on_both
 @pytest.mark.parametrize("tf_config", [False, True])
 def test_after_close(here: Place, tf_config: bool) -> None:
     """FACTS 2.5, 2.8: after `close()` a signal ends the process as if we were gone.
@@ -65,6 +75,7 @@ def test_after_close(here: Place, tf_config: bool) -> None:
     assert second[0].lines("step") == []
 
 
+@on_both
 def test_in_the_last_step_of_two_workers(here: Place, reference: Reference) -> None:
     """FACTS 2.5: a signal in the last step of two workers commits it; none is lost."""
     here.hold()
@@ -84,6 +95,7 @@ def test_in_the_last_step_of_two_workers(here: Place, reference: Reference) -> N
     assert second.results() == reference("mwms", 2)
 
 
+@on_both
 @pytest.mark.parametrize("moment", ["no close", "no close, in a function"])
 def test_a_program_that_never_closes(here: Place, moment: str) -> None:
     """FACTS 2.5: the end of the program is a boundary, notice or not."""
@@ -103,13 +115,14 @@ def test_a_program_that_never_closes(here: Place, moment: str) -> None:
     assert (commit["step"], commit["because"]) == (6, "finished")
 
 
+@on_both
 def test_before_the_handler(here: Place) -> None:
     """C.2: a signal after the strategy, before the handler: TensorFlow's key."""
     cluster = terminate(here, "before the handler", tf_config=True)
     here.release("start")
     cluster.expect(RESTART)
     [notice] = records(here.checkpoints, "notice")
-    assert notice["source"] == "tensorflow:preemption-notice"
+    assert notice["source"] == f"{here.framework}:preemption-notice"
     assert len(records(here.checkpoints, "commit")) == 1
 
 
@@ -143,6 +156,7 @@ def test_inside_a_long_op(here: Place, tf_config: bool) -> None:
     assert [r["step"] for r in records(here.checkpoints, "commit")] == [2]
 
 
+@on_both
 def test_a_watcher_that_fails_is_asked_again(here: Place) -> None:
     """FACTS 2.6: a watcher's exception is logged, and the watch goes on."""
     cluster = here.start("moments.py", "faulty watcher")
@@ -152,6 +166,7 @@ def test_a_watcher_that_fails_is_asked_again(here: Place) -> None:
     assert [r["outcome"] for r in records(here.checkpoints, "exit")] == ["committed"]
 
 
+@on_both
 @pytest.mark.parametrize("longer", [0, 1])
 @pytest.mark.parametrize("is_notified", [False, True])
 def test_workers_of_uneven_length(here: Place, longer: int, is_notified: bool) -> None:

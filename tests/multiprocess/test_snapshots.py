@@ -6,12 +6,13 @@ import pytest
 
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.fits import Fit, undisturbed
-from tests.multiprocess.harness import STEPS, Place, Zygote, records
+from tests.multiprocess.harness import FRAMEWORKS, STEPS, Place, Zygote, records
 from tests.multiprocess.supervised import STRATEGIES, run
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_killed_worker_costs_what_came_after_the_snapshot(
     here: Place, reference: Reference, world: int

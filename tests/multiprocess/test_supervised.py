@@ -19,7 +19,6 @@ from tests.multiprocess.harness import (
     Place,
     records,
     wait_until,
-    worker_environment,
 )
 from tests.multiprocess.supervised import run
 from tests.ports import free_ports
@@ -49,7 +48,7 @@ def status(here: Place) -> tuple[int, dict[str, Any]]:
     ended = subprocess.run(
         [*command, str(here.checkpoints)],
         stdout=subprocess.PIPE,
-        env=worker_environment(here.path),
+        env=here.environment(),
         timeout=LIMIT,
     )
     return ended.returncode, json.loads(ended.stdout)

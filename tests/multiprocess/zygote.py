@@ -1,9 +1,11 @@
-"""A process that has TensorFlow imported and forks workers on request.
+"""A process that has a framework imported and forks workers on request.
+
+Usage: zygote.py tensorflow|jax
 
 Importing TensorFlow takes most of the time of a small test; a fork of a process that
 has imported it, and has run nothing yet, takes none. Every worker is a real process
-that makes its own TensorFlow runtime. Requests come on stdin, one JSON object a line;
-an exit code goes into the file that the request names.
+that makes its own TensorFlow runtime, or JAX backend. Requests come on stdin, one JSON
+object a line; an exit code goes into the file that the request names.
 
 It is a start of Python in all that a test can see, but for the command line that `ps`
 shows. What the interpreter itself is asked to do (-c, -m, -W) needs a start of its own.
@@ -24,11 +26,14 @@ import signal
 import sys
 from typing import Any
 
-PRELOADED = (
-    "tensorflow",
-    "tfpreempt.handler.handler",
-    "tfpreempt.handler.tensorflow_adapter",
-)
+PRELOADED = {
+    "tensorflow": (
+        "tensorflow",
+        "tfpreempt.handler.handler",
+        "tfpreempt.handler.tensorflow_adapter",
+    ),
+    "jax": ("jax", "tfpreempt.handler.handler", "tfpreempt.jax.pytree_state"),
+}
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.01
@@ -117,7 +122,7 @@ def become(request: Request) -> None:
 
 if __name__ == "__main__":
     atexit.register(leave_modules)  # before all others, so it is called last
-    for name in PRELOADED:
+    for name in PRELOADED[sys.argv[1]]:
         importlib.import_module(name)
     keep_modules()
     gc.freeze()  # or every worker copies the pages that they share, to free them

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import file_events
+from toy_model import INDEX
 
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.handler import activity
 
-WORKER = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
 PLACE = os.environ["HOLD_DIRECTORY"]
-OPERATIONS = Path(PLACE) / f"operations-{WORKER}"
+OPERATIONS = Path(PLACE) / f"operations-{INDEX}"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link")
 
@@ -77,7 +77,7 @@ def watch() -> None:
         if plan is None:
             with OPERATIONS.open("a") as file:
                 file.write(f"{kind}\n")
-        elif plan == {"worker": WORKER, "kind": kind, "count": counts[kind]}:
+        elif plan == {"worker": INDEX, "kind": kind, "count": counts[kind]}:
             os.kill(os.getpid(), signal.SIGKILL)
 
     file_events.watch(see)

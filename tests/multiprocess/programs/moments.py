@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-import tensorflow as tf
-from toy_model import Model, hold, hold_file, log_to_stdout, make_strategy, say
+from toy_model import (
+    IS_ALONE,
+    Model,
+    hold,
+    hold_file,
+    log_to_stdout,
+    make_strategy,
+    say,
+)
 
 from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
 
 STEPS = 12
 directory, moment = sys.argv[1:3]
 log_to_stdout()
-alone = "TF_CONFIG" not in os.environ
 
 
 def finish(model: Model, handler: PreemptionCheckpointHandler, last: int) -> None:
-    while model.trained < last:
+    while model.steps < last:
         handler.run(step_of(model))
         say("step", handler.total_run_calls)
 
 
 def step_of(model: Model):
     def step() -> None:
-        if int(model.trained.numpy()) == 3:
+        if model.steps == 3:
             hold("step")
         model.step()
 
@@ -32,12 +37,12 @@ def step_of(model: Model):
 
 
 def make() -> tuple[Model, PreemptionCheckpointHandler]:
-    model = Model(make_strategy("none" if alone else "mwms"))
+    model = Model(make_strategy("none" if IS_ALONE else "mwms"))
     if moment == "before the handler":
         hold("start")
-    resolver = None if alone else model.strategy.cluster_resolver
+    resolver = None if IS_ALONE else model.strategy.cluster_resolver
     handler = PreemptionCheckpointHandler(resolver, model.checkpoint, directory)
-    say("restored", handler.total_run_calls, int(model.trained.numpy()))
+    say("restored", handler.total_run_calls, model.steps)
     return model, handler
 
 
@@ -70,6 +75,8 @@ def second_strategy() -> None:
 
 def long_op() -> None:
     """The main thread stays inside one call of C++ until the file is gone."""
+    import tensorflow as tf
+
     model, handler = make()
     file = str(hold_file("step"))
 

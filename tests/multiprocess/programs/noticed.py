@@ -50,7 +50,6 @@ print("began\n", end="", flush=True)
 at("import")
 
 import numpy as np  # noqa: E402 - protection comes first
-import tensorflow as tf  # noqa: E402
 from toy_model import (  # noqa: E402
     Model,
     before_asynchronous_writes,
@@ -109,11 +108,10 @@ class OwnModel(Model):
     reader: Reader
 
     def draw(self) -> Any:
-        return super().draw() + self.reader.batch(int(self.trained.numpy()))[0]
+        return super().draw() + self.reader.batch(self.steps)[0]
 
-    def _replica(self, batch: Any) -> None:
+    def traced(self) -> None:
         at("trace")
-        super()._replica(batch)
 
 
 def step(model: OwnModel, number: int) -> None:
@@ -126,7 +124,8 @@ def step(model: OwnModel, number: int) -> None:
 def loop() -> None:
     at("strategy")
     model = OwnModel(make_strategy(options.strategy))
-    resolver = model.strategy.cluster_resolver if options.strategy == "mwms" else None
+    has_workers = options.strategy.startswith("mwms")
+    resolver = model.strategy.cluster_resolver if has_workers else None
     at("construct")
     handler = tfpreempt.PreemptionCheckpointHandler(
         resolver,
@@ -170,6 +169,8 @@ def train(handler: tfpreempt.PreemptionCheckpointHandler, model: OwnModel) -> No
 
 
 def fit() -> None:
+    import tensorflow as tf
+
     keras = importlib.import_module(options.way)
     is_legacy = options.way == "tf_keras"
     if is_legacy:

@@ -13,31 +13,48 @@ import ctypes
 import json
 import os
 import re
+import socket
 import sys
 import threading
 from pathlib import Path
 from typing import IO, Any
 
 PLAN = json.loads(os.environ["PEER_AT"])
-NEW_NETWORK = 0x40000000
+NEW_NETWORK, NEW_NAME = 0x40000000, 0x04000000
 HELD_AT = 4
 """Steps that are over when the one begins in which a notice comes."""
 
-config = json.loads(os.environ["TF_CONFIG"])
+
+def enter_network(prefix: str) -> None:
+    """A network of this worker's own, whose address is the prefix and its number."""
+    assert not ctypes.CDLL(None).unshare(NEW_NETWORK | NEW_NAME)  # before threads
+    if "TF_CONFIG" in os.environ:
+        config = json.loads(os.environ["TF_CONFIG"])
+        count = len(config["cluster"]["worker"])
+        addresses = [f"{prefix}{index}:2222" for index in range(count)]
+        os.environ["TF_CONFIG"] = json.dumps(
+            config | {"cluster": {"worker": addresses}}
+        )
+    else:
+        os.environ["JAX_COORDINATOR_ADDRESS"] = f"{prefix}0:2222"
+
+
 if address := os.environ.get("PEER_NETWORK"):
-    assert not ctypes.CDLL(None).unshare(NEW_NETWORK)  # before there are threads
-    addresses = [
-        f"{address}{index}:2222" for index in range(len(config["cluster"]["worker"]))
-    ]
-    os.environ["TF_CONFIG"] = json.dumps(config | {"cluster": {"worker": addresses}})
+    enter_network(address)
 
 import file_events  # noqa: E402 - the network comes first
-from toy_model import INDEX, Model, hold, say  # noqa: E402 - the network comes first
+from toy_model import (  # noqa: E402 - the network comes first
+    FRAMEWORK,
+    INDEX,
+    Model,
+    hold,
+    say,
+)
 
 from tfpreempt import State  # noqa: E402
 from tfpreempt.checkpoint.bundles import bundle_writer  # noqa: E402
 from tfpreempt.checkpoint.directory.layout import MARKER  # noqa: E402
-from tfpreempt.handler.tensorflow_adapter import TensorFlowStore  # noqa: E402
+from tfpreempt.core import frameworks  # noqa: E402
 
 ROUND = re.compile(r"tfpreempt/[^/]+/\d+/(\w+)(?:/\d+)?")
 START = re.compile(r"tfpreempt/[^/]+/start/\d+/(?:plan|hello/\d+)")
@@ -79,15 +96,18 @@ def in_keys() -> None:
 
     A tombstone is a key that another worker did not insert.
     """
-    insert = TensorFlowStore.insert
+    coordination = frameworks.adapter(FRAMEWORK, "coordination")
+    store_of = {"tensorflow": "TensorFlowStore", "jax": "JaxStore"}
+    cls = getattr(coordination, store_of[FRAMEWORK])
+    insert = cls.insert
 
-    def held(store: TensorFlowStore, key: str, value: str) -> None:
+    def held(store: Any, key: str, value: str) -> None:
         phase = "" if "tombstone" in value else phase_of(key, value)
         at(phase)
         insert(store, key, value)
         at(f"after {phase}")
 
-    TensorFlowStore.insert = held  # type: ignore[method-assign]
+    cls.insert = held
 
 
 def in_saves() -> None:
@@ -113,13 +133,29 @@ def in_steps() -> None:
     step = Model.step
 
     def held(model: Model) -> None:
-        if int(model.trained.numpy()) == HELD_AT:
+        if model.steps == HELD_AT:
             has_begun.set()
             hold("notice")
             at("step")
         step(model)
 
     Model.step = held  # type: ignore[method-assign]
+
+
+def in_network() -> None:
+    """The collectives of JAX listen at the address that the host's name has.
+
+    The name is another one only meanwhile, as a lease has the name of its host.
+    """
+    begin = Model.__init__
+
+    def renamed(model: Model, *args: Any) -> None:
+        name = socket.gethostname()
+        socket.sethostname(f"{address}{INDEX}")
+        begin(model, *args)
+        socket.sethostname(name)
+
+    Model.__init__ = renamed  # type: ignore[method-assign]
 
 
 class Told(State):
@@ -137,6 +173,8 @@ class Told(State):
 
 if address:
     hold("network")
+if address and FRAMEWORK == "jax":
+    in_network()
 in_keys()
 in_saves()
 in_steps()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import IO
@@ -13,12 +12,17 @@ directory, moment, grace = sys.argv[1:4]
 config = tfpreempt.TerminationConfig(grace_period=float(grace))
 protection = tfpreempt.handle_early_notices(config)
 
-import tensorflow as tf  # noqa: E402 - protection comes first
-from toy_model import Model, hold, log_to_stdout, make_strategy, say  # noqa: E402
+from toy_model import (  # noqa: E402 - protection comes first
+    IS_ALONE,
+    Model,
+    hold,
+    log_to_stdout,
+    make_strategy,
+    say,
+)
 
 STEPS = 6
 log_to_stdout()
-alone = "TF_CONFIG" not in os.environ
 if moment == "before the strategy":
     hold("start")
 
@@ -36,7 +40,7 @@ class SlowToLoad(tfpreempt.State):
 
 
 def handle(model: Model, where: str) -> tfpreempt.PreemptionCheckpointHandler:
-    resolver = None if alone else model.strategy.cluster_resolver
+    resolver = None if IS_ALONE else model.strategy.cluster_resolver
     made = tfpreempt.PreemptionCheckpointHandler(
         resolver, model.checkpoint, where, config
     )
@@ -62,7 +66,7 @@ def evaluate(handler: tfpreempt.PreemptionCheckpointHandler) -> None:
 if moment in ("in the restore", "in a restore that fails"):
     slow = SlowToLoad("slow")
     protection.close()  # the handler's own start is to be safe too
-model = Model(make_strategy("none" if alone else "mwms"))
+model = Model(make_strategy("none" if IS_ALONE else "mwms"))
 handler = handle(model, directory)
 train(handler, model)
 if moment == "in an evaluation":
@@ -72,10 +76,9 @@ if moment == "after the loop":
     hold("start")
 if moment == "between two handlers":
     hold("start")
-    second = tf.train.Checkpoint(v=tf.Variable(0.0))
     other = tfpreempt.PreemptionCheckpointHandler(
-        None, second, directory + "/second", config
+        None, model.checkpoint, directory + "/second", config
     )
     while True:
-        other.run(lambda: second.v.assign_add(1.0))
+        other.run(model.step)
 say("ended")

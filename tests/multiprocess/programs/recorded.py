@@ -37,6 +37,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from toy_model import INDEX
+
 from tfpreempt.checkpoint.lease import (
     directory_lease,
     lease_timeouts,
@@ -44,7 +46,6 @@ from tfpreempt.checkpoint.lease import (
 )
 
 PLACE = Path(os.environ["HOLD_DIRECTORY"])
-WORKER = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
 CHIEF = 0
 ROOT = 0
 ROOTS = ("ckpt", "mirror", "memory")
@@ -111,7 +112,7 @@ class Recorder:
                 call(descriptor)
                 number = os.fstat(descriptor).st_ino
                 is_root = number == PLACE.stat().st_ino
-                self._keep("sync", ROOT if is_root else number, WORKER)
+                self._keep("sync", ROOT if is_root else number, INDEX)
 
         return syncing
 
@@ -137,9 +138,9 @@ class Recorder:
     def _see_opened(self, path: str, flags: int) -> None:
         if flags & WRITING and path.startswith(ROOTS_BEGIN):
             with self._turn():
-                if self._writers.get(path, CHIEF) != WORKER:
+                if self._writers.get(path, CHIEF) != INDEX:
                     self.look()
-                    self._keep("writes", WORKER, path)
+                    self._keep("writes", INDEX, path)
 
     def look(self) -> None:
         """Keeps what changed since the last look, of whatever worker."""
@@ -160,7 +161,7 @@ class Recorder:
                 self._keep("gone", *key)
             self._entries = found
             self._read(ROOT, PLACE)
-            said = os.fstat(1).st_size if WORKER == CHIEF else 0
+            said = os.fstat(1).st_size if INDEX == CHIEF else 0
             if said != self._said:
                 self._said = said
                 self._keep("said", said)

@@ -25,7 +25,7 @@ handler = tf.distribute.experimental.PreemptionCheckpointHandler(
 
 
 def train_step() -> None:
-    if int(model.trained.numpy()) == 5:
+    if model.steps == 5:
         hold()
     model.step()
 

@@ -1,26 +1,40 @@
-"""A small model whose every source of state is checked, and how programs hold."""
+"""The words and holds of these programs, and the model of the framework they run on.
+
+TOY_FRAMEWORK names the framework, whose module has two names that can be imported here:
+
+Model           a model every source of whose state is checked: weights, momentum, a sum
+                of each worker, the position in the data of each worker, generators
+make_strategy   what `Model` is made with, by name; "mwms" is that of several workers
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import importlib
 import json
 import logging
 import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-from tensorflow.python.eager import context
-
-from tfpreempt.checkpoint.bundles import bundle_writer
-
-INDEX = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
+FRAMEWORK = os.environ.get("TOY_FRAMEWORK", "tensorflow")
+if FRAMEWORK == "jax":
+    IS_ALONE = "JAX_PROCESS_ID" not in os.environ
+    INDEX = int(os.environ.get("JAX_PROCESS_ID", "0"))
+else:
+    IS_ALONE = "TF_CONFIG" not in os.environ
+    INDEX = (
+        json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
+    )
 HOLD_LIMIT = 60.0
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Model", "make_strategy"):
+        return getattr(importlib.import_module(f"{FRAMEWORK}_model"), name)
+    raise AttributeError(name)
 
 
 def say(word: str, *values: object) -> None:
@@ -65,6 +79,8 @@ def slow_down() -> None:
 
 def before_asynchronous_writes(call: Callable[[], None]) -> None:
     """Asynchronous saves write each tensor from its copy, in a thread, after a call."""
+    from tfpreempt.checkpoint.bundles import bundle_writer
+
     bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0
     add = bundle_writer.add
 
@@ -74,94 +90,3 @@ def before_asynchronous_writes(call: Callable[[], None]) -> None:
         return add(*args, check=check, **more)
 
     bundle_writer.add = held
-
-
-def forget_kernels() -> None:
-    """TensorFlow keeps one for each seed that an eager random op has drawn, 36 KB."""
-    context.context().clear_kernel_cache()
-
-
-def make_strategy(name: str) -> Any:
-    """The strategy of that name, on CPU."""
-    if name == "none":
-        return tf.distribute.get_strategy()
-    if name == "mwms":
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    if name == "one_device":
-        return tf.distribute.OneDeviceStrategy("/cpu:0")
-    [cpu] = tf.config.list_physical_devices("CPU")
-    logical = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpu, logical)
-    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-
-
-class Model:
-    """Mirrored weights and momentum, an ON_READ sum, a data iterator, three RNGs."""
-
-    def __init__(self, strategy: Any) -> None:
-        self.strategy = strategy
-        reading = tf.VariableSynchronization.ON_READ
-        summing = tf.VariableAggregation.SUM
-        with strategy.scope():
-            self.weights = tf.Variable(tf.linspace(-1.0, 1.0, 7))
-            self.momentum = tf.Variable(tf.zeros([7]), trainable=False)
-            self.trained = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self.total = tf.Variable(
-                0.0, synchronization=reading, aggregation=summing, trainable=False
-            )
-        data = tf.data.Dataset.range(1000).shuffle(20, seed=INDEX).repeat()
-        self.data = iter(data)
-        self.checkpoint = tf.train.Checkpoint(
-            weights=self.weights,
-            momentum=self.momentum,
-            trained=self.trained,
-            total=self.total,
-            data=self.data,
-        )
-        np.random.seed(100 + INDEX)
-        random.seed(200 + INDEX)
-        tf.random.set_seed(300 + INDEX)
-
-    def draw(self) -> Any:
-        """This worker's batch: from its own data and its own generators."""
-        row = float(next(self.data)) / 1000.0
-        noise = np.random.rand(7) + random.random() + row
-        return tf.constant(noise, tf.float32) + tf.random.normal([7])
-
-    def step(self) -> None:
-        """One training step, as a user writes it."""
-        self._distributed(self.draw())
-        self.trained.assign_add(1)
-
-    @tf.function
-    def _distributed(self, batch: Any) -> None:
-        self.strategy.run(self._replica, args=(batch,))
-
-    def _replica(self, batch: Any) -> None:
-        context = tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.float32)
-        x = batch + 0.37 * replica
-        gradient = context.all_reduce(
-            tf.distribute.ReduceOp.MEAN, tf.tanh(self.weights) * x
-        )
-        self.momentum.assign(0.9 * self.momentum + gradient)
-        self.weights.assign_sub(0.05 * self.momentum)
-        self.total.assign_add(tf.reduce_sum(x * x) / 3.0)
-
-    def digest(self) -> str:
-        """Of all that a step changes; generators and data are in what comes of them."""
-        parts = self.strategy.experimental_local_results(self.total)
-        held = (self.weights, self.momentum, *parts)
-        return hashlib.sha256(b"".join(v.numpy() for v in held)).hexdigest()[:16]
-
-    def report(self, **more: object) -> None:
-        """Prints everything that an exact resume must have kept."""
-        parts = self.strategy.experimental_local_results(self.total)
-        state = {
-            "weights": self.weights.numpy().tobytes().hex(),
-            "momentum": self.momentum.numpy().tobytes().hex(),
-            "trained": int(self.trained.numpy()),
-            "total_parts": [part.numpy().tobytes().hex() for part in parts],
-            "next_draw": self.draw().numpy().tobytes().hex(),
-        }
-        say("result", json.dumps(state | more))

@@ -10,12 +10,10 @@ import os
 import time
 from typing import IO, Any
 
-import tensorflow as tf
 from toy_model import (
     INDEX,
     Model,
     before_asynchronous_writes,
-    forget_kernels,
     hold,
     log_to_stdout,
     make_strategy,
@@ -24,11 +22,6 @@ from toy_model import (
 
 from tfpreempt import PreemptionCheckpointHandler, State, TerminationConfig
 from tfpreempt.checkpoint.bundles import bundle_writer
-
-FAILURES = {
-    "tensorflow": tf.errors.ResourceExhaustedError(None, None, "no room for the batch"),
-    "python": ValueError("a bad batch"),
-}
 
 
 def parse() -> argparse.Namespace:
@@ -50,7 +43,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shares", action="store_true", help="though it is small")
     parser.add_argument("--hold-in-share", type=int, help="only this worker holds")
     parser.add_argument("--fail-at", type=int, help="on worker 1")
-    parser.add_argument("--fail-with", choices=FAILURES)
+    parser.add_argument("--fail-with", choices=("tensorflow", "python"))
     parser.add_argument("--config", default="ours")
     parser.add_argument("--in-scope", default="nothing")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each step")
@@ -109,8 +102,18 @@ class SlowState(State):
         pass
 
 
+def fail(kind: str) -> None:
+    if kind == "python":
+        raise ValueError("a bad batch")
+    import tensorflow as tf
+
+    raise tf.errors.ResourceExhaustedError(None, None, "no room for the batch")
+
+
 def make_config(options: argparse.Namespace) -> Any:
     if options.config == "tensorflow":
+        import tensorflow as tf
+
         return tf.distribute.experimental.TerminationConfig(
             grace_period=options.grace or 0
         )
@@ -129,6 +132,8 @@ def make_handler(options: argparse.Namespace, model: Model) -> Any:
     }
     config = make_config(options)
     if options.form == "manager":
+        import tensorflow as tf
+
         manager = tf.train.CheckpointManager(
             model.checkpoint, options.checkpoint_dir, max_to_keep=2
         )
@@ -150,10 +155,7 @@ def in_scope(options: argparse.Namespace, model: Model, *parts: str) -> Any:
 def main() -> None:
     options = parse()
     log_to_stdout()
-    model = Model(make_strategy(options.strategy))
-    if options.mebibytes:
-        with model.strategy.scope():
-            model.checkpoint.more = tf.Variable(tf.zeros([options.mebibytes << 18]))
+    model = Model(make_strategy(options.strategy), options.mebibytes or 0)
     if options.hold_in_write:
         before_asynchronous_writes(lambda: hold("write"))
     if options.shares:
@@ -162,21 +164,17 @@ def main() -> None:
         handler = make_handler(options, model)
     slow = SlowState("slow", per_worker=True) if options.hold_in_save == INDEX else None
     say("pid", os.getpid())
-    say("restored", handler.total_run_calls, int(model.trained.numpy()))
-    say("weights", model.weights.numpy().tobytes().hex())
+    say("restored", handler.total_run_calls, model.steps)
+    say("weights", model.weights_text())
 
     def train_step() -> None:
         began = time.monotonic()
         is_mine = options.hold_worker in (None, INDEX)
-        if is_mine and int(model.trained.numpy()) in options.hold_at:
+        if is_mine and model.steps in options.hold_at:
             hold()
-        if INDEX == 1 and int(model.trained.numpy()) == options.fail_at:
-            raise FAILURES[options.fail_with]
+        if INDEX == 1 and model.steps == options.fail_at:
+            fail(options.fail_with)
         model.step()
-        if options.mebibytes:
-            model.checkpoint.more.assign_add(
-                tf.random.uniform([options.mebibytes << 18])
-            )
         time.sleep(options.pause)
         if options.mebibytes:
             say("took", time.monotonic() - began)
@@ -185,11 +183,11 @@ def main() -> None:
         if not options.soak:
             return []
         if handler.total_run_calls % 20 == 0:
-            forget_kernels()  # or what the process holds grows with every step
+            model.forget_kernels()  # or what the process holds grows with every step
         return [model.digest()]
 
     with handler, in_scope(options, model, "loop"):
-        while model.trained < options.steps:
+        while model.steps < options.steps:
             if options.style == "run":
                 handler.run(train_step)
             else:

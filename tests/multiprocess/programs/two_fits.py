@@ -16,12 +16,12 @@ resolver = model.strategy.cluster_resolver
 
 
 def train_step() -> None:
-    hold(f"in-step-{int(model.trained.numpy())}")
+    hold(f"in-step-{model.steps}")
     model.step()
 
 
 def fit(handler: PreemptionCheckpointHandler, last: int) -> None:
-    while model.trained < last:
+    while model.steps < last:
         handler.run(train_step)
 
 

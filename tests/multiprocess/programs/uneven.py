@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import sys
 
-import tensorflow as tf
 from toy_model import INDEX, hold, log_to_stdout, make_strategy, say
 
 from tfpreempt import PreemptionCheckpointHandler
+from tfpreempt.states import JsonState
 
 directory, steps = sys.argv[1], int(sys.argv[2])
 log_to_stdout()
 strategy = make_strategy("mwms")
-local = tf.Variable(0.0)
-handler = PreemptionCheckpointHandler(
-    strategy.cluster_resolver, tf.train.Checkpoint(local=local), directory
-)
+local = JsonState("local", 0, per_worker=True)
+handler = PreemptionCheckpointHandler(strategy.cluster_resolver, None, directory)
 say("restored", handler.total_run_calls)
 
 
 def train_step() -> None:
     if handler.total_run_calls == 6:
         hold()
-    local.assign_add(1.0)
+    local.value += 1
 
 
 while handler.total_run_calls < steps:
