@@ -210,14 +210,13 @@ def test_sizes_for_people(count: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("versions", "environment", "about", "level", "part"),
     [
-        ({"jax": "0.10.2"}, {}, "jax", Level.OK, "handled about 1 s later"),
+        ({"jax": "0.10.2"}, {}, "jax", Level.OK, "0.10.2; a SIGTERM between jax.dis"),
         (
             {"jax": "0.10.2"},
             {"JAX_ENABLE_PREEMPTION_SERVICE": "False"},
             "jax",
             Level.OK,
-            "is off: a SIGTERM between jax.distributed.initialize() and the handler "
-            "ends the process",
+            "version 0.10.2; JAX_ENABLE_PREEMPTION_SERVICE is False; a SIGTERM",
         ),
         (
             {"jax": "0.5.3"},
@@ -226,20 +225,12 @@ def test_sizes_for_people(count: int, text: str) -> None:
             Level.ADVICE,
             "0.5.3 is not yet tested; tested: ",
         ),
-        ({"keras": "3.15.1"}, {}, "keras", Level.ADVICE, "set KERAS_BACKEND=jax"),
         (
             {"keras": "3.15.1"},
             {"KERAS_BACKEND": "jax"},
             "keras",
             Level.OK,
             "version 3.15.1; KERAS_BACKEND is jax",
-        ),
-        (
-            {"tensorflow": "2.21.0", "keras": "3.15.1"},
-            {},
-            "keras",
-            Level.OK,
-            "version 3.15.1",
         ),
     ],
 )

@@ -107,6 +107,7 @@ MODULES = {
 """The import path of every private module, by the module's short name."""
 
 RENAMED = {
+    "JAXTrainer": "Trainer",  # since Keras 3.16
     "TensorFlowTrainer": "Trainer",  # since Keras 3.16
     "_flush_futures": "_clear_futures",  # before Keras 3.12
 }
@@ -429,12 +430,8 @@ def name_if_unseen(library: str) -> None:
 
 
 def was_seen(library: str, found: str | None = None) -> bool:
-    """Returns whether the minor version of a library is listed in `SEEN`.
-
-    Args:
-        library: name of the library, a key of `SEEN`.
-        found: version; None: the version of the imported library.
-    """
+    """Returns whether a library's minor version is listed in `SEEN`; by default the
+    version of the imported library."""
     minor = (found or version(library)).split(".")[:2]
     return minor in [each.split(".")[:2] for each in SEEN[library]]
 

@@ -28,8 +28,8 @@ from tfpreempt.errors import (
     TfpreemptError,
 )
 
+# For every backend of the demo, the packages that must be installed.
 BACKENDS = {"tensorflow": ("tensorflow",), "jax": ("jax", "keras")}
-"""For every backend of the demo, the packages that must be installed."""
 
 
 @click.command()
@@ -96,14 +96,12 @@ def demo(
         )
     try:
         backend = _choose_backend(backend)
-        if keras and backend == "jax":
-            if workers not in (None, 1):
-                raise ConfigurationError(
-                    f"--workers {workers} with --keras on JAX: tfpreempt supports "
-                    "model.fit on JAX in one process. Omit --workers, or --keras."
-                )
-            workers = 1
-        workers = workers or 2
+        workers = workers or (1 if keras and backend == "jax" else 2)
+        if keras and backend == "jax" and workers > 1:
+            raise ConfigurationError(
+                f"--workers {workers} with --keras on JAX: tfpreempt supports "
+                "model.fit on JAX in one process. Omit --workers, or --keras."
+            )
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
         # Make these signals end the demo as Ctrl-C does: with the supervisor and the
@@ -139,14 +137,10 @@ def demo(
 
 
 def _choose_backend(asked: str | None) -> str:
-    """Returns the backend of the demo.
-
-    Args:
-        asked: requested backend; None: the first backend of `BACKENDS` whose packages
-            are installed.
+    """Returns the requested backend, or the first whose packages are installed.
 
     Raises:
-        ConfigurationError: the packages of the backend are not installed.
+        ConfigurationError: packages are not installed.
     """
     for backend in [asked] if asked else BACKENDS:
         if all(map(importlib.util.find_spec, BACKENDS[backend])):
@@ -156,8 +150,8 @@ def _choose_backend(asked: str | None) -> str:
             "The demo on JAX needs JAX and Keras, and at least one of them is not "
             f"installed. Install both with: {lazy_import.to_install('jax,demo')}"
         )
-    other = "" if asked else f" To run on JAX: {lazy_import.to_install('jax,demo')}."
-    raise TensorFlowMissingError(f"The demo {lazy_import.WANTED}{other}")
+    other = f"To run on JAX: {lazy_import.to_install('jax,demo')}."
+    raise TensorFlowMissingError(f"The demo {lazy_import.WANTED} {other}")
 
 
 def _fresh_directory(out: Path) -> Path:

@@ -2,10 +2,7 @@
 
 Every worker process runs this file under `tfpreempt run`, which sets the address of
 JAX's coordination service and starts the file again after every preemption. Numbered
-comments mark the lines that tfpreempt needs; the other lines are the same as in any
-program that trains a Keras model with `jax.distributed`.
-
-Usage: jax_worker.py OUT loop|fit STEPS SEED
+comments mark the lines that tfpreempt needs.
 """
 
 from __future__ import annotations
@@ -40,16 +37,14 @@ def train_by_loop(model: keras.Model, steps: int, seed: int) -> None:
     by_row = NamedSharding(mesh, PartitionSpec("data"))
     everywhere = NamedSharding(mesh, PartitionSpec())
 
-    def place(array: Any, sharding: NamedSharding) -> jax.Array:
+    def place(array: Any, sharding: NamedSharding = everywhere) -> jax.Array:
         array = np.asarray(array)
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
     variables = [model.trainable_variables, model.non_trainable_variables]
     variables.append(model.optimizer.variables)
     # 1. Each commit has the arrays of the State; a restart puts them in again.
-    state = PyTreeState(
-        "training", jax.tree.map(lambda each: place(each, everywhere), variables)
-    )
+    state = PyTreeState("training", jax.tree.map(place, variables))
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=everywhere)
     def update(values: Any, x: jax.Array, y: jax.Array) -> Any:
@@ -62,9 +57,8 @@ def train_by_loop(model: keras.Model, steps: int, seed: int) -> None:
 
         gradient = jax.value_and_grad(loss_of, has_aux=True)
         (loss, others), gradients = gradient(trainable)
-        apply = model.optimizer.stateless_apply
-        trainable, optimizer = apply(optimizer, gradients, trainable)
-        return [trainable, others, optimizer], loss
+        new = model.optimizer.stateless_apply(optimizer, gradients, trainable)
+        return [new[0], others, new[1]], loss
 
     def step_function(step: int) -> float:
         rows = training.draw_batch(seed, step, jax.process_count())
@@ -73,17 +67,15 @@ def train_by_loop(model: keras.Model, steps: int, seed: int) -> None:
         return float(loss)
 
     # 2. The handler restores the newest committed checkpoint, if there is one.
-    with tfpreempt.PreemptionCheckpointHandler(
-        None, None, training.CHECKPOINTS
-    ) as handler:
+    handler = tfpreempt.PreemptionCheckpointHandler(None, None, training.CHECKPOINTS)
+    with handler:
         # 3. The handler knows how many steps are done, over all restarts.
         for step in range(handler.total_run_calls, steps):
             # 4. Every step is run by `run()`. The batch depends only on the step, so no
             # position in the data must be saved.
             training.report(step, handler.run(step_function, step))
-    for variable, value in zip(
-        jax.tree.leaves(variables), jax.tree.leaves(state.value), strict=True
-    ):
+    pairs = zip(*map(jax.tree.leaves, (variables, state.value)), strict=True)
+    for variable, value in pairs:
         variable.assign(np.asarray(value))
 
 

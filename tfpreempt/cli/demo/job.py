@@ -25,8 +25,6 @@ _GAP = 20  # steps between preemptions, so that restarted workers train in betwe
 _LAST = 0.8  # preempt in the first 80 % of the steps: the agreement takes some steps
 _SHOWN_STEPS = 100
 _STALL_SECONDS = 120.0  # starting on a busy machine takes tens of seconds
-# Hide GPUs and TPUs, because the workers share the machine.
-_ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 STEP = re.compile(r"step (\d+), restart (\d+), loss (\S+)$", re.MULTILINE)
 
 
@@ -96,14 +94,15 @@ def supervised(
         workers: number of workers.
         max_preemptions: maximum number of preemptions after which the supervisor
             restarts the workers. (A failure always ends the job.)
-        *more: further arguments of the training program.
+        *more: further arguments of the training program: loop|fit, steps, seed.
     """
     return [
         *(sys.executable, "-m", "tfpreempt", "run", f"--workers={workers}"),
         *(f"--checkpoint-dir={directory}/checkpoints", f"--log-dir={directory}/logs"),
         *(f"--max-preemptions={max_preemptions}", "--max-failures=0"),
-        *("--grace=20", "--", "env", f"KERAS_BACKEND={backend}", sys.executable),
-        *("-m", f"tfpreempt.cli.demo.{backend}_worker", *map(str, (directory, *more))),
+        *("--grace=20", "--", "env", f"KERAS_BACKEND={backend}", "JAX_PLATFORMS=cpu"),
+        *(sys.executable, "-m", f"tfpreempt.cli.demo.{backend}_worker"),
+        *map(str, (directory, *more)),
     ]
 
 
@@ -179,7 +178,8 @@ def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
         command,
         stdout=subprocess.PIPE,
         bufsize=0,  # select does not see bytes in a buffer
-        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **_ON_CPU},
+        # Hide GPUs, because the workers share the machine.
+        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
         # Ctrl-C must reach only the demo, which then ends the supervisor.
         start_new_session=True,
     ) as process:

@@ -2,10 +2,7 @@
 
 Every worker process runs this file under `tfpreempt run`, which sets TF_CONFIG and
 starts the file again after every preemption. Numbered comments mark the lines that
-tfpreempt needs; the other lines are the same as in any program with
-MultiWorkerMirroredStrategy.
-
-Usage: tensorflow_worker.py OUT loop|fit STEPS SEED
+tfpreempt needs.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ def load_digits() -> tuple[Pair, Pair]:
 
 def draw_batch(seed: int, step: int, workers: int) -> npt.NDArray[np.int64]:
     """Returns the indexes of the images in a step's batch, for all workers together."""
-    random = np.random.default_rng([seed, step])
-    return random.choice(TRAIN_IMAGES, workers * BATCH)
+    return np.random.default_rng([seed, step]).choice(TRAIN_IMAGES, workers * BATCH)
 
 
 def build_model() -> keras.Model:
@@ -62,24 +61,6 @@ def build_model() -> keras.Model:
     return model
 
 
-class StepReports(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Prints every trained step, and counts the steps over all restarts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = 0
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
-        report(self.step, logs["loss"])
-        self.step += 1
-
-    def get_state(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.step = state["step"]
-
-
 def fit(model: keras.Model, steps: int, workers: int) -> None:
     """Trains with `model.fit`; after a restart, continues to the last epoch.
 
@@ -91,6 +72,13 @@ def fit(model: keras.Model, steps: int, workers: int) -> None:
     (images, labels), test = load_digits()
     size = workers * BATCH
     rows = np.arange(EPOCH_STEPS * size) % TRAIN_IMAGES  # some twice in an epoch
+    epochs: list[int] = []
+    steps_told = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: epochs.append(epoch),
+        on_train_batch_end=lambda batch, logs: report(
+            epochs[-1] * EPOCH_STEPS + batch, logs["loss"]
+        ),
+    )
     # The callback restores the newest commit; on a notice it commits and exits.
     preemption = tfpreempt.keras.PreemptionCallback(CHECKPOINTS)
     model.fit(
@@ -98,7 +86,7 @@ def fit(model: keras.Model, steps: int, workers: int) -> None:
         batch_size=size,
         epochs=steps // EPOCH_STEPS,
         validation_data=test,
-        callbacks=[preemption, StepReports()],
+        callbacks=[preemption, steps_told],
         verbose=0,
     )
 
@@ -111,8 +99,8 @@ def report(step: int, loss: float) -> None:
 def save_result(out: Path, worker: int, model: keras.Model) -> None:
     """Writes the final weights, and the accuracy on images not used for training."""
     _, (images, labels) = load_digits()
-    predicted = keras.ops.convert_to_numpy(model(images, training=False))
-    accuracy = np.mean(np.argmax(predicted, axis=1) == labels)
+    guesses = keras.ops.argmax(model(images, training=False), axis=1)
+    accuracy = np.mean(keras.ops.convert_to_numpy(guesses) == labels)
     (out / f"accuracy-{worker}.txt").write_text(str(float(accuracy)))
     weights = b"".join(np.asarray(each).tobytes() for each in model.get_weights())
     (out / f"weights-{worker}.bin").write_bytes(weights)

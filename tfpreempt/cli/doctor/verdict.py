@@ -30,12 +30,13 @@ _CLOUD_NOTICES = {
 seconds."""
 
 
-_SERVICE = "JAX_ENABLE_PREEMPTION_SERVICE"
-_FALSE = frozenset({"n", "no", "f", "false", "off", "0"})  # to JAX
-_BY_SERVICE = "is received by JAX's preemption service, and handled about 1 s later"
-_WITHOUT_SERVICE = (
-    "ends the process, unless the program calls tfpreempt.handle_early_notices() first"
-)
+_SETTINGS = {"jax": "JAX_ENABLE_PREEMPTION_SERVICE", "keras": "KERAS_BACKEND"}
+"""For some frameworks, the environment variable with an important setting."""
+_NOTES = {
+    "jax": "; a SIGTERM between jax.distributed.initialize() and the handler is "
+    "handled about 1 s later, or ends the process if the variable "
+    "JAX_ENABLE_PREEMPTION_SERVICE is off"
+}
 
 
 class Level(StrEnum):
@@ -203,25 +204,11 @@ def _assess_frameworks(facts: DoctorFindings) -> Iterator[DoctorFinding]:
         if not private_api.was_seen(library, version):
             level = Level.ADVICE
             text += (
-                f" is not yet tested; tested: {', '.join(private_api.SEEN[library])}. "
-                "Compare a resumed run with an uninterrupted run"
+                f" is not yet tested; tested: {', '.join(private_api.SEEN[library])}"
             )
-        if library == "keras" and (backend := facts.environment.get("KERAS_BACKEND")):
-            text += f"; KERAS_BACKEND is {backend}"
-        elif library == "keras" and "tensorflow" not in facts.versions:
-            level = Level.ADVICE
-            text += (
-                "; the default backend, TensorFlow, is not installed: set "
-                "KERAS_BACKEND=jax, unless ~/.keras/keras.json names a backend"
-            )
-        elif library == "jax":
-            is_off = facts.environment.get(_SERVICE, "1").lower() in _FALSE
-            text += f"; {_SERVICE} is off: " if is_off else "; "
-            text += (
-                "a SIGTERM between jax.distributed.initialize() and the handler "
-                + (_WITHOUT_SERVICE if is_off else _BY_SERVICE)
-            )
-        yield DoctorFinding(level, library, text)
+        if value := facts.environment.get(_SETTINGS.get(library, "")):
+            text += f"; {_SETTINGS[library]} is {value}"
+        yield DoctorFinding(level, library, text + _NOTES.get(library, ""))
 
 
 def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:

@@ -37,9 +37,8 @@ def make_jax_variables(ports: Sequence[int], index: int) -> dict[str, str]:
     JAX itself reads JAX_COORDINATOR_ADDRESS. The program passes the other two to
     `jax.distributed.initialize`; `keras.distribution.initialize` reads its own.
 
-    Returns no variables for a single worker, because this worker may be one of several
-    processes on other machines, which JAX finds itself on a TPU slice and in Slurm.
-    With an address of this machine the processes would not find each other.
+    A single worker gets none: on a TPU slice and in Slurm, JAX finds the processes of
+    all machines itself, and an address of this machine would be wrong.
 
     Args:
         ports: ports of the workers; process 0 hosts JAX's coordination service. Empty

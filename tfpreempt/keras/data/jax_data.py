@@ -142,10 +142,8 @@ class ArrayTracker(IndexTracker):
 
 
 def is_seeded() -> bool:
-    """Returns whether the program has called `keras.utils.set_random_seed`.
-
-    Returns False if Keras does not know, as before 3.10.
-    """
+    """Returns whether the program has called `keras.utils.set_random_seed`; False if
+    Keras does not know, as before 3.10."""
     seed = getattr(private_api.keras_rng, "get_random_seed", None)
     return seed is not None and seed() is not None
 
