@@ -46,8 +46,9 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
         return number * scale
 
     handler = PreemptionCheckpointHandler(
-        resolver, checkpoint, directory, save_freq=100, async_save=False
-    )
+        resolver, checkpoint, directory, save_freq=100, async_save=False,
+        restore="partial", keep_every=1000, best_by=("loss", "min", 3),
+    )  # fmt: skip
     with handler:
         for number in range(handler.total_run_calls, 100):
             assert_type(handler.run(step, number, scale=2.0), float)
@@ -59,8 +60,12 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
         if status is not None:
             assert_type(status.mirrored_step, int | None)
         assert_type(handler.wait_for_mirror(timeout=5), bool)
+        saved = handler.save(wait=False, metrics={"loss": 0.5})
+        assert_type(saved, Checkpoint | None)
+        assert_type(handler.wait_for_save(timeout=5), bool)
         assert_type(handler.latest_checkpoint, str | None)
         for each in assert_type(handler.checkpoints(), list[Checkpoint]):
+            assert_type(each.kept_because, str)
             handler.delete_checkpoint(each)
         handler.delete_checkpoint("ckpt/5")  # type: ignore[arg-type]  # a handle
     handler.close(timeout=5)
@@ -79,12 +84,15 @@ def fitted(model: Any, data: Any) -> None:
         save_freq=datetime.timedelta(minutes=5),
         termination_config=TerminationConfig(),
         mirror_dir="gs://bucket/run",
+        keep_every=datetime.timedelta(days=1),
     )
     with tfpreempt.keras.enable_multi_worker() as patch:
         assert_type(patch.is_active, bool)
     save_freq = "epochs"
     tfpreempt.keras.PreemptionCallback("ckpt", save_freq=save_freq)  # type: ignore[arg-type]
     tfpreempt.keras.PreemptionCallback("ckpt", mirror_dir=1)  # type: ignore[arg-type]
+    low = ("loss", "low", 1)
+    tfpreempt.keras.PreemptionCallback("ckpt", best_by=low)  # type: ignore[arg-type]
 
 
 def configured(resolver: Any, manager: Any) -> None:

@@ -159,7 +159,7 @@ class PreemptionCheckpointHandler:
             adapter_of(given).check_directory(given, checkpoint_dir)
         config = resolve_config(termination_config)
         every = check_save_freq(save_freq)
-        if restore not in (True, False, "partial"):
+        if isinstance(restore, str) and restore != "partial":
             raise errors.ConfigurationError(
                 f'restore is {restore!r}; expected True, False or "partial"'
             )

@@ -140,7 +140,7 @@ class PreemptionCallback:
                 f"checkpoint_dir is {checkpoint_dir!r}; expected the path of a "
                 "separate directory for this run, on storage that all workers share"
             )
-        if not isinstance(restore, bool):
+        if restore not in (True, False):
             raise errors.ConfigurationError(
                 f"restore is {restore!r}; expected True or False. Only a handler can "
                 'restore in part: PreemptionCheckpointHandler(restore="partial")'
