@@ -28,7 +28,7 @@ FAST    := not tensorflow and not multiprocess and not slow and not campaign and
 ALL     := not campaign and not bench
 REGULAR := $(ALL) and not thorough
 
-.PHONY: help demo test test-all test-more test-fast lint types docs wheel matrix bench bench-long performance campaign clean
+.PHONY: help demo test test-all test-more test-fast lint types docs wheel matrix bench bench-long gpu performance campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
@@ -43,6 +43,7 @@ help:
 	@echo "make matrix     the versions of TensorFlow, Keras and Python, as a table"
 	@echo "make bench      measurements against what others have, as JSON lines (half an hour)"
 	@echo "make bench-long   those that take longer: goodput, 10,000 workers"
+	@echo "make gpu        exactness and figures on one NVIDIA GPU, as JSON lines (8 minutes)"
 	@echo "make performance  make bench, kept under docs/performance/, with its pages and plots"
 	@echo "make campaign   thousands of random faults; writes docs/campaigns.md"
 	@echo "make clean      remove .venv and everything that was built"
@@ -108,6 +109,12 @@ bench: $(STAMP)
 # A short trial of goodput: ARGS="--seconds 10 --every 10 --grace 5".
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks goodput agreement_10000 $(ARGS)
+
+# On a machine with one NVIDIA GPU and its driver, in at most eight minutes; ends with 2
+# without a GPU. JAX uses the GPU after `pip install 'jax[cuda12]'`.
+gpu: $(STAMP)
+	if nvidia-smi -L; then $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[and-cuda]'; fi
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # ARGS="goodput" measures that one anew, and leaves the others as they are.
 performance: $(STAMP)

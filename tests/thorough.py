@@ -25,6 +25,8 @@ SHORT_CAMPAIGNS = "tests/campaigns/test_short.py::test_no_trial_breaks_a_promise
 """Repeats at random the faults that other tests cause once."""
 
 TESTS: dict[str, tuple[str, ...]] = {
+    # The programs of `make gpu`, on the CPU.
+    "tests/benchmarks/test_gpu.py::test_every_program_runs_on_the_cpu": (),
     SHORT_CAMPAIGNS: (),
     "tests/campaigns/test_crowd.py::"
     "test_workers_that_are_preempted_again_lose_no_step": (),

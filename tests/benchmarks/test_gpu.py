@@ -1,0 +1,44 @@
+"""`python -m benchmarks.gpu` says what it found; its programs run on the CPU too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+from tests.multiprocess.harness import ROOT
+
+
+def test_a_machine_without_a_gpu_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu"])
+    assert gpu.main() == 2
+    assert "no NVIDIA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_every_program_runs_on_the_cpu() -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "CPU"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, (lines, done.stderr)
+    assert {line["line"] for line in lines} == {
+        "device",
+        "demo",
+        "exactness",
+        "notice_to_exit",
+        "async_save",
+        "step_overhead",
+    }
+    assert all(line["ok"] for line in lines if "ok" in line)
