@@ -75,6 +75,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         "index-twice",
         "loader-ended",
     ),
+    # Both directions; each kind of data has tests on one backend.
+    "tests/multiprocess/test_either_backend.py::"
+    "test_variables_and_position_are_equal": ("arrays",),
+    "tests/multiprocess/test_either_backend.py::"
+    "test_without_tensorflow_a_new_order_is_named": (),
     "tests/multiprocess/test_snapshots.py::test_so_does_a_killed_fit": ("keras",),
     # Each strategy, form and style.
     "tests/multiprocess/test_exact_resume.py::test_one_process": (

@@ -98,6 +98,7 @@ MODULES = {
     "keras_layer": _KERAS + "layers.layer",
     "keras_py_dataset_adapter": _KERAS + "trainers.data_adapters.py_dataset_adapter",
     "keras_seeds": _KERAS + "random.seed_generator",
+    "keras_tf_dataset": _KERAS + "trainers.data_adapters.tf_dataset_adapter",
     "keras_trainer": _KERAS + "backend.tensorflow.trainer",
     "keras_variables": _KERAS + "backend.common.variables",
     "tf_keras_backend": _OLD + "backend",
@@ -285,6 +286,7 @@ FEATURES = {
             "JAXTrainer.fit:epoch_iterator,callbacks,epoch_logs,validation_data,x "
             "JAXTrainer.evaluate:use_cached_eval_dataset is_nnx_enabled",
             "keras_rng": "get_random_seed",
+            "keras_tf_dataset": "TFDatasetAdapter TFDatasetAdapter._dataset",
         },
     ),
     "keras_fit": PrivateApiGroup(

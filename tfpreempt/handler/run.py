@@ -203,12 +203,19 @@ class Run:
 
     # --- the start -------------------------------------------------------------------
 
-    def restore(self, *, named_states: bool = True, is_partial: bool = False) -> None:
+    def restore(
+        self,
+        *,
+        named_states: bool = True,
+        is_partial: bool = False,
+        assign: Callable[[str], None] | None = None,
+    ) -> None:
         """Restores the agreed commit, and its number of steps.
 
         Args:
             named_states: whether to load the named States; False if loaded before.
             is_partial: whether variables that do not fit the commit keep their values.
+            assign: function that restores the variables; see `Directory.restore`.
 
         Raises:
             CheckpointMismatchError: the commit belongs to another model; no variable
@@ -220,9 +227,13 @@ class Run:
         restored = Restored(path=None, step=0, sequence=0, world_size=num_workers)
         if found is not None:
             restored = self.source.restore(
-                found, named_states=named_states, is_partial=is_partial
+                found,
+                named_states=named_states,
+                is_partial=is_partial,
+                assign=assign,
             )
-            if self.counter is not None and found.prefix is None:
+            is_without = found.prefix is None or assign is not None
+            if self.counter is not None and is_without:
                 # Without a TensorFlow checkpoint, the commit has no counter variable.
                 self.counter.assign(restored.step)
             if self.counter is not None:

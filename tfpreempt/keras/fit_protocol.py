@@ -83,8 +83,21 @@ class Pipelines(Protocol):
             iterator: the first iterator used for training, before a read.
         """
 
-    def way_of(self, kind: str) -> Any:
-        """Returns the tracker for a kind of position; None for an unknown kind."""
+    def way_of(self, fit: Fit, position: Any) -> tuple[Any, Any]:
+        """Returns the tracker that restores a position, and the position to restore.
+
+        The returned position differs from the given position only for arrays, if the
+        fit was interrupted on the other backend of Keras 3, which draws the order of
+        the samples in another way.
+
+        Args:
+            fit: the fit.
+            position: the saved position.
+
+        Returns:
+            The class of the tracker: None for an unknown kind of position; the base
+            class `Tracker` if the epoch begins as without a restart. And the position.
+        """
 
     def order(self, fit: Fit, dataset: Any) -> dict[str, int]:
         """Returns fingerprints of a dataset's order that are equal in every epoch."""
@@ -161,6 +174,31 @@ class FitVariables(Protocol):
             is_attached: whether `of_worker` was called before at this step.
         """
 
+    def keys(self) -> Mapping[str, str]:
+        """Returns the key of each variable in a commit, by a name of the variable that
+        is equal on every backend of Keras 3.
+
+        The caller has called `of_worker`.
+
+        Returns:
+            The keys, the same object until a key changes. Empty if the names are the
+            keys, and for tf_keras.
+        """
+        return {}
+
+    def assign_named(self, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+        """Assigns arrays of a commit to the variables of a fit of Keras 3.
+
+        Args:
+            names: names of all variables in the commit, in order, as in `keys`.
+            arrays: NumPy arrays by name.
+
+        Raises:
+            CheckpointMismatchError: the model has other variables; nothing was
+                assigned.
+        """
+        return  # never called for tf_keras
+
     def expect(self, names: Sequence[str]) -> None:
         """Passes the names under which the commit has the variables of `of_worker`.
 
@@ -169,6 +207,7 @@ class FitVariables(Protocol):
         Args:
             names: the saved names, in the order of `of_worker`.
         """
+        return
 
     def hold(self) -> HeldValues:
         """Returns a copy of all values of this worker."""
@@ -317,6 +356,10 @@ class Fit(Protocol):
             batches: number of batches to skip.
         """
         return None  # reached only if `array_way` is "index"
+
+    def tensorflow_arrays(self) -> Any:
+        """Returns, on JAX, the dataset that Keras makes from arrays on TensorFlow."""
+        return None  # called only on JAX
 
     def loop_state(self) -> dict[str, Any]:
         """Returns facts about the data that the loop has found out, such as the number

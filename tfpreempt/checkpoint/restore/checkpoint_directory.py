@@ -300,7 +300,12 @@ class Directory:
         return next((each for each in found if each.token == token), None)
 
     def restore(
-        self, candidate: Entry, *, named_states: bool = True, is_partial: bool = False
+        self,
+        candidate: Entry,
+        *,
+        named_states: bool = True,
+        is_partial: bool = False,
+        assign: Callable[[str], None] | None = None,
     ) -> events.Restored:
         """Restores a checkpoint, except for the random generators.
 
@@ -311,6 +316,9 @@ class Directory:
             named_states: whether to load the named States too; False if
                 `load_named_states` was called before.
             is_partial: whether variables that do not fit keep their values.
+            assign: for a commit that another framework has written: function that gets
+                the path prefix of the commit's files, and restores the variables; None
+                to restore by `contents`.
 
         Returns:
             The description of the restored checkpoint. The step is 0 for a checkpoint
@@ -330,7 +338,11 @@ class Directory:
         if resized:
             check_rules(candidate, self.registry.in_order(), cluster)
             self.contents.check_shares()
-        if candidate.prefix is not None:
+        if assign is not None:
+            assert candidate.prefix is not None
+            self.contents.free_read_ahead()
+            assign(candidate.prefix)
+        elif candidate.prefix is not None:
             # In a commit, TensorFlow's files have the positions of the chief's data
             # iterators, so only the chief restores the positions from these files.
             is_mine = manifest is None or (cluster.is_chief and not resized)
@@ -344,7 +356,7 @@ class Directory:
                     f"move {candidate.path!r} away, to resume from an older checkpoint"
                 ) from error
         if manifest is not None:
-            for state in self.contents.states:
+            for state in self.contents.states if assign is None else ():
                 load_worker_state(candidate, state, cluster)
             restoring.warn_about_workers(candidate, cluster)
             if named_states:

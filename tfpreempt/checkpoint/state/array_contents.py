@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -25,11 +25,15 @@ from tfpreempt.checkpoint.bundles import (
 from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.state.contents import Contents, StagedSave
+from tfpreempt.checkpoint.state.encoding import read_parts
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files
 
 _NUMBERS = {name: number for number, name in bundle.DTYPES.items()}
 Arrays = Mapping[str, np.ndarray[Any, Any]]
+REPLICA_VALUES = "tfpreempt.per_replica"
+"""Name of the State with the values that `read_replica_values` reads."""
 
 
 class ArrayCheckpoint:
@@ -163,8 +167,8 @@ class ArrayContents(Contents):
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
         self._ahead = None
         try:
-            arrays, sums = _read(prefix)
-        except (*tensor_reader.UNREADABLE, errors.CheckpointError):
+            arrays, sums = read(prefix)
+        except errors.CheckpointError:
             return {}  # the verification of the files reports the reason
         self._ahead = prefix, arrays
         return sums
@@ -182,13 +186,50 @@ class ArrayContents(Contents):
         if ahead is not None and ahead[0] == prefix:
             self._checkpoint.assign(ahead[1])
             return
-        try:
-            arrays, _ = _read(prefix)
-        except tensor_reader.UNREADABLE as error:
-            raise errors.CheckpointCorruptedError(
-                f"{prefix!r} could not be read: {error}"
-            ) from error
-        self._checkpoint.assign(arrays)
+        self._checkpoint.assign(read(prefix)[0])
+
+
+def read_replica_values(
+    file: IO[bytes],
+) -> dict[str, list[np.ndarray[Any, Any]]]:
+    """Reads variables that a worker saves itself in a commit of TensorFlow; see
+    `checkpoint/tensors/per_replica.py`.
+
+    Args:
+        file: the worker's file of the State `REPLICA_VALUES`.
+
+    Returns:
+        For each variable, by path, the values of the worker's replicas.
+    """
+    header, parts = read_parts(file)
+    left = iter(parts)
+    found = {}
+    for entry in header:
+        dtype = bundle.numpy_dtype(_NUMBERS[entry["dtype"]])
+        found[entry["path"]] = [
+            np.frombuffer(next(left), dtype).reshape(shape) for shape in entry["shapes"]
+        ]
+    return found
+
+
+def read_worker_values(shards: str) -> Arrays:
+    """Reads the variables that worker 0 saves itself in a commit of TensorFlow.
+
+    Args:
+        shards: directory of the commit with the States.
+
+    Returns:
+        The value of the first replica, by path.
+    """
+    folder = os.path.join(shards, layout.worker_name(0))
+    try:
+        with file_reading.open_file(
+            os.path.join(folder, REPLICA_VALUES + layout.STATE_SUFFIX)
+        ) as file:
+            found = read_replica_values(file)
+    except FileNotFoundError:  # there are no such variables
+        return {}
+    return {path: values[0] for path, values in found.items() if values}
 
 
 def _dense(name: str, given: Any) -> DenseTensor:
@@ -207,17 +248,32 @@ def _dense(name: str, given: Any) -> DenseTensor:
     return DenseTensor(name, number, array.shape, data, can_be_cut=True)
 
 
-def _read(prefix: str) -> tuple[Arrays, Mapping[str, tuple[int, int]]]:
+def read(prefix: str) -> tuple[Arrays, Mapping[str, tuple[int, int]]]:
     """Reads all arrays of a commit, and compares the checksums with the index.
+
+    Also reads the arrays in TensorFlow's own files. Skips strings and other tensors
+    that are not plain memory.
+
+    Args:
+        prefix: path prefix of the commit's files.
 
     Returns:
         The arrays by name; and size and crc32c, by path, of each file that was read
         completely.
 
     Raises:
-        CheckpointCorruptedError: the bytes do not match the index.
-        OSError, ValueError, LookupError: the files cannot be read.
+        CheckpointCorruptedError: the files cannot be read, or the bytes do not match
+            the index.
     """
+    try:
+        return _read(prefix)
+    except tensor_reader.UNREADABLE as error:
+        raise errors.CheckpointCorruptedError(
+            f"{prefix!r} could not be read: {error}"
+        ) from error
+
+
+def _read(prefix: str) -> tuple[Arrays, Mapping[str, tuple[int, int]]]:
     bundle.check_size(prefix)
     index = tensor_reader.Index(prefix)
     stored = {

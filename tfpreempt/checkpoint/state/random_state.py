@@ -52,11 +52,16 @@ class GlobalRngState(State):
 
     The generators of a framework are saved only if the program has imported the
     framework.
+
+    Attributes:
+        ignored: frameworks whose generators a load ignores. A load imports every other
+            framework whose generators are in the commit.
     """
 
     _is_reserved = True
 
     def __init__(self) -> None:
+        self.ignored: set[str] = set()
         super().__init__("tfpreempt.random", per_worker=True, registry=None)
 
     def save(self, fileobj: IO[bytes]) -> None:
@@ -111,6 +116,7 @@ class GlobalRngState(State):
                 _generators(framework)
                 for framework, keys in _FRAMEWORKS.items()
                 if any(record.get(key) is not None for key in keys)
+                and framework not in self.ignored
             ]
             if record.get(_KERAS_SEED) is not None:
                 others += frameworks.adapters("generators")

@@ -9,7 +9,11 @@ from typing import IO, Any
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt.checkpoint.state.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.state.array_contents import (
+    REPLICA_VALUES,
+    read_replica_values,
+)
+from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors.variables import (
     Attached,
@@ -74,7 +78,7 @@ class PerReplicaState(State):
     _is_reserved = True
 
     def __init__(self, attached: Attached) -> None:
-        super().__init__("tfpreempt.per_replica", per_worker=True, registry=None)
+        super().__init__(REPLICA_VALUES, per_worker=True, registry=None)
         self._attached = attached
 
     def should_save(self) -> bool:
@@ -104,14 +108,8 @@ class PerReplicaState(State):
         worker, as `dealt` divides the values."""
         saved: dict[str, Arrays] = {}
         for file in (each for each in files if each is not None):
-            header, parts = read_parts(file)
-            left = iter(parts)
-            for entry in header:
-                dtype = tf.as_dtype(entry["dtype"]).as_numpy_dtype
-                saved.setdefault(entry["path"], []).extend(
-                    np.frombuffer(next(left), dtype).reshape(shape)
-                    for shape in entry["shapes"]
-                )
+            for path, values in read_replica_values(file).items():
+                saved.setdefault(path, []).extend(values)
         for path, variable in self._attached.differing + self._attached.own:
             if path not in saved:
                 continue

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from tfpreempt.keras.data.sequence import generators, set_generators
 from tfpreempt.keras.fit_protocol import Fit, Loader, SequenceData, instead_once
 
 
@@ -126,6 +127,40 @@ class Keras3Fit(Fit):
                 readers.stop()
 
         return self.distribute(one_pass)
+
+    def rest_of_arrays(self, batches: int, open: Callable[[], Iterator[Any]]) -> Any:
+        """Returns an iterator over the batches of arrays, as Keras makes it without
+        tf.data. The skipped batches are not read.
+
+        Args:
+            batches: number of batches to skip.
+            open: method of Keras' adapter that returns an iterator over all batches.
+        """
+        adapter = self.adapter
+        iterate = adapter._get_iterator
+
+        def rest(get: Callable[..., Any], inputs: Any) -> Iterator[Any]:
+            is_skipping = True
+
+            def get_lazily(sliceable: Any, indices: Any = None) -> Any:
+                return None if is_skipping else get(sliceable, indices)
+
+            every = iterate(get_lazily, inputs)
+            before = generators()
+            for _ in range(batches):
+                next(every, None)
+            if adapter._shuffle == "batch":
+                # Each batch has drawn its order. The order of the skipped batches was
+                # drawn before the restart.
+                set_generators(before)
+            is_skipping = False
+            yield from every
+
+        adapter._get_iterator = rest
+        try:
+            return open()
+        finally:
+            del adapter._get_iterator
 
     def loop_state(self) -> dict[str, Any]:
         return {

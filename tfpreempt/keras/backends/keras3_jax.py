@@ -21,7 +21,6 @@ from tfpreempt.keras.backends.jax_variables import JaxVariables
 from tfpreempt.keras.backends.keras3 import Keras3Fit
 from tfpreempt.keras.data import jax_data
 from tfpreempt.keras.data.jax_data import Batches, PipelineBatches
-from tfpreempt.keras.data.sequence import generators, set_generators
 from tfpreempt.keras.fit_protocol import AUTOTUNE, FitVariables, Loader
 
 _PARTS = {
@@ -109,35 +108,13 @@ class Keras3JaxFit(Keras3Fit):
         return Batches(lambda: private_api.keras_data.get_jax_iterator(batches()))
 
     def distribute_arrays(self, batches: int) -> Any:
-        adapter = self.adapter
-        iterate = adapter._get_iterator
+        return Batches(
+            lambda: self.rest_of_arrays(batches, self.adapter.get_jax_iterator)
+        )
 
-        def rest(get: Callable[..., Any], inputs: Any) -> Iterator[Any]:
-            is_skipping = True
-
-            def get_lazily(sliceable: Any, indices: Any = None) -> Any:
-                return None if is_skipping else get(sliceable, indices)
-
-            every = iterate(get_lazily, inputs)
-            before = generators()
-            for _ in range(batches):
-                next(every, None)
-            if adapter._shuffle == "batch":
-                # Each batch has drawn its order. The order of the skipped batches was
-                # drawn before the restart.
-                set_generators(before)
-            is_skipping = False
-            yield from every
-
-        def opened() -> Iterator[Any]:
-            adapter._get_iterator = rest
-            try:
-                found: Iterator[Any] = adapter.get_jax_iterator()
-                return found
-            finally:
-                del adapter._get_iterator
-
-        return Batches(opened)
+    def tensorflow_arrays(self) -> Any:
+        dataset = self.adapter.get_tf_dataset()
+        return PipelineBatches(private_api.keras_tf_dataset.TFDatasetAdapter(dataset))
 
     def forget_answer(self) -> None:
         self.loop._steps_seen -= self.steps_per_execution

@@ -5,18 +5,32 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras.tree import lists_to_tuples
 
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.array_contents import Arrays
 from tfpreempt.checkpoint.tensors.program_values import is_seeded
+from tfpreempt.checkpoint.tensors.reader import VALUE
+from tfpreempt.checkpoint.tensors.variables import attached, paths, reached
 from tfpreempt.core import private_api
 from tfpreempt.keras.backends.keras3 import Keras3Fit
+from tfpreempt.keras.backends.named_variables import NamedVariables, assign
 from tfpreempt.keras.backends.tensorflow_fit import TensorFlowFit
+from tfpreempt.keras.backends.tensorflow_variables import TensorFlowVariables
 from tfpreempt.keras.data.tensorflow_data import dataset_like
-from tfpreempt.keras.fit_protocol import AUTOTUNE, Loader, instead_once
+from tfpreempt.keras.fit_protocol import (
+    AUTOTUNE,
+    Fit,
+    FitVariables,
+    Loader,
+    instead_once,
+)
 from tfpreempt.keras.multi_worker import of_one_replica
 
 log = logging.getLogger(__name__)
@@ -33,13 +47,13 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
     def grain_loader(self, given: Any) -> Loader | None:
         if not self.has_positions():
             return None
-        # The position is known if batches consist of plain arrays.
-        spec = tf.nest.flatten(self.adapter.get_tf_dataset().element_spec)
-        if not all(isinstance(each, tf.TensorSpec) for each in spec):
+        if not self._has_plain_arrays():  # then the position is unknown
             return None
-        from keras.tree import lists_to_tuples
-
         return Loader(open=lambda: iter(given), taken=list, standardize=lists_to_tuples)
+
+    def _has_plain_arrays(self) -> bool:
+        spec = tf.nest.flatten(self.adapter.get_tf_dataset().element_spec)
+        return all(isinstance(each, tf.TensorSpec) for each in spec)
 
     @property
     def array_way(self) -> str | None:
@@ -64,8 +78,29 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
 
+    def distribute_arrays(self, batches: int) -> Any:
+        """Returns a dataset of the batches in the order that Keras on JAX draws; draws
+        the order now.
+
+        Raises:
+            CheckpointMismatchError: the arrays are sparse.
+        """
+        if not self._has_plain_arrays():
+            raise errors.CheckpointMismatchError(
+                "The epoch was interrupted on JAX, and TensorFlow cannot read sparse "
+                "arrays in the order of JAX. Set KERAS_BACKEND=jax until the end of "
+                "the epoch, or use another checkpoint directory."
+            )
+        rest = self.rest_of_arrays(batches, self.adapter.get_numpy_iterator)
+        first = [*itertools.islice(rest, 1)]
+        every = itertools.chain(first, rest)
+        return self.distribute(lambda: map(lists_to_tuples, every))
+
     def new_iterator(self) -> Any:
         return iter(self.loop._distributed_dataset)
+
+    def make_variables(self) -> FitVariables:
+        return Keras3TensorFlowVariables(self)
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
         def result(found: Any) -> Any:
@@ -112,3 +147,34 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
                     return
         # A trace of the train step also makes variables that only training uses.
         self.trace(model.train_step, iterator)
+
+
+class Keras3TensorFlowVariables(TensorFlowVariables):
+    """Implements `fit_protocol.FitVariables`; the fit may resume on JAX.
+
+    Args:
+        fit: the fit.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__(fit.model, fit.optimizer)
+        self._named = NamedVariables(fit)
+        self._keys: dict[str, str] = {}
+        # The objects for which the keys were found.
+        self._found: tuple[Any, list[int]] = (None, [])
+
+    def keys(self) -> Mapping[str, str]:
+        untracked = attached(self.checkpoint)
+        found = untracked.graph, [id(variable) for _, variable in untracked.own]
+        if found[0] is None or found != self._found:
+            objects, edges = reached(self.checkpoint, untracked)
+            keys = {id(variable): path for path, variable in untracked.own}
+            for path, each in zip(paths(edges), objects, strict=True):
+                keys[id(each)] = f"{path}/.ATTRIBUTES/{VALUE}"
+            named = self._named.find().items()
+            self._keys = {name: keys[id(v)] for name, v in named if id(v) in keys}
+            self._found = found
+        return self._keys
+
+    def assign_named(self, names: Sequence[str], arrays: Arrays) -> None:
+        assign(self._named.find(), names, arrays)

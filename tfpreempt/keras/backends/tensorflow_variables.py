@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -28,10 +28,10 @@ from tfpreempt.checkpoint.tensors.variables import (
     local_parts,
     reached,
 )
-from tfpreempt.keras.fit_protocol import WorkerVariable
+from tfpreempt.keras.fit_protocol import FitVariables, WorkerVariable
 
 
-class TensorFlowVariables:
+class TensorFlowVariables(FitVariables):
     """Implements `fit_protocol.FitVariables` for a fit on TensorFlow.
 
     The tf.train.Checkpoint has the weights and the optimizer. Every worker saves its
@@ -56,9 +56,6 @@ class TensorFlowVariables:
     def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
         untracked = (attached if is_attached else attach)(self.checkpoint)
         return of_worker(self._model, untracked)
-
-    def expect(self, names: Sequence[str]) -> None:
-        """Does nothing: the saved object graph has the names."""
 
     def hold(self) -> HeldValues:
         return HeldValues(self.checkpoint, attach(self.checkpoint))

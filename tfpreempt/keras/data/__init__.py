@@ -1,5 +1,6 @@
 """The position in the data of a `fit`.
 
+arrays           the position in arrays whose order is drawn from NumPy's generator
 counted_dataset  a wrapper of the fit's dataset that counts the iterators of the fit
 jax_data         training data on JAX
 loader           the position in third-party loaders, such as Grain's

@@ -12,10 +12,12 @@ import copy
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tfpreempt.core import frameworks, private_api
+from tfpreempt.core import frameworks, lazy_import, private_api
+from tfpreempt.keras.data.arrays import ArrayTracker
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import (
     AGAIN,
@@ -25,8 +27,9 @@ from tfpreempt.keras.data.position import (
     ReplayTracker,
     Tracker,
 )
-from tfpreempt.keras.data.sequence import generators, set_generators
 from tfpreempt.keras.fit_protocol import Fit
+
+log = logging.getLogger(__name__)
 
 _END = object()
 
@@ -116,28 +119,6 @@ class PipelineIterator(BatchIterator):
         return batches
 
 
-class ArrayTracker(IndexTracker):
-    """Saves the number of trained batches in arrays, and the states of the random
-    generators from which Keras draws the order of the epoch."""
-
-    def begins(self, iterator: Any) -> None:
-        self._generators = generators()
-
-    def save(self, iterator: Any, position: Position) -> Position:
-        return dataclasses.replace(position, more=self._generators)
-
-    def restore(self, position: Position, iterator: Any) -> None:
-        # The generators get their states of the commit later, before the next step.
-        # Before the first batch, Keras has not drawn the order: the step draws it.
-        self._generators = position.more
-        if position.batches and self.fit.arguments["shuffle"] != "batch":
-            set_generators(position.more)
-            iterator.begin()
-
-    def extend(self, position: Position, iterator: Any) -> None:
-        self.begins(iterator)
-
-
 # --- functions of `Pipelines` --------------------------------------------------------
 
 
@@ -167,12 +148,24 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
     return ReplayTracker, f"{AGAIN} ({type(fit.adapter).__name__})"
 
 
-def way_of(kind: str) -> type[Tracker] | None:
-    """Returns the tracker for a kind of position; None for an unknown kind."""
-    if kind in (IndexTracker.kind, ReplayTracker.kind):
-        return ArrayTracker if kind == IndexTracker.kind else ReplayTracker
-    found: type[Tracker] | None = _of_tensorflow().way_of(kind)
-    return found
+def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position]:
+    """Returns the tracker that restores a position, and the position to restore."""
+    kind = position.kind
+    if fit.array_way is None:
+        ways = {ReplayTracker.kind: ReplayTracker}
+        return ways.get(kind) or _of_tensorflow().way_of(fit, position)[0], position
+    # Keras on TensorFlow draws the order of an epoch by an op.
+    shuffle = fit.arguments["shuffle"]
+    is_needed = position.batches and shuffle and shuffle != "batch"
+    if is_needed and kind != IndexTracker.kind:
+        if position.states and lazy_import.has_tensorflow():
+            return _of_tensorflow().ArraysTracker, position
+        log.warning("%s.", _NEW_ORDER)
+    if kind in ("iterator", ReplayTracker.kind):
+        # The order of the batches is the same on both backends.
+        kind = IndexTracker.kind
+        position = dataclasses.replace(position, kind=kind, states=())
+    return (ArrayTracker if kind == IndexTracker.kind else None), position
 
 
 def order(fit: Fit, dataset: Any) -> dict[str, int]:
@@ -220,6 +213,18 @@ def validation_caches(data: Any) -> list[str]:
 
 def _of_tensorflow() -> Any:
     """Returns the functions for tf.data; called only if the data are of tf.data."""
+    is_of_program = frameworks.is_imported("tensorflow")
     from tfpreempt.keras.data import tensorflow_data
 
+    if not is_of_program:
+        tensorflow_data.leave_gpus()
     return tensorflow_data
+
+
+_NEW_ORDER = (
+    "the epoch was interrupted on TensorFlow, which has drawn the order of the "
+    "samples. Without TensorFlow this order cannot be restored, so the rest of the "
+    "epoch has a new order: some samples of this epoch are trained twice and other "
+    "samples not at all. To continue in the old order, install TensorFlow for this "
+    "start"
+)

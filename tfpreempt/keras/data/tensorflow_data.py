@@ -32,6 +32,7 @@ from tfpreempt.data import iterators, slices
 from tfpreempt.data.iterators import owned_iterators
 from tfpreempt.data.read_ahead import state_of
 from tfpreempt.keras.data import pipeline
+from tfpreempt.keras.data.arrays import DrawnTracker
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import (
     AGAIN,
@@ -111,6 +112,21 @@ class IteratorTracker(Tracker):
         self.restore(next_position, iterator)
 
 
+class ArraysTracker(IteratorTracker):
+    """Restores, on JAX, the position in arrays in an epoch whose order was drawn on
+    TensorFlow: the rest of the epoch is read by the pipeline that Keras makes on
+    TensorFlow."""
+
+    def prepare(self, position: Position) -> Sequence[str]:
+        self.data.instead = self.fit.first_iterator, self.fit.tensorflow_arrays()
+        return ()
+
+
+def leave_gpus() -> None:
+    """Makes TensorFlow use no GPU, because the program computes with JAX."""
+    tf.config.set_visible_devices([], "GPU")
+
+
 def _states(iterator: Any) -> list[list[bytes]]:
     """Returns the states of the tf.data iterators of a (distributed) iterator.
 
@@ -125,12 +141,18 @@ def _states(iterator: Any) -> list[list[bytes]]:
 _WAYS = {way.kind: way for way in (IteratorTracker, IndexTracker, ReplayTracker)}
 
 
-def way_of(kind: str) -> type[Tracker] | None:
-    """Returns the tracker for a kind of position; None for an unknown kind.
+def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position]:
+    """Returns the tracker that restores a position, and the position to restore.
 
     A sequence or loader has a fixed tracker, which is not in the table.
     """
-    return _WAYS.get(kind)
+    if position.kind != IndexTracker.kind or fit.array_way in (None, "index"):
+        return _WAYS.get(position.kind), position
+    # Keras on JAX draws the order of an epoch from NumPy's generator.
+    if not position.batches:
+        return Tracker, position
+    is_in_batches = fit.arguments["shuffle"] == "batch"
+    return (ReplayTracker if is_in_batches else DrawnTracker), position
 
 
 def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:

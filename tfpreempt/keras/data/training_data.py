@@ -45,6 +45,7 @@ class TrainingData:
         elif fit.loader is not None:
             way = LoaderTracker
         self.tracker = way(fit, self.dataset)
+        self._is_of_epoch = False  # whether the tracker serves only the resumed epoch
         self._iterator: Any = None  # the iterator used for training
         # Number of iterators used for training, including the current iterator.
         self._read = 0
@@ -66,7 +67,9 @@ class TrainingData:
         """Called when the fit uses an iterator for the first time, before a read."""
         self._read += 1
         self._iterator = iterator
-        if type(self.tracker) is Tracker:  # no way to save the position is chosen yet
+        # No way to save the position is chosen yet, or only for the resumed epoch.
+        if type(self.tracker) is Tracker or self._is_of_epoch:
+            self._is_of_epoch = False
             way, problem = self._fit.pipelines.choose(
                 self._fit, self.dataset.dataset, iterator
             )
@@ -148,13 +151,18 @@ class TrainingData:
                 )
             saved = Position(kind="replay", made=0, read=0, batches=batches)
         if saved.kind not in (self.tracker.kind, *self.tracker.other_kinds):
-            if (way := self._fit.pipelines.way_of(saved.kind)) is None:
+            way, saved = self._fit.pipelines.way_of(self._fit, saved)
+            if way is None:
                 raise errors.CheckpointMismatchError(
                     "The position in the training data was saved for data of the kind "
                     f"{saved.kind!r}; this fit has data of another kind. Pass the data "
                     "of the interrupted run, or use another checkpoint directory."
                 )
-            self._choose(way)
+            if way is not Tracker:
+                self._choose(way)
+            # The other backend has drawn the order of this epoch, but draws no more.
+            is_other = self._fit.array_way not in (None, way.kind)
+            self._is_of_epoch = is_other and saved.kind != ReplayTracker.kind
         if missing := self.tracker.prepare(saved):
             log.warning(
                 "the training data are read from a cache, and files of the cache are "
@@ -190,6 +198,10 @@ class TrainingData:
         self._iterator = iterator
         self._read = saved.read + 1
         self._made_before = saved.made + 1 - self.dataset.number(iterator)
+        if type(self.tracker) is Tracker:
+            self._read = saved.read
+            self.begins(iterator)
+            return 0
         if extends and not self._fit.keeps_iterator:
             self.tracker.extend(saved, iterator)
             return 0

@@ -4,6 +4,7 @@ epoch_end          the state after an epoch's last step, kept during the validat
 fit_progress       the progress of a fit as a value; compares a checkpoint with a fit
 fit_state          the contents of a commit of a running fit: captures and restores
 frame_lookup       finds the running `model.fit` on the stack of the main thread
+other_backend      restores on JAX a commit of TensorFlow, and the other way round
 phases             the phases of a fit under the callback, as a table
 python_attributes  attributes of a model with plain Python values that training changes
 resume_plan        how a fit begins, given the checkpoint and the earlier fits

@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # the interface imports TensorFlow; this module has values on
     from tfpreempt.keras.fit_protocol import Fit
 
 Stage = Literal["train", "validation", "complete"]
+BACKENDS = {"keras": "TensorFlow", "keras on JAX": "JAX"}
+"""Name of the backend, by `Fit.line` of Keras 3. A fit on one backend can resume from a
+commit of the other backend."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ def made_of(
     weights = fit.model.weights if fit.model.built else ()
     shapes = sorted(f"{each.dtype} {tuple(each.shape)}" for each in weights)
     return {
-        "keras": fit.line,
+        "keras": fit.line,  # compared by `_comparable`
         "optimizer": type(fit.optimizer).__name__,
         "data": type(fit.adapter).__name__,
         "samples": getattr(fit.adapter, "_num_samples", None),
@@ -156,6 +159,17 @@ def _are_close(values: Any, others: Any) -> bool:
     return np.allclose(pair[0], pair[1], rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
+def _comparable(
+    fact: str, saved: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Returns a fact about the saved fit and about the current fit; None if unknown.
+
+    The backends of Keras 3 count as equal.
+    """
+    pair = saved.get(fact), now.get(fact)
+    return ("keras", "keras") if BACKENDS.keys() >= set(pair) else pair
+
+
 def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -> bool:
     """Returns whether the current fit may be the saved fit. Unknown facts count as
     equal.
@@ -171,7 +185,7 @@ def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -
     if now["weights"] < saved.get("weights", 0):
         # The model is not fully built: its first step makes more weights.
         facts.remove("shapes")
-    pairs = [(saved.get(fact), now[fact]) for fact in facts]
+    pairs = [_comparable(fact, saved, now) for fact in facts]
     values = saved.get("values"), now["values"]
     is_compared = exactly and None not in values and not saved.get("varies")
     return all(None in pair or pair[0] == pair[1] for pair in pairs) and (
@@ -183,7 +197,7 @@ GIVE_EACH = "If the program has several fits, give each fit its own directory."
 """Last sentence of errors about a checkpoint that may belong to another fit."""
 
 _FIXES = {
-    "keras": ("keras", "train with the same Keras, on the same backend"),
+    "keras": ("keras", "train with the same Keras"),
     "optimizer": ("optimizer", "compile with the same optimizer"),
     "data": ("data", "pass the same kind of data to fit"),
     "samples": ("the number of samples", "pass data of the same length"),
@@ -214,7 +228,7 @@ def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
             there.
     """
     for what, (name, fix) in _FIXES.items():
-        before, here = saved.made_of.get(what), now.get(what)
+        before, here = _comparable(what, saved.made_of, now)
         if before is None or here is None:
             continue
         if here < before if what == "slots" else here != before:

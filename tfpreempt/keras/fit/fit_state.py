@@ -33,6 +33,7 @@ from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit.fit_progress import Progress, check_same, made_of
+from tfpreempt.keras.fit.other_backend import KEYS, OtherBackend
 from tfpreempt.keras.fit.python_attributes import Attributes
 from tfpreempt.keras.fit_protocol import Fit, HeldValues, WorkerVariable
 from tfpreempt.keras.fit_record import EncodedValue, FitRecord
@@ -122,6 +123,7 @@ class FitState:
             the arrays.
         varies: whether the training arrays had other values in an earlier run of the
             program.
+        other: the commit to restore, if the other backend of Keras 3 has written it.
     """
 
     def __init__(
@@ -137,6 +139,9 @@ class FitState:
         self._callbacks = callbacks
         self._data = data
         self._random = GlobalRngState()
+        # The keys of the variables, as given and in the form of a save.
+        self._keys: tuple[Any, EncodedValue] = (None, EncodedValue(header={}))
+        self.other: OtherBackend | None = None
         self.has_own_arrays = False
         self.varies = False
         self.attributes = Attributes(fit.model)
@@ -175,11 +180,21 @@ class FitState:
         """
         self._fit.settle()
         now = self.variables.of_worker(is_attached=True)
-        return {
+        taken = {
             "progress": EncodedValue.of(dataclasses.asdict(reached)),
             "variables": EncodedValue.of([(own.name, own.kind) for own in now]),
             "callbacks": callback_state.capture(self._callbacks, leaves_out=True),
         }
+        self.prepare()
+        return taken | ({KEYS: self._keys[1]} if self._keys[0] else {})
+
+    def prepare(self) -> None:
+        """Computes values of a save in advance; called after a search of the variables,
+        as in `Contents.prepare`."""
+        # A fit of several workers cannot resume on the other backend.
+        keys = self.variables.keys() if self.has_own_arrays else {}
+        if keys is not self._keys[0]:
+            self._keys = keys, EncodedValue.of(dict(keys))
 
     def take_own(self) -> Taken:
         """Returns this worker's values, without its log files and its data position.
@@ -256,7 +271,7 @@ class FitState:
         assert shared is not None
         directory = run.directory.path
         check_same(progress, made_of(self._fit, is_built=True), directory)
-        saved = shared["variables"].value()
+        saved = [] if self.other is not None else shared["variables"].value()
         now = self.variables.of_worker()
         metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
         if metrics < progress.metrics or len(now) < len(saved):
@@ -272,9 +287,14 @@ class FitState:
             position = Position.parse(own["position"].value())
             if position is None or not position.is_shared:
                 replicas = own["replicas"].value()
-        check(saved, now, replicas)
-        self.variables.expect([name for name, _ in saved])
-        run.restore(named_states=False)
+        if self.other is None:
+            check(saved, now, replicas)
+            self.variables.expect([name for name, _ in saved])
+            run.restore(named_states=False)
+        else:
+            assign = functools.partial(self.other.assign, variables=self.variables)
+            run.restore(named_states=False, assign=assign)
+            self._random.ignored = self.other.ignored
         if own is not None:
             self.attributes.restore(own["attributes"])
         self._fit.settle()

@@ -25,6 +25,8 @@ class TrainFunctionWrapper:
         fit: the fit with the train function.
         session: the session of this process.
         run: the run that counts the steps.
+        prepare: function called after the first step, to compute values of the first
+            save in advance.
         slow: function that Keras' call is passed to, instead of the method `run`, if a
             step needs more than a call of the train function (a new iterator, a
             restore, a due save).
@@ -41,7 +43,13 @@ class TrainFunctionWrapper:
     """
 
     def __init__(
-        self, fit: Fit, session: Session, run: Run, slow: Callable[[Any], Any]
+        self,
+        fit: Fit,
+        session: Session,
+        run: Run,
+        slow: Callable[[Any], Any],
+        *,
+        prepare: Callable[[], None],
     ) -> None:
         self.inner: Callable[[Any], Any] = fit.as_step(
             "train", fit.model.train_function
@@ -54,7 +62,7 @@ class TrainFunctionWrapper:
         self._session = session
         self._step_flag = session.step_flag
         self._run = run
-        self._slow = slow
+        self._slow, self._prepare = slow, prepare
         # Number of batches in an epoch, if the last step may be shorter; else None.
         self._limit: int | None = None
         # (number of steps of the run, number of batches of the epoch trained at that
@@ -83,6 +91,8 @@ class TrainFunctionWrapper:
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             self._fit.sync()
             self._session.enter(run, "a callback")
+            if run.steps_made == 1:
+                self._prepare()
             run.stop_at = MEASURED.get(run.steps_made, NEVER)
         step_flag.busy = True
         try:

@@ -27,6 +27,7 @@ from tfpreempt.keras.fit.epoch_end import EpochEnd
 from tfpreempt.keras.fit.fit_progress import Progress, Stage
 from tfpreempt.keras.fit.fit_state import FitState, Taken
 from tfpreempt.keras.fit.frame_lookup import epoch_logs, find, is_running
+from tfpreempt.keras.fit.other_backend import OtherBackend, crosses
 from tfpreempt.keras.fit.phases import FitEvent, FitPhase
 from tfpreempt.keras.fit.traced_functions import TracedFunctions
 from tfpreempt.keras.fit.train_function import TrainFunctionWrapper
@@ -126,7 +127,11 @@ class Training:
 
             # Replace functions of Keras.
             self._steps = TrainFunctionWrapper(
-                self.fit, self.session, self.run, self._slow_step
+                self.fit,
+                self.session,
+                self.run,
+                self._slow_step,
+                prepare=self._state.prepare,
             )
             self._functions = TracedFunctions(
                 self.fit, self._steps, self._state.attributes
@@ -194,6 +199,10 @@ class Training:
         if self._phase in phases.RESTORING:
             saved = self._saved
             fit_progress.check_same(saved, now, self._directory)
+            if crosses(saved, self.fit):
+                self._state.other = OtherBackend(
+                    self.fit, self.run, shared or {}, self._state.own.loaded
+                )
             if now["values"] is not None:
                 self._check_values(now)
             self._steps.epoch = saved.epoch - (saved.phase == "complete")
