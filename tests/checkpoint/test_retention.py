@@ -182,6 +182,18 @@ def test_commits_that_stay_for_ever_outlive_other_rules(tmp_path):
     assert steps(tmp_path) == [100, 200, 1000, 1010]
 
 
+@pytest.mark.parametrize("before", [{}, {"keep_every": 10_000}])
+def test_a_period_that_began_under_other_rules_has_a_first_commit(tmp_path, before):
+    """The commits of the period that were made before do not stay."""
+    opened = run_in(tmp_path, **before)
+    for step in (90, 110):
+        commit(opened, step)
+    opened = run_in(tmp_path, keep_every=100)
+    for step in (120, 150, 190, 210, 220, 230):
+        commit(opened, step)
+    assert steps(tmp_path)[-4:] == [120, 210, 220, 230]
+
+
 @pytest.mark.parametrize("hours", [-30, -1, 30])
 def test_a_clock_that_is_set_loses_no_commit(tmp_path, hours):
     clock = Settable()
@@ -290,9 +302,7 @@ def test_random_runs(number):
         seconds += rng.choice([60.0, 4000.0, 50000.0, -7000.0])
         value = rng.choice([math.nan, float(sequence), -float(sequence), None])
         metrics = {} if value is None else {"m": value}
-        recorded = retention.record(
-            policy, next(iter(disk), None), step, seconds, metrics
-        )
+        recorded = retention.record(policy, disk, step, seconds, metrics)
         manifest = Manifest(
             step=step, sequence=sequence, world_size=1, workers=(0,), files=(),
             metadata=json.loads(json.dumps({"saved_at": seconds, **recorded})),

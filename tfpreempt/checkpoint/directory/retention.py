@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -184,20 +185,21 @@ def first_of(manifest: Manifest) -> str:
 
 def record(
     policy: RetentionPolicy,
-    previous: Entry | None,
+    commits: Iterable[Entry],
     step: int,
     saved_at: float,
     metrics: Mapping[str, float],
 ) -> dict[str, Any]:
     """Returns the values that the manifest of a new commit records for `reasons`.
 
-    A commit is the first of its period if the commit before is of another period, or if
-    there is none. So after the clock was set back, or training has returned to an
-    earlier step, a second commit of a period stays.
+    A commit is the first of its period if the commits before are of another period, or
+    if there is none. So after the clock was set back, or training has returned to an
+    earlier step, a second commit of a period stays. Commits that were made without the
+    rule, before a restart with other rules, do not count, because they do not stay.
 
     Args:
         policy: the rules of the run.
-        previous: the newest intact commit before the new commit; None without a commit.
+        commits: the intact commits before the new commit, newest first.
         step: step of the new commit. Periods begin at the multiples of `keep_every`.
         saved_at: time of the new commit, in seconds since the epoch. The periods of a
             timedelta are counted from the epoch.
@@ -207,20 +209,27 @@ def record(
     found: dict[str, Any] = {"metrics": finite} if metrics else {}
     if not policy.has_rules:
         return found
-    every, period = policy.keep_every, ""
-    if isinstance(every, datetime.timedelta):
-        length, now, text = every.total_seconds(), saved_at, str(every)
-        before = None if previous is None else previous.saved_at
-    else:
-        length, now, text = every or math.inf, step, f"{every} steps"
-        before = None if previous is None else previous.step
-    if every and (before is None or before // length != now // length):
-        period = text
+    every, rule, period = policy.keep_every, "", ""
+    if every is not None:
+        if isinstance(every, datetime.timedelta):
+            rule, length, now = str(every), every.total_seconds(), saved_at
+        else:
+            rule, length, now = f"{every} steps", every, step
+
+        def is_of_period(entry: Entry) -> bool:
+            at = entry.step if isinstance(every, int) else entry.saved_at
+            return at is not None and at // length == now // length
+
+        same = itertools.takewhile(is_of_period, commits)
+        rules = [_recorded(each.manifest) for each in same]
+        if not any(e.get("first_of") or e.get("keep_every") == rule for e in rules):
+            period = rule
     return found | {
         "saved_at": saved_at,
         "retention": {
             "num_newest": dataclasses.replace(policy, is_cache=False).num_newest,
             "best_by": policy.best_by,
+            "keep_every": rule,
             "first_of": period,
         },
     }

@@ -346,7 +346,7 @@ class Save(StagedSave):
         found = catalog.scan(directory.path)
         commits = [each for each in found if each.is_committed]
         directory.check_others(commits)
-        intact = (each for each in commits if each.token not in directory.corrupt)
+        intact = [each for each in commits if each.token not in directory.corrupt]
         step, metrics = self._metadata.get("metrics", (None, {}))
         metrics = metrics if step == self.step else {}
         # An unreadable commit may have a number above the highest readable number. So
@@ -372,7 +372,7 @@ class Save(StagedSave):
                 "process": this_process(),
                 **retention.record(
                     policy,
-                    next(intact, None),
+                    intact,
                     self.step,
                     directory.clock.wall(),
                     metrics,
