@@ -20,10 +20,13 @@ from tfpreempt.checkpoint.directory import catalog, retention
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.directory.manifest import Manifest
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror.mirror_retention import delete
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.checkpoint.restore.handle import checkpoints_in
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.cli import main
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.clock import FakeClock
 
 HOUR = datetime.timedelta(hours=1)
@@ -437,6 +440,31 @@ def test_a_scratch_directory_keeps_the_newest_and_those_to_be_uploaded(
     mirror.close()
     assert steps(tmp_path) == [150]
     assert [int(name.split(".")[0]) for name in folders(store)] == [150, 140, 100]
+
+
+def test_a_deletion_at_the_url_is_noticed_after_the_upload_of_an_older_commit(
+    tmp_path, store, make_mirror
+):
+    """The user deletes the newest commit, to resume from an older commit."""
+    policy = RetentionPolicy(keep_every=100)
+    gate = Gate(store)
+    scratch = Scratch("gs://b/run", str(tmp_path))
+    mirror = make_mirror(gate, policy=policy, scratch=scratch, lease=Lease())
+    cache = dataclasses.replace(policy, is_cache=True)
+    opened = open_directory(tmp_path, OwnContents(), retention=cache, mirror=mirror)
+    commit(opened, 100)
+    assert gate.entered.acquire(timeout=PATIENCE)
+    for step in (110, 120, 130):
+        commit(opened, step)
+    scratch.settle([], LocalFiles(str(tmp_path)))
+    gate.open.set()
+    assert mirror.wait(PATIENCE)
+    mirror.close()
+    newest, *_ = copies = catalog.copies(store)
+    assert [each.step for each in copies] == [130, 120, 100]
+    delete(newest)
+    scratch.settle(catalog.copies(store), LocalFiles(str(tmp_path)))
+    assert steps(tmp_path) == []
 
 
 # --- shown to users ------------------------------------------------------------------

@@ -152,9 +152,13 @@ class Scratch:
     def note_upload(self, commit: Entry) -> None:
         """Adds to `.tfpreempt-mirror` a commit that will be the mirror's newest.
 
-        Called before the commit's marker is uploaded.
+        Called before the commit's marker is uploaded. If the mirror already has a newer
+        commit, the upload does not change the newest commit, and nothing is noted: else
+        a start would not find out that the user has deleted the newer commit.
         """
-        self._expect(newest([commit]))
+        mine = newest([commit])
+        if any(each.sequence <= mine.sequence for each in self._expected()):
+            self._expect(mine)
 
     def note_deletion(self, store: ObjectStore, deleted: Iterable[Entry]) -> None:
         """Adds to `.tfpreempt-mirror` the commit that a deletion will make the newest.
