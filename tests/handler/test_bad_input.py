@@ -272,7 +272,13 @@ def test_rules_of_a_manager_are_its_own(program: Program, rule: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("metrics", [3, {"loss": "low"}, {"loss": None}, {"loss": []}])
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        3, {"loss": "low"}, {"loss": None}, {"loss": []}, {"loss": "0.5"},
+        {"loss": True}, {"loss": 10**400}, {1: 0.5},
+    ],
+)  # fmt: skip
 def test_metrics_that_are_no_numbers(program: Program, metrics: Any) -> None:
     """F: named; nothing is committed."""
     with program.handler() as handler:

@@ -78,8 +78,13 @@ def check_metrics(metrics: Any) -> dict[str, float]:
         ConfigurationError: the argument is no mapping from names to numbers.
     """
     try:
-        return {str(name): float(value) for name, value in dict(metrics).items()}
-    except (TypeError, ValueError) as error:
+        found = dict(metrics)
+        if all(isinstance(name, str) for name in found) and not any(
+            isinstance(value, bool | str | bytes) for value in found.values()
+        ):
+            return {name: float(value) for name, value in found.items()}
+        raise TypeError("a name is no text, or a value is no number")
+    except (TypeError, ValueError, OverflowError) as error:
         raise errors.ConfigurationError(
             f"metrics is {metrics!r:.200}; expected a dict of numbers by name, such as "
             '{"val_loss": 0.3}'

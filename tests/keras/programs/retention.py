@@ -25,7 +25,8 @@ class Cut(keras.callbacks.Callback):
     """The validation loss of a course of its own, and SIGTERM between two epochs."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["course"] = [5.0, 1.0, 7.0, 2.0, float("nan"), 6.0, 3.0, 8.0][epoch]
+        logs["course"] = [5, 1, 7.0, 2.0, float("nan"), 6.0, 3.0, 8.0][epoch]
+        logs[epoch] = 0.5  # a name that is no text is not recorded
         if is_first and epoch == cut:
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait(0.5)

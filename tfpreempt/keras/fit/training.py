@@ -518,7 +518,12 @@ class Training:
             kept = {
                 name: resume_plan.plain(each) for name, each in (logs or {}).items()
             }
-            numbers = {n: each for n, each in kept.items() if isinstance(each, float)}
+            # A callback may have added other names and values to the logs.
+            numbers = {
+                name: float(each)
+                for name, each in kept.items()
+                if isinstance(name, str) and type(each) in (int, float)
+            }
             self.run.record(Metrics(step=self.run.step, values=numbers))
             if self._options.policy.best_by is not None:
                 self.run.directory.set_metrics(self.run.step, numbers)
