@@ -247,6 +247,18 @@ def test_a_full_file_is_followed_by_a_new_file(
     assert sorted(each["step"] for each in records) == list(range(70))
 
 
+def test_a_file_with_the_highest_number_loses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has made the file: a run does not make a million files."""
+    monkeypatch.setattr("tfpreempt.core.journal.SEGMENT_BYTES", 100)
+    (tmp_path / "worker-0.999999.jsonl").write_bytes(b"{}\n" * 100)
+    journal = Journal(tmp_path, 0)
+    for step in range(3):
+        journal.record(dataclasses.replace(EXIT, step=step))
+    assert [each["step"] for each in journal.read_earlier(events.Exit)] == [0, 1, 2]
+
+
 def test_the_records_of_a_file_that_others_can_write_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

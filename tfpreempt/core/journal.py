@@ -43,6 +43,8 @@ MAX_LINE_BYTES = 1 << 20
 SEGMENT_BYTES = 1 << 20
 """Size in bytes from which on a file of a worker's journal gets no further record."""
 
+_MOST_SEGMENTS = 999_999  # highest number in the name of a file
+
 SEGMENT = r"(?:\.(?P<segment>[2-9]|[1-9]\d{1,5}))?"
 """Regular expression for the number in the name of a journal's second and later files,
 between the name of the worker and `.jsonl`."""
@@ -157,11 +159,12 @@ class JsonLines:
         """Opens the newest file, or a new file if the newest file is full."""
         self.path = segments(self._first)[-1]
         descriptor = _open(self.path)
-        if not self._is_full(descriptor):
+        stem, _, text = self.path.stem.partition(".")
+        number = int(text or 1)
+        if number == _MOST_SEGMENTS or not self._is_full(descriptor):
             return descriptor
         os.close(descriptor)
-        stem, _, number = self.path.stem.partition(".")
-        self.path = self.path.with_name(f"{stem}.{int(number or 1) + 1}.jsonl")
+        self.path = self.path.with_name(f"{stem}.{number + 1}.jsonl")
         return _open(self.path)
 
     def _is_full(self, descriptor: int) -> bool:
