@@ -14,6 +14,12 @@ from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.cli.status.run_status import ReportedState
 from tfpreempt.core.events import Commit, Exit, Outcome
 from tfpreempt.core.journal import MAX_LINE_BYTES, Journal
+from tfpreempt.handler.status_file import (
+    WorkerActivity,
+    WorkerStatus,
+    _pack,
+    status_path,
+)
 
 WALL = 1_800_000_000.0
 COMMIT = Commit(
@@ -102,6 +108,16 @@ def test_the_files_of_a_journal_are_read_as_one_while_they_grow(
     assert steps == [*range(20 - len(steps), 20)]
     assert 10 < len(steps) < 20
     assert journals.warnings == []
+
+
+def test_a_worker_without_a_journal_has_a_status(tmp_path: Path) -> None:
+    """The disk was full when the journal was created."""
+    doing = WorkerActivity.TRAINING
+    now = WorkerStatus(
+        at=WALL, worker=0, num_workers=1, host="h", pid=1, doing=doing, step=3
+    )
+    status_path(tmp_path, 0).write_bytes(_pack(now))
+    assert opened(tmp_path, keeps_all=True).reports.keys() == {0}
 
 
 def test_a_pipe_in_place_of_a_journal_blocks_no_reader(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tfpreempt.cli.journals.records import Record
 from tfpreempt.core.journal import SEGMENT, LineReader, open_file
 from tfpreempt.handler.status_file import WorkerStatus, read_worker_status, status_path
 
-_WORKER = re.compile(r"worker-(\d{1,9})(?:" + SEGMENT + r"\.jsonl|\.now)")
+_WORKER = re.compile(r"worker-(\d{1,9})(?:" + SEGMENT + r"\.jsonl|\.status)")
 _SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")
 
 _Journal: TypeAlias = WorkerJournal | SupervisorJournal
@@ -228,7 +228,7 @@ class JournalTailer:
             if self._only_workers is not None and index not in self._only_workers:
                 return
             number = int(match["segment"] or 1)
-            file = name.replace(".now", ".jsonl")
+            file = name.replace(".status", ".jsonl")
             name = f"worker-{index}.jsonl"
             make = functools.partial(WorkerJournal, index, keeps_all=self._keeps_all)
         elif _SUPERVISOR.fullmatch(name) and self._only_supervisor in (None, name):
