@@ -376,6 +376,18 @@ JAX_CAMPAIGN = dataclasses.replace(
     trials=120,
     short=2,
     prepare=functools.partial(prepare, "jax"),
-    fixed=(),
+    fixed=(
+        "A single process that had called `jax.distributed.initialize()` lost a "
+        "notice that arrived before the handler existed. Fixed "
+        "(`multiprocess/test_moments.py::test_before_the_handler`).",
+        "Under `handle_early_notices()`, a process that got a notice before "
+        "`jax.distributed.initialize()` exited at once, and the other processes "
+        "waited five minutes for this process. Fixed "
+        "(`multiprocess/test_early_notices.py`).",
+        "After training, a notice for process 0 ended process 0 at once. JAX then "
+        "aborted the other process, which was about to exit. Fixed "
+        "(`multiprocess/test_early_notices.py`).",
+    ),
+    again=((20261129, 43),),
     labels=CAMPAIGN.labels | {"words": "kind of program"},
 )

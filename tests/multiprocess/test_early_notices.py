@@ -114,6 +114,21 @@ def test_what_follows_the_loop_is_left_before_the_machine_goes(
     assert committed(here) == [STEPS]
 
 
+@pytest.mark.parametrize("told", [0, 1])
+def test_after_the_loop_no_worker_ends_another(here: Place, told: int) -> None:
+    """On JAX, the end of process 0 would end process 1; both end together."""
+    here.hold("start")
+    cluster = here.start("protected.py", "after the loop", UNKNOWN, world=2)
+    for worker in cluster:
+        worker.wait_line("holding")
+    cluster[told].send(signal.SIGTERM)
+    cluster[told].wait_text("Exiting to be restarted")
+    here.release("start")
+    codes = {told: RESTART, 1 - told: 0}
+    cluster.expect(codes[0], codes[1])
+    assert cluster[1 - told].lines("ended")
+
+
 def test_the_next_handler_serves_what_came_between_two(here: Place) -> None:
     cluster = terminate(here, "between two handlers", grace=5.0)
     cluster[0].wait_text("the next handler of this process will handle the notice")

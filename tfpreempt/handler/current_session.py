@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tfpreempt.coordination.deadlines import BYES
 from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.coordination.key_value_store import CoordinationService, KeyValueStore
 from tfpreempt.core import frameworks
@@ -291,7 +292,8 @@ class EarlyNoticeHandler:
         text = f"preemption notice from {notice.origin}"
         wait = _seconds_to_wait(notice)
         if wait == 0.0:
-            self._leave(f"{text}; no training is running")
+            seconds = 0.0 if notice.grace_seconds else BYES
+            self._leave(f"{text}; no training is running", seconds)
             return
         if not keep(notice):
             return
@@ -351,13 +353,20 @@ class EarlyNoticeHandler:
         )
         self._leave(f"the machine will be terminated, and {name} was raised")
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, why: str, seconds: float = 0.0) -> None:
         """Ends the process at once, from this thread.
 
         The main thread may be in C++ code for long, where SystemExit cannot be raised.
+
+        Args:
+            why: cause of the exit, for the log.
+            seconds: longest wait for the other workers, if their framework requires
+                that the workers end together.
         """
         keep_streams()
         log.warning("%s. Exiting to be restarted; the last commit is still valid", why)
+        if _current is not None:
+            _current.exit.disconnect_within(seconds)
         exit_hard(lambda: self._config._exit(True, current_cluster()))
 
 

@@ -515,6 +515,22 @@ class ExitController:
         if not service.disconnect(seconds, is_chief=is_chief) and exit is not None:
             end_now(exit)
 
+    def disconnect_within(self, seconds: float) -> None:
+        """Disconnects this process, which is about to end after the last handler.
+
+        Waits for the other workers, which may be about to end, too: without the wait,
+        the end of the chief could end their processes.
+
+        Args:
+            seconds: longest wait.
+        """
+        if not self.cluster.jobs:
+            return
+        service: CoordinationService
+        service = frameworks.adapter(self.cluster.framework, "coordination")
+        self.coordinator.executor.stop()
+        service.disconnect(seconds, is_chief=self.cluster.is_chief)
+
     @property
     def _host_waits(self) -> float:
         """Seconds by which this process should outlive its deadline.

@@ -187,7 +187,17 @@ def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
     The call of the service returns when every process has made the call. If process 0
     ends first, the service aborts every process that is still connected. So if the
     processes do not disconnect together, process 0 waits before this function returns.
+
+    The main thread and the thread of a notice may call the function at the same time.
     """
+    with _disconnecting:
+        return _disconnect(seconds, is_chief)
+
+
+_disconnecting = threading.Lock()
+
+
+def _disconnect(seconds: float | None, is_chief: bool) -> bool:
     shutdown: Callable[[], None] = jax.distributed.shutdown
     try:
         if seconds is None:
