@@ -521,6 +521,7 @@ JAX = (
     "jax/compile_cache.py",
     "jax/distributed.py",
     "jax/pytree_state.py",
+    "jax/shards.py",
     "jax/values.py",
 )
 

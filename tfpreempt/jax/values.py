@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tfpreempt.jax.pytree_state import local_numbers
+from tfpreempt.jax.shards import local_numbers
 
 SAVED_WHOLE: tuple[type, ...] = ()
 REPLACED: tuple[type, ...] = (jax.Array,)
