@@ -87,6 +87,17 @@ TESTS: dict[str, tuple[str, ...]] = {
         "mirrored-manager-save",
         "mwms-checkpoint-save",
     ),
+    # A fit on JAX in two processes; loops show the loss of a process.
+    "tests/multiprocess/test_jax_fit.py::test_a_distributed_fit_resumes_exactly": (
+        "arrays",
+    ),
+    "tests/multiprocess/test_jax_fit.py::"
+    "test_a_peer_of_a_fit_that_is_killed_under_a_notice_costs_no_hang": (),
+    "tests/multiprocess/test_jax_fit.py::"
+    "test_divided_variables_are_restored_on_other_meshes": (),
+    "tests/multiprocess/test_jax_fit.py::"
+    "test_processes_that_cannot_save_one_state_are_an_error": (),
+    "tests/docs/test_fit_pages.py::test_keras_on_jax_in_two_processes": (),
     # Clusters of several forms, each of which another test restarts too.
     "tests/multiprocess/test_exact_resume.py::test_real_clusters": (
         "2-checkpoint-run-nothing",

@@ -78,11 +78,21 @@ def test_two_workers(tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 def test_keras_on_jax(tmp_path: Path) -> None:
     pytest.importorskip("jax")
-    (program,) = blocks(JAX)
+    program, _ = blocks(JAX)
     (tmp_path / "keras_jax.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "keras_jax.py"]
     for said in ("epochs in the history: 20", "nothing is left to train"):
         assert said in run(command, tmp_path)
+
+
+@pytest.mark.multiprocess
+def test_keras_on_jax_in_two_processes(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    _, program = blocks(JAX)
+    (tmp_path / "keras_jax_workers.py").write_text(program, encoding="utf-8")
+    (command,) = blocks(JAX, "bash")
+    assert "epochs in the history: 20" in run(command.split(), tmp_path)
+    assert list((tmp_path / "ckpt-jax-2").glob("*/COMMITTED"))
 
 
 def messages() -> list[str]:

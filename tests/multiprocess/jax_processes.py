@@ -64,6 +64,7 @@ def jax_processes(
     folder: Path,
     *words: str,
     count: int = 2,
+    devices: int = 1,
     program: Path = PROGRAM,
     **more: str,
 ) -> Iterator[list[JaxProcess]]:
@@ -73,12 +74,14 @@ def jax_processes(
         folder: directory of the logs, in which the processes run.
         *words: arguments of the program.
         count: number of processes.
+        devices: number of CPU devices of each process.
         program: Python file.
         **more: environment variables.
     """
     (port,) = free_ports(1)
     variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
     variables["JAX_NUM_PROCESSES"] = str(count)
+    variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     started = []
     for index in range(count):
         log = folder / f"log-{index}.txt"

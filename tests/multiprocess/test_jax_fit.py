@@ -1,10 +1,15 @@
-"""`model.fit` of Keras on JAX in real processes, with and without TensorFlow."""
+"""`model.fit` of Keras on JAX in real processes, with and without TensorFlow.
+
+Also with `keras.distribution`, in one process or in several.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SEED
-from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT
+from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT, records
+from tests.multiprocess.jax_processes import ended, jax_processes
 from tests.without_tensorflow import WITHOUT_TENSORFLOW_ALONE, python_path_without
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
@@ -76,34 +82,6 @@ def test_a_restart_loads_compiled_functions(tmp_path: Path) -> None:
         loaded, compiled
     )  # a function that is called just before a signal is not kept
     assert int(loaded.split()[1]) >= 5
-
-
-REFUSED = """
-import os
-os.environ["KERAS_BACKEND"] = "jax"
-import keras, numpy, sys, tfpreempt.keras
-from tfpreempt import errors
-
-x = numpy.zeros((8, 2))
-def fit():
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    ours = tfpreempt.keras.PreemptionCallback(sys.argv[1])
-    model.fit(x, x[:, :1], verbose=0, callbacks=[ours])
-
-fit()
-keras.distribution.set_distribution(keras.distribution.DataParallel())
-try:
-    fit()
-except errors.ConfigurationError as error:
-    print(error)
-"""
-
-
-def test_an_unsupported_feature_is_named(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(REFUSED, encoding="utf-8")
-    told = run(tmp_path / "run", program=tmp_path / "program.py")
-    assert "does not support keras.distribution on JAX yet" in told
 
 
 NAMED = """
@@ -205,3 +183,113 @@ def test_variables_that_keras_does_not_pass_to_the_step(tmp_path: Path) -> None:
     resumed, told = run(tmp_path / "run", program=program).splitlines()
     assert resumed == undisturbed
     assert "the change of model.key was not restored by this restart" in told
+
+
+# --- keras.distribution --------------------------------------------------------------
+
+workers = functools.partial(jax_processes, program=PROGRAMS / "jax_fit_workers.py")
+all_end = functools.partial(ended, limit=2 * LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["data=arrays"], 2),
+        (["data=sequence"], 2),
+        (["data=tfdata"], 2),
+        (["model"], 2),
+        (["data=tfdata", "model"], 2),
+        (["data=arrays"], 1),
+    ],
+    ids=["arrays", "sequence", "tfdata", "model", "model-tfdata", "one-process"],
+)
+def test_a_distributed_fit_resumes_exactly(
+    tmp_path: Path, words: list[str], count: int
+) -> None:
+    """SIGTERM to a process in an epoch, and to another in a validation.
+
+    The first case, which `make test` runs, has no second signal.
+    """
+    start = functools.partial(workers, count=count, devices=3 - count)
+    drawn = random.Random(f"{SEED} {words} {count}")
+    with start(tmp_path, str(tmp_path / "undisturbed"), *words) as processes:
+        all_end(processes, *[0] * count)
+        expected = [each.lines("final") for each in processes]
+        assert "save failed" not in processes[0].output
+        is_imported = str("data=tfdata" in words)
+        assert {each.lines("TensorFlow")[0] for each in processes} == {is_imported}
+    directory = tmp_path / "run"
+    batch = drawn.randrange(1, 8)
+    points = [f"{count - 1}:train:1:{batch}", f"0:validation:1:{drawn.randrange(4)}"]
+    if (words, count) == (["data=arrays"], 2):
+        del points[1]
+    for point in points:
+        print("SIGTERM at", point, "seed", SEED)
+        with start(tmp_path, str(directory), f"cut={point}", *words) as processes:
+            all_end(processes, *[RESTART] * count)
+    commits = records(directory, "commit", because="preemption")
+    steps = [each["step"] for each in commits]  # a peer may be one step further
+    assert steps == [steps[0], 20][: len(points)]
+    assert 10 + batch <= steps[0] < 20
+    with start(tmp_path, str(directory), *words) as processes:
+        all_end(processes, *[0] * count)
+        assert [each.lines("final") for each in processes] == expected
+
+
+@pytest.mark.parametrize("words", [[], ["model"]], ids=["data", "model"])
+def test_a_peer_of_a_fit_that_is_killed_under_a_notice_costs_no_hang(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """The rest commits, unless the killed process alone has shards of a variable."""
+    directory = tmp_path / "run"
+    holds = [tmp_path / f"hold-{index}" for index in range(2)]
+    for each in holds:
+        each.touch()
+    words = [*words, "hold=4", "grace=8"]
+    with workers(tmp_path, str(directory), *words) as processes:
+        for process in processes:
+            process.wait_line("holds")
+        processes[0].process.send_signal(signal.SIGTERM)
+        processes[0].wait_line(
+            "tfpreempt: WARNING: preemption notice from signal:SIGTERM;"
+        )
+        processes[1].process.kill()
+        holds[0].unlink()
+        ended(processes, RESTART, -signal.SIGKILL, limit=20.0)
+    step = 10 if "model" in words else 15
+    assert records(directory, "commit")[-1]["step"] == step
+    with workers(tmp_path, str(directory), *words) as processes:
+        assert processes[1].wait_line("starts") == f"1 {step - 10}"
+        if "model" in words:
+            holds[1].unlink()
+        all_end(processes, 0, 0)
+
+
+def test_divided_variables_are_restored_on_other_meshes(tmp_path: Path) -> None:
+    """By other numbers of processes, and of devices of a process."""
+    found = []
+    for count, devices in ((2, 1), (1, 2), (1, 1), (4, 1)):
+        words = str(tmp_path / "run"), "model"
+        with workers(tmp_path, *words, count=count, devices=devices) as processes:
+            all_end(processes, *[0] * count)
+            assert bool(processes[0].lines("starts")) is (not found)
+            found += [each.lines("final")[0] for each in processes]
+    assert len(found) == 8
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ("alone", "uses the devices of the processes []; expected every process"),
+        ("local", "; expected every process"),
+        ("eager", "compiled with run_eagerly=True or jit_compile=False"),
+        ("early", "is not on the devices of every process of jax.distributed"),
+    ],
+)
+def test_processes_that_cannot_save_one_state_are_an_error(
+    tmp_path: Path, wrong: str, error: str
+) -> None:
+    with workers(tmp_path, str(tmp_path / "run"), f"wrong={wrong}") as processes:
+        all_end(processes, 1, 1)
+        assert error in processes[1].output

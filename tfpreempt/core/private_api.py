@@ -289,6 +289,13 @@ FEATURES = {
             "keras_tf_dataset": "TFDatasetAdapter TFDatasetAdapter._dataset",
         },
     ),
+    "keras_fit_distribution": PrivateApiGroup(
+        what="PreemptionCallback in model.fit of Keras 3 on JAX with a distribution",
+        names={
+            "keras_distribution": "DeviceMesh.backend_mesh Distribution.device_mesh",
+            "keras_jax_trainer": "JAXEpochIterator._get_distributed_iterator",
+        },
+    ),
     "keras_fit": PrivateApiGroup(
         what="PreemptionCallback in model.fit of Keras 3 on TensorFlow",
         names={

@@ -127,6 +127,14 @@ class DividedArray:
     saved: SavedArray
     _pieces: dict[_Bounds, _NumpyArray] = dataclasses.field(default_factory=dict)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.saved.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.saved.dtype)
+
     def add(self, bounds: Iterable[tuple[int, int]], part: bytes) -> None:
         """Adds a range of the array, read from a file."""
         key = tuple((int(first), int(end)) for first, end in bounds)

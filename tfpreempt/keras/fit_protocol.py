@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol
 
+from tfpreempt.checkpoint.state.state import State
+
 AUTOTUNE = -1
 """Number of batches to prefetch: the framework decides."""
 
@@ -163,9 +165,11 @@ class FitVariables(Protocol):
 
     Attributes:
         checkpoint: the checkpoint, as `handler.registration.register` takes it.
+        states: registered States with values that the checkpoint does not contain.
     """
 
     checkpoint: Any
+    states: Sequence[State] = ()
 
     def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
         """Returns the variables whose number and kinds a restore compares first.

@@ -6,6 +6,11 @@ values outside of the variables; `Fit.sync` puts the values into the variables.
 
 Keras does not pass every variable to the step (`named_variables.py` finds all), but an
 eager step and a callback may change any variable.
+
+With `keras.distribution`, the values are arrays on several devices, perhaps of several
+processes. A value of which every process holds every element is in the checkpoint, and
+process 0 writes the checkpoint. Of the other values (`keras.distribution.ModelParallel`
+makes them), every process saves its shards.
 """
 
 from __future__ import annotations
@@ -14,10 +19,19 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.array_contents import ArrayCheckpoint, Arrays
+from tfpreempt.checkpoint.state.state import REGISTRY, State
+from tfpreempt.jax.shards import (
+    DividedArray,
+    Shards,
+    is_whole,
+    placed,
+    whole_numbers,
+)
 from tfpreempt.keras.backends.named_variables import NamedVariables, assign
 from tfpreempt.keras.fit_protocol import Fit, FitVariables, WorkerVariable
 
@@ -27,22 +41,63 @@ class JaxVariables(ArrayCheckpoint, FitVariables):
 
     Args:
         fit: the fit.
+
+    Raises:
+        ConfigurationError: the processes have separate values of a variable.
     """
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self._named = NamedVariables(fit)
         self._saved_names: Sequence[str] = ()
+        # Values of the restored commit that are divided among the processes.
+        self._loaded: Mapping[str, DividedArray] = {}
+        self._refuse_separate_values()
         self.checkpoint = self
+        shards = Shards("tfpreempt.keras.shards", self, REGISTRY)
+        self.states: Sequence[State] = (shards,)
+
+    def _refuse_separate_values(self) -> None:
+        everyone = set(range(jax.process_count()))
+        for name, each in self._named.find().items():
+            devices = each.value.sharding.device_set
+            if {device.process_index for device in devices} != everyone:
+                raise errors.ConfigurationError(
+                    f"The variable {name!r} is not on the devices of every process of "
+                    "jax.distributed, so each process may have another value. Call "
+                    "keras.distribution.set_distribution before the variable is made."
+                )
 
     def arrays(self) -> Mapping[str, Any]:
-        return {name: each.value for name, each in self._named.find().items()}
+        values = {name: each.value for name, each in self._named.find().items()}
+        return {
+            name: value if value.is_fully_addressable else whole_numbers(value)
+            for name, value in values.items()
+            if is_whole(value)
+        }
+
+    def divided(self) -> Mapping[str, jax.Array]:
+        """Returns the values that are divided among the processes."""
+        values = {name: each.value for name, each in self._named.find().items()}
+        return {name: each for name, each in values.items() if not is_whole(each)}
+
+    def described(self, name: str) -> str:
+        """Returns a text for errors that describes a variable."""
+        return f"The variable {name}"
+
+    def take(self, loaded: Mapping[str, DividedArray]) -> None:
+        """Takes the divided values of a commit, which `assign` assigns."""
+        self._loaded = loaded
 
     def assign(self, arrays: Arrays) -> None:
-        assign(self._named.find(), self._saved_names, arrays)
+        self._assign(self._saved_names, {**arrays, **self._loaded})
+        self._loaded = {}
 
     def assign_named(self, names: Sequence[str], arrays: Arrays) -> None:
-        assign(self._named.find(), names, arrays)
+        self._assign(names, arrays)
+
+    def _assign(self, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+        assign(self._named.find(), names, arrays, put=_put)
 
     def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
         """Returns all variables of the fit: every worker has the same values, so a
@@ -63,6 +118,12 @@ class JaxVariables(ArrayCheckpoint, FitVariables):
     def hold(self) -> HeldJaxValues:
         self._fit.sync()
         return HeldJaxValues(self._fit, list(self._named.find().values()))
+
+
+def _put(variable: Any, value: Any) -> None:
+    """Gives a variable a value of a commit, with the layout of the variable."""
+    at = value.at if isinstance(value, DividedArray) else value.__getitem__
+    variable.assign(placed(variable.shape, at, variable.value))
 
 
 class HeldJaxValues:

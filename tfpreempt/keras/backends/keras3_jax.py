@@ -9,8 +9,9 @@ values; then Keras' loop takes the state out of the variables before the next st
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -50,23 +51,48 @@ class Keras3JaxFit(Keras3Fit):
         super().__init__(model, frame)
         # State passed to the running function of Keras, and its parts by name.
         self._state: Any = None
+        self._distribution = private_api.keras_distribution.distribution()
         self._refuse_unsupported()
 
     def _refuse_unsupported(self) -> None:
-        distribution = private_api.keras_distribution.distribution()
         trainer = private_api.keras_jax_trainer
-        features = {
-            "jax.distributed": jax.process_count() > 1,
-            "keras.distribution": distribution is not None,
-            "KERAS_NNX_ENABLED": getattr(trainer, "is_nnx_enabled", bool)(),
-        }
-        for feature, is_used in features.items():
-            if is_used:
-                raise errors.ConfigurationError(
-                    f"PreemptionCallback does not support {feature} on JAX yet: an "
-                    "exact resume was not tested. Train without it, or without the "
-                    "callback."
-                )
+        if getattr(trainer, "is_nnx_enabled", bool)():
+            raise errors.ConfigurationError(
+                "PreemptionCallback does not support KERAS_NNX_ENABLED on JAX yet: an "
+                "exact resume was not tested. Train without it, or without the "
+                "callback."
+            )
+        if self._distribution is not None:
+            private_api.check_available("keras_fit_distribution")
+        if jax.process_count() > 1:
+            self._refuse_separate_processes()
+
+    def _refuse_separate_processes(self) -> None:
+        """Raises an error for a fit in several processes that do not train together, or
+        that cannot save at every step."""
+        everyone, uses = set(range(jax.process_count())), set()
+        if self._distribution is not None:
+            devices = self._distribution.device_mesh.backend_mesh.devices
+            uses = {device.process_index for device in devices.flat}
+        problem = ""
+        if uses != everyone:
+            problem = (
+                "the keras.distribution of this fit uses the devices of the processes "
+                f"{sorted(uses)}; expected every process, because the other processes "
+                "would train models of their own. Call "
+                "keras.distribution.set_distribution(keras.distribution.DataParallel())"
+                " before the model is made"
+            )
+        elif self.runs_eagerly():
+            problem = (
+                "the model was compiled with run_eagerly=True or jit_compile=False; "
+                "expected a compiled step, because a save of one process must not need "
+                "a computation of all processes. Compile with jit_compile=True"
+            )
+        if problem:
+            raise errors.ConfigurationError(
+                f"jax.distributed connects {len(everyone)} processes, and {problem}."
+            )
 
     def grain_loader(self, given: Any) -> Loader | None:
         return Loader(
@@ -90,12 +116,12 @@ class Keras3JaxFit(Keras3Fit):
 
     def replace_dataset(self, instead: Any) -> Any:
         if type(self.adapter).__name__ == "TFDatasetAdapter":
-            dataset: Batches = PipelineBatches(self.adapter)
+            dataset: Batches = PipelineBatches(self.adapter, self._placed)
         else:
             dataset = Batches(self.loop._get_iterator)
         if self.array_way is not None and self.adapter._shuffle == "batch":
             # Keras would draw the order of the next batch ahead of training.
-            dataset = Batches(self.adapter.get_jax_iterator)
+            dataset = Batches(lambda: self._placed(self.adapter.get_jax_iterator()))
         self.loop._get_iterator = lambda: instead
         return dataset
 
@@ -105,16 +131,27 @@ class Keras3JaxFit(Keras3Fit):
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = AUTOTUNE
     ) -> Any:
-        return Batches(lambda: private_api.keras_data.get_jax_iterator(batches()))
+        convert = private_api.keras_data.get_jax_iterator
+        return Batches(lambda: self._placed(convert(batches())))
+
+    def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Returns batches of this process, put on the devices of the distribution as by
+        Keras' loop."""
+        if self._distribution is None:
+            return batches
+        loop = copy.copy(self.loop)
+        loop.data_adapter = SimpleNamespace(get_jax_iterator=lambda: batches)
+        placed: Iterator[Any] = loop._get_distributed_iterator(self._distribution)
+        return placed
 
     def distribute_arrays(self, batches: int) -> Any:
-        return Batches(
-            lambda: self.rest_of_arrays(batches, self.adapter.get_jax_iterator)
-        )
+        iterate = self.adapter.get_jax_iterator
+        return Batches(lambda: self._placed(self.rest_of_arrays(batches, iterate)))
 
     def tensorflow_arrays(self) -> Any:
         dataset = self.adapter.get_tf_dataset()
-        return PipelineBatches(private_api.keras_tf_dataset.TFDatasetAdapter(dataset))
+        adapter = private_api.keras_tf_dataset.TFDatasetAdapter(dataset)
+        return PipelineBatches(adapter, self._placed)
 
     def forget_answer(self) -> None:
         self.loop._steps_seen -= self.steps_per_execution

@@ -19,7 +19,6 @@ import keras
 import numpy as np
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.state.array_contents import Arrays
 from tfpreempt.core import object_graph
 from tfpreempt.keras.fit_protocol import Fit
 
@@ -82,8 +81,16 @@ class NamedVariables:
         return self._found
 
 
+def _put(variable: Any, value: Any) -> None:
+    variable.assign(value)
+
+
 def assign(
-    named: Mapping[str, Any], saved_names: Sequence[str], arrays: Arrays
+    named: Mapping[str, Any],
+    saved_names: Sequence[str],
+    arrays: Mapping[str, Any],
+    *,
+    put: Callable[[Any, Any], None] = _put,
 ) -> None:
     """Assigns the arrays of a commit to the variables of a fit.
 
@@ -96,6 +103,7 @@ def assign(
             names may differ from those of this process: Keras numbers its layers in
             the order in which a program makes them.
         arrays: arrays of the commit, by saved name.
+        put: function that assigns an array to a variable.
 
     Raises:
         CheckpointMismatchError: the variables differ from the arrays; nothing was
@@ -136,7 +144,7 @@ def assign(
             "checkpoint directory."
         )
     for variable, value in fitting:
-        variable.assign(value)
+        put(variable, value)
 
 
 def _converted(saved: Any, dtype: str) -> Any | None:

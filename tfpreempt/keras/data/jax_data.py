@@ -32,6 +32,7 @@ from tfpreempt.keras.fit_protocol import Fit
 log = logging.getLogger(__name__)
 
 _END = object()
+_ToDevices = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class Batches:
@@ -82,14 +83,16 @@ class PipelineBatches(Batches):
 
     Args:
         adapter: Keras' adapter of the pipeline.
+        to_devices: function that puts the batches of an iterator on the devices.
     """
 
-    def __init__(self, adapter: Any) -> None:
+    def __init__(self, adapter: Any, to_devices: _ToDevices) -> None:
         self._adapter = adapter
+        self._to_devices = to_devices
         self._datasets = [adapter._dataset]  # read by `pipeline.roots`
 
     def __iter__(self) -> PipelineIterator:
-        return PipelineIterator(self._adapter)
+        return PipelineIterator(self._adapter, self._to_devices)
 
 
 class PipelineIterator(BatchIterator):
@@ -101,11 +104,13 @@ class PipelineIterator(BatchIterator):
 
     Args:
         adapter: Keras' adapter of the pipeline.
+        to_devices: function that puts the batches of an iterator on the devices.
     """
 
-    def __init__(self, adapter: Any) -> None:
+    def __init__(self, adapter: Any, to_devices: _ToDevices) -> None:
         super().__init__(self._converted)
         self._adapter = adapter
+        self._to_devices = to_devices
 
     @functools.cached_property
     def host_iterators(self) -> Sequence[Any]:
@@ -115,8 +120,7 @@ class PipelineIterator(BatchIterator):
     def _converted(self) -> Iterator[Any]:
         adapter = copy.copy(self._adapter)
         [adapter._dataset] = self.host_iterators
-        batches: Iterator[Any] = adapter.get_jax_iterator()
-        return batches
+        return self._to_devices(adapter.get_jax_iterator())
 
 
 # --- functions of `Pipelines` --------------------------------------------------------
@@ -185,12 +189,12 @@ def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
 
 
 def has_global_batches(dataset: Any) -> bool:
-    """Returns True: the only process reads global batches."""
+    """Returns True: every process reads its part of each global batch."""
     return True
 
 
 def check_shares(fit: Fit, dataset: Any) -> None:
-    """Does nothing: the only process reads global batches, which are not divided."""
+    """Does nothing: Keras divides the batches, and raises an error itself."""
 
 
 def validation_problem(data: Any) -> str | None:

@@ -145,14 +145,14 @@ class FitState:
         self.has_own_arrays = False
         self.varies = False
         self.attributes = Attributes(fit.model)
+        self.variables = fit.make_variables()
         self.shared = FitRecord("tfpreempt.keras", take_shared)
         self.own = WorkerRecord("tfpreempt.keras.worker", take_own, per_worker=True)
-        self.variables = fit.make_variables()
 
     def close(self) -> None:
         """Unregisters the States, to exclude the fit from later saves."""
-        self.shared.unregister()
-        self.own.unregister()
+        for each in (self.shared, self.own, *self.variables.states):
+            each.unregister()
 
     def made_of(self, *, is_built: bool) -> dict[str, Any]:
         """Returns the facts that a save stores in `Progress.made_of`.
