@@ -203,8 +203,8 @@ def current() -> Session | None:
 
 
 def current_cluster() -> Cluster:
-    """Returns the handlers' cluster; before the first handler, JAX's or that of the
-    environment."""
+    """Returns the cluster of the handlers. Before the first handler: the processes of
+    `jax.distributed`, or the cluster that environment variables describe."""
     if _current is not None:
         return _current.cluster
     connected = connected_cluster()

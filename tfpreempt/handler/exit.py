@@ -533,11 +533,12 @@ class ExitController:
 
     @property
     def _host_waits(self) -> float:
-        """Seconds by which this process should outlive its deadline.
+        """Seconds by which this process should outlive its deadline, because its end
+        would abort the other processes.
 
-        A notice of another worker has a margin for the delay of the message, so the
-        chief's deadline is earlier than the deadline of that worker. After a notice for
-        its own machine, the chief has the latest deadline.
+        0 on workers other than the chief, and after a notice for the chief's own
+        machine. After a notice of another worker, the chief's deadline is earlier than
+        that worker's, by a margin for the delay of the message.
         """
         is_told = self.coordinator.state.held is not None
         has_peers = self.cluster.num_workers > 1

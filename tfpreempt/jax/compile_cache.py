@@ -5,7 +5,8 @@ files are in a private folder on the machine's disk. An archive of the files is 
 the checkpoint directory and in the mirror:
 
     .tfpreempt-compiled/<machine>.zip       the archive, replaced as a whole
-    .tfpreempt-compiled/loading-<worker>    until the second step, or an exit of Python
+    .tfpreempt-compiled/loading-<worker>    present from the load to the second step, or
+                                            to the exit: found at a start after a crash
     compiled/<machine>.zip                  in the mirror
 
 JAX's folder is not in the checkpoint directory, because JAX writes files under their
@@ -57,8 +58,8 @@ _NAME = re.compile(r"[\w.-]{1,250}-cache")
 _LOOKS_EVERY = 2.0  # seconds between two searches for new files
 _DIRECTORY, _IS_ON = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
 _SETTINGS: dict[str, Any] = {
-    "jax_compilation_cache_max_size": -1,  # the archive has a limit instead
-    # Building a model compiles many small functions.
+    "jax_compilation_cache_max_size": -1,  # no limit: the archive has a limit
+    # Keep functions that compile fast, too: building a model compiles many of them.
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     # With caches of XLA, JAX's key on a GPU would depend on the path of the folder.
     "jax_persistent_cache_enable_xla_caches": "none",
@@ -93,10 +94,11 @@ class CompileCache:
         root, name = os.path.join(directory, layout.COMPILED), f"{machine()}.zip"
         self._archive, self._object = os.path.join(root, name), f"compiled/{name}"
         self._loading = os.path.join(root, f"loading-{self._worker:04d}")
-        self._seen: dict[str, tuple[int, int]] = {}  # time and size at the last search
+        # By name, modification time and size of the files at the last search.
+        self._seen: dict[str, tuple[int, int]] = {}
         self._kept = set[str]()
         self._is_mirrored = self._is_queued = False
-        self._look_at = 0.0  # monotonic seconds
+        self._look_at = 0.0  # monotonic seconds of the next search
 
         of_user = os.path.join(tempfile.gettempdir(), f"tfpreempt-jax-{os.getuid()}")
         key = hashlib.sha256(f"{directory}\0{self._worker}".encode()).hexdigest()[:16]
@@ -111,7 +113,7 @@ class CompileCache:
             )
             return
         found = _unpacked(self._read())
-        self._kept = {*found}  # names in the archive
+        self._kept = {*found}  # names of the files in the archive
         if not found and store is not None and store.stat(self._object) is not None:
             target = io.BytesIO()
             store.get(self._object, target, length=2 * MOST_BYTES)
@@ -120,7 +122,8 @@ class CompileCache:
             Path(self.folder, name).write_bytes(data)
         if found:
             self._files.write(self._loading, [])
-            # Not reached if a function crashes the process.
+            # If a loaded function crashes the process, the exit hook does not run, so
+            # the file stays, and the next start does not load the archive.
             atexit.register(self._files.remove, self._loading)
 
     def keep(self, mirror: Mirror | None) -> None:

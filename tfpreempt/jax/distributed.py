@@ -68,7 +68,8 @@ def is_lost_worker(error: BaseException) -> bool:
 
 
 def cluster() -> Cluster | None:
-    """Returns the processes of `jax.distributed`, which may be one; None without it."""
+    """Returns the processes of `jax.distributed`, perhaps a single process; None if the
+    program has not called `jax.distributed.initialize`."""
     is_connected = getattr(jax.distributed, "is_initialized", None)
     if is_connected is None or not is_connected():  # an old JAX, or not connected
         return None

@@ -138,8 +138,8 @@ def reasons(
 def _best(commits: Sequence[Manifest | None], policy: RetentionPolicy) -> set[int]:
     """Returns the positions of the best commits; of equal values, the oldest is best.
 
-    Of two commits of one step with the same value, only the newest counts: the older
-    commit was corrupt, so the run has made the step again.
+    Of two commits of the same step with the same value, only the newest counts: a run
+    trains a step again if the older commit was found corrupt at a restart.
     """
     if policy.best_by is None:
         return set()
@@ -192,10 +192,11 @@ def record(
 ) -> dict[str, Any]:
     """Returns the values that the manifest of a new commit records for `reasons`.
 
-    A commit is the first of its period if the commits before are of another period, or
-    if there is none. So after the clock was set back, or training has returned to an
-    earlier step, a second commit of a period stays. Commits that were made without the
-    rule, before a restart with other rules, do not count, because they do not stay.
+    A commit is the first of its period unless a commit before belongs to the same
+    period. Commits that were made without the rule, before a restart with other rules,
+    do not count, because they do not stay. Only the commits directly before the new
+    commit are compared: after the clock was set back, or training has returned to an
+    earlier step, a second commit of a period stays.
 
     Args:
         policy: the rules of the run.
@@ -265,8 +266,8 @@ def plan(
     Args:
         entries: the checkpoints in the directory, newest first.
         policy: the rules.
-        corrupt: tokens of commits known to be corrupt. These commits are deleted, and
-            no rule keeps them; if the policy keeps every commit, they stay.
+        corrupt: tokens of commits known to be corrupt. No rule keeps such a commit: the
+            commit is deleted, unless the policy keeps every commit.
 
     Returns:
         The commits to keep and the commits to delete, both oldest first.
