@@ -783,7 +783,8 @@ CAMPAIGN = Campaign(
     promise=(
         "Bits are flipped; files are truncated, deleted, swapped, zeroed, extended "
         "and overwritten; manifests and markers are edited; commits are removed by "
-        "hand. The corrupt files are commits in both layouts, commits with the "
+        "hand. The corrupt files are commits in both layouts (directories of "
+        "tfpreempt, and flat files of a CheckpointManager), commits with the "
         "parts of two workers, commits of a save_fn, checkpoints of TensorFlow, "
         "mirrored commits, snapshots and States. Every worker of a start restores "
         "the newest intact commit completely, and names each commit that was "

@@ -148,11 +148,11 @@ CAMPAIGN = Campaign(
         "of the period. The program is one process, or two processes that train "
         "together; of two, one or both get the notice. If the grace period is at "
         "least 1.5 times a step plus a write of the state, the newest step is "
-        "committed. With less time, the newest step or the commit before is valid. "
-        "All processes exit before SIGKILL, with the restart code. Two processes "
-        "need half a second of the grace period, at most a fifth, for the notice "
-        "between the processes. A periodic save that training waits for is part of "
-        "the step."
+        "committed. With less time, the newest step is committed, or the previous "
+        "commit is still valid. All processes exit before SIGKILL, with the restart "
+        "code. With two processes, half a second of the grace period, but at most a "
+        "fifth of it, is reserved for the message from one process to the other. A "
+        "periodic save that training waits for counts as part of the step."
     ),
     trials=400,
     short=2,
