@@ -96,8 +96,8 @@ class Run:
         source: directory of the commit to restore: the checkpoint directory, or the
             directory of the snapshots.
         candidate: the commit to restore; None to start from scratch.
-        snapshots: snapshots of this worker in memory; None if some worker has no
-            memory.
+        snapshots: snapshots of this worker in memory; None if at least one worker has
+            no memory for snapshots.
         saves_async: whether periodic saves are asynchronous: requested by `async_save`,
             and supported by the contents of the save.
         journal: journal of the run's events; for use on any thread.
@@ -479,7 +479,8 @@ class Run:
             step_seconds=deadlines.step_seconds() or None,
         )
         took = commit.save_seconds
-        if save.is_async:  # takes longer than the save after a notice
+        # An asynchronous save takes longer than a save after a notice.
+        if save.is_async:
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)
@@ -559,7 +560,8 @@ class Runs:
     _refs: list[weakref.ref[Run]] = dataclasses.field(default_factory=list)
     # By directory, the newest periodic commit if the commit was not logged.
     _unlogged: dict[str, Commit] = dataclasses.field(default_factory=dict)
-    _logs_from: float = -math.inf  # monotonic seconds of the next such line
+    # Monotonic seconds from which a periodic commit may be logged again.
+    _logs_from: float = -math.inf
 
     def __iter__(self) -> Iterator[Run]:
         runs = [run for ref in self._refs if (run := ref()) is not None]

@@ -151,7 +151,7 @@ class WorkerVariable:
 
 
 class HeldValues(Protocol):
-    """The values of a fit's variables on this worker, at an earlier moment."""
+    """The values that a fit's variables had on this worker at a call of `hold`."""
 
     def assigned(self) -> AbstractContextManager[None]:
         """Context manager: gives the variables the values, until the body ends.

@@ -94,8 +94,8 @@ class Retention:
         """Returns whether the store had commits newer than `commit` before the first
         upload of this process.
 
-        Returns False if `commit` was in the store, too, or if a rule keeps `commit`
-        although newer commits exist.
+        Returns False if `commit` itself was in the store before that upload, or if a
+        rule keeps `commit` although newer commits exist.
 
         Raises:
             CheckpointError: the store cannot be listed.

@@ -91,7 +91,8 @@ def probe_sources(
 
 
 def _signal(name: str) -> Verdict:
-    """Checks whether this process blocks a signal; a job started here would, too."""
+    """Checks whether this process blocks a signal. If so, a job that is started in the
+    same shell blocks the signal, too."""
     if signal.Signals[name] in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         why = f"{name} is blocked in this shell; a thread of the job receives it"
         return SourceHealth.WORKING, why

@@ -110,8 +110,9 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
         return True
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        # None, if Keras has made the variables already (under a strategy), or if no
-        # step follows: then `build` takes less time than a trace that is never used.
+        # None under a strategy, because Keras has made the variables already. None also
+        # if no step follows, because `build` takes less time than a trace, and the
+        # trace would never be used.
         if self.model._distribute_strategy is not None or not trains:
             return None
         names = getattr(getattr(train_function, "__code__", None), "co_freevars", ())
@@ -123,10 +124,10 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
     def build(self, iterator: Any, train_function: Any) -> None:
         del train_function
         model, strategy = self.model, self.model.distribute_strategy
-        # Call the model symbolically if this makes the same variables as training. That
-        # holds for Keras' own layers, unless a layer is frozen: then gradients would
-        # not reach the new variables even after the layer is unfrozen. Under a
-        # strategy, Keras builds models by a symbolic call, too.
+        # Call the model symbolically if this makes the same variables as training: if
+        # every layer is Keras' own and trainable. (The new variables of a frozen layer
+        # would get no gradients even after the layer is unfrozen.) Under a strategy,
+        # Keras itself builds models by a symbolic call.
         is_plain = all(
             type(layer).__module__.startswith("keras.") and layer.trainable
             for layer in model._flatten_layers()

@@ -75,8 +75,8 @@ class HeldValues:
 
     def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
         found, edges = reached(checkpoint, untracked)
-        # Exclude the save counter of the tf.train.Checkpoint: a child of the Checkpoint
-        # itself.
+        # Exclude the tf.train.Checkpoint and its direct children: the save counter is a
+        # variable among them. All other variables belong to objects below the children.
         children = {0, *(number for _, number in edges[0])}
         objects = [obj for n, obj in enumerate(found) if n not in children]
         objects += [variable for _, variable in untracked.own]

@@ -144,7 +144,8 @@ _WAYS = {way.kind: way for way in (IteratorTracker, IndexTracker, ReplayTracker)
 def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position]:
     """Returns the tracker that restores a position, and the position to restore.
 
-    A sequence or loader has a fixed tracker, which is not in the table.
+    The tracker is None for an unknown kind of position, and for a position in a
+    sequence or a loader, which no tracker of a pipeline can restore.
     """
     if position.kind != IndexTracker.kind or fit.array_way in (None, "index"):
         return _WAYS.get(position.kind), position
@@ -156,11 +157,11 @@ def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position
 
 
 def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:
-    """Returns the best way to save positions in a pipeline.
+    """Returns the best tracker to save positions in a pipeline.
 
     Args:
         fit: the fit.
-        dataset: dataset of the fit's data.
+        dataset: dataset that Keras made from the fit's data.
         iterator: the first iterator used for training, not read yet; the function tries
             to get its state.
 

@@ -15,7 +15,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import readable
 from tfpreempt.keras.fit_record import EncodedValue
 
-if TYPE_CHECKING:  # the interface imports TensorFlow; this module has values only
+if TYPE_CHECKING:  # `fit_protocol` is needed for types only
     from tfpreempt.keras.fit_protocol import Fit
 
 Stage = Literal["train", "validation", "complete"]

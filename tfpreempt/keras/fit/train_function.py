@@ -11,7 +11,7 @@ from tfpreempt.handler.training_end import step_failed
 from tfpreempt.keras.fit_protocol import Fit
 
 MEASURED = {0: 1, 1: 3}
-"""By the number of steps so far: the number of steps at which the wrapper calls the
+"""Key: number of steps so far. Value: number of steps after which the wrapper calls the
 session next, to measure the time of a step."""
 
 
@@ -65,8 +65,8 @@ class TrainFunctionWrapper:
         self._slow, self._prepare = slow, prepare
         # Number of batches in an epoch, if the last step may be shorter; else None.
         self._limit: int | None = None
-        # (number of steps of the run, number of batches of the epoch trained at that
-        # time).
+        # From these two numbers of the same moment, the current number of batches is
+        # computed: steps of the run, and trained batches of the epoch.
         self._mark = (0, 0)
         self.before_epoch = 0
 

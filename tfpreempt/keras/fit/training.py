@@ -72,8 +72,8 @@ class Training:
         model: the model that is fitted.
         callback: the PreemptionCallback. It is moved to the end of the list of
             callbacks, so that its hooks run last.
-        files: text of the log files before the fit. If the fit is skipped, the text is
-            written back.
+        files: text of the CSVLoggers' log files before the fit; None without a
+            CSVLogger. If the fit is skipped, the text is written back.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Training:
         self._data = TrainingData(self.fit)
         self._is_stop_held = False
         self._saved = Progress()  # progress stored in the newest commit
-        # Epoch of the newest check for save_freq="epoch", or of the restored commit.
+        # Epoch at the newest check for save_freq="epoch", or epoch of the restored
+        # commit. A save is due once the epoch has changed.
         self._committed: int | None = None
         self._state = FitState(
             self.fit,
@@ -158,7 +159,7 @@ class Training:
         """Decides how the fit begins, checks the commit, and sets Keras' first epoch.
 
         Args:
-            files: text of the log files before the fit.
+            files: text of the CSVLoggers' log files before the fit, or None.
         """
         now = self._state.made_of(is_built=False)
 
@@ -209,7 +210,7 @@ class Training:
             is_trained = self._phase in (FitPhase.RESTORE, FitPhase.SKIP)
             if self._state.own.part is not None and not is_trained:
                 self._data.check_shares()
-            # Without a position, if the commit has no values of this worker.
+            # If the commit has no values of this worker, there is no saved position.
             own = self._state.own.loaded
             value = own["position"].value() if own is not None else None
             position = Position.parse(value)
@@ -223,7 +224,7 @@ class Training:
         expect_caches(self.fit.pipelines.validation_caches(held_out))
         self.run.clear_caches(is_all_restored=True)
 
-        # Keras' loop.
+        # Set the epoch and the batch at which Keras' loop begins.
         if self._phase in (FitPhase.RESTORE, FitPhase.SKIP):
             self.fit.start_at(arguments["epochs"], 0, {})
             # Make the variables: Keras reads them at the end even without a step.
@@ -279,10 +280,10 @@ class Training:
         self._data.tracker.epoch_begins()
 
     def _batch_ends(self, hook: Callable[..., None], batch: int, logs: Any) -> None:
-        """Called instead of the CallbackList's `on_train_batch_end`.
+        """Replaces the CallbackList's `on_train_batch_end`.
 
-        Calls the hook. A callback may have set `model.stop_training`, which Keras reads
-        afterwards.
+        Calls the original hook, and then handles a `model.stop_training` that a
+        callback has set, before Keras reads it.
         """
         hook(batch, logs)
         if self.fit.model.stop_training or self._is_stop_held:
@@ -320,7 +321,8 @@ class Training:
         if not self._data.dataset.number(iterator):
             # A step of a fit without the PreemptionCallback, or of train_on_batch.
             return steps.inner(iterator)
-        if self._phase in phases.REPEATING:  # Keras looks for the end of the data
+        # The steps of the epoch are trained: Keras calls only to find the data's end.
+        if self._phase in phases.REPEATING:
             if self._phase is FitPhase.DATA_ENDED:
                 self.fit.forget_answer()
             self._phase = phases.after(self._phase, FitEvent.STEP)
@@ -338,7 +340,8 @@ class Training:
         return steps.run(self._functions.train, iterator)
 
     def _first_step(self, iterator: Any) -> Any:
-        """Restores the state, then runs the first step unless already trained."""
+        """Restores the state, and runs the first step of this process, unless the step
+        was trained before the restart."""
         beginning, steps = self._phase, self._steps
         extends = beginning is FitPhase.EXTEND
         if beginning is FitPhase.START:
@@ -385,10 +388,10 @@ class Training:
             return logs
 
     def _save_if_due(self) -> None:
-        """Commits if `save_freq` requires it, and sets the step of the next check.
+        """Commits if a save of `save_freq` is due, and sets the step of the next check.
 
-        If `save_freq` is a timedelta, the session handles it, because the workers must
-        agree on a step.
+        If `save_freq` is a timedelta, the session makes the saves, because the workers
+        must agree on a step.
         """
         steps, run, every = self._steps, self.run, self._options.save_freq
         left = NEVER
@@ -452,7 +455,7 @@ class Training:
             ConfigurationError: the training data are empty.
         """
         self._check_trained(self._steps.epoch)
-        # The commit was made during this validation.
+        # In these phases, the restored commit was made during this validation.
         if self._phase is FitPhase.VALIDATION_DUE:
             self._others.wake("on_test_begin")
             self._catch_up()
@@ -475,18 +478,19 @@ class Training:
             self._phase = phases.after(self._phase, FitEvent.VALIDATED)
 
     def _epoch_ends(self, hook: Callable[..., None], epoch: int, logs: Any) -> None:
-        """Called instead of the CallbackList's `on_epoch_end`.
+        """Replaces the CallbackList's `on_epoch_end`.
 
         First handles a pending notice: the process may save and exit. Then calls the
-        hook. A commit made here, or because of an error in the hook, contains the state
-        from before the validation. So the restart repeats the validation and the hook,
-        and a callback that stops training for its own reason stops again.
+        original hook. A commit made here, or because of an error in the hook, contains
+        the state from before the validation. So the restart repeats the validation and
+        the hook, and a callback that stops training for its own reason stops again.
 
         Raises:
             ConfigurationError: no batch was trained.
         """
         self._check_trained(epoch)
-        if self._phase in phases.REPEATING:  # no validation has called `_catch_up`
+        # Without a validation, `validation_begins` has not called `_catch_up`.
+        if self._phase in phases.REPEATING:
             self._catch_up()
             self._others.wake()
         was_stopped = bool(self.fit.model.stop_training)
