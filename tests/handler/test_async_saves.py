@@ -503,6 +503,32 @@ def test_an_error_of_an_asynchronous_save_is_raised_once(
     handler.close()
 
 
+@pytest.mark.parametrize("every", [2, datetime.timedelta(milliseconds=1)])
+def test_an_error_before_the_copy_is_complete_is_raised_too(
+    program: Program, monkeypatch: pytest.MonkeyPatch, every: Any
+) -> None:
+    """The disk is so full that a periodic save cannot begin."""
+    handler = program.handler(save_freq=every)
+    with monkeypatch.context() as full:
+
+        def make_dirs(files: LocalFiles, path: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        full.setattr(LocalFiles, "make_dirs", make_dirs)
+
+        def fails() -> bool:
+            handler.run(program.step)
+            try:
+                handler.wait_for_save()
+            except errors.SaveError as error:
+                return "No space left on device" in str(error)
+            return False
+
+        wait_until(fails)
+    assert handler.wait_for_save()
+    handler.close()
+
+
 @pytest.mark.parametrize("kind", ["manager", "async_save"])
 def test_a_save_that_cannot_be_asynchronous_is_waited_for(
     program: Program, kind: str

@@ -156,12 +156,15 @@ class CollectiveSaves:
         Raises:
             CollectiveReadError: the peers are in a collective read without this worker.
         """
+        is_async = because == "periodic" and run.saves_async and run not in stages
         try:
-            if because == "periodic" and run.saves_async and run not in stages:
+            if is_async:
                 self.save_async(run, because)
             else:
                 self.save(run, because, stages)
         except Exception as error:  # a State has failed, or no thread can be started
+            if is_async:
+                self.keep_error(run, error)
             self.runs.fault(f"{because} save", error)
             if breaks_off(error, self.cluster.num_workers):
                 raise
@@ -269,7 +272,7 @@ class CollectiveSaves:
         go_on = functools.partial(self._complete, run, name, because, may_miss)
 
         def on_error(error: Exception) -> None:
-            self._errors[run.start.token] = f"{type(error).__name__}: {error}"
+            self.keep_error(run, error)
             self.runs.fault(f"{because} save", error)
 
         captured = None
@@ -309,6 +312,10 @@ class CollectiveSaves:
         """
         under_way = self._under_way
         return under_way is None or under_way.wait(seconds)
+
+    def keep_error(self, run: Run, error: Exception) -> None:
+        """Keeps the error of an asynchronous save for `raise_error`. Thread-safe."""
+        self._errors[run.start.token] = f"{type(error).__name__}: {error}"
 
     def raise_error(self, run: Run) -> None:
         """Raises the error of a run's newest failed asynchronous save, once.
@@ -617,6 +624,7 @@ class RoundSave:
         try:
             self.collective.begin(run, name, set())  # every worker participates
         except Exception as error:  # the workers are notified, and continue training
+            self.collective.keep_error(run, error)
             self.runs.fault("periodic save", error)
             if breaks_off(error, self.coordinator.settings.num_workers):
                 raise
