@@ -272,6 +272,15 @@ def test_rules_of_a_manager_are_its_own(program: Program, rule: Any) -> None:
         )
 
 
+def test_a_manager_and_a_compile_cache(program: Program) -> None:
+    """F: a program with a manager does not train on JAX."""
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=2
+    )
+    with pytest.raises(errors.ConfigurationError, match="compile_cache=True"):
+        PreemptionCheckpointHandler(None, manager, compile_cache=True)
+
+
 @pytest.mark.parametrize(
     "metrics",
     [

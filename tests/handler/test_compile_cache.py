@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -124,6 +125,50 @@ def test_an_empty_disk_gets_the_files_of_the_mirror(run: Run) -> None:
     assert run.start() == {"jit_step-cache": b"code"}
     run.train()
     assert run.archive.exists()
+
+
+def test_files_that_another_program_deletes_stay_in_the_archive(run: Run) -> None:
+    """Systems delete files in the folder for temporary files after some days."""
+    run.start()
+    run.train(jit_step=b"code")
+    (run.folder / "jit_step-cache").unlink()
+    run.train()
+    with zipfile.ZipFile(run.archive) as archive:
+        assert archive.namelist() == ["jit_step-cache"]
+
+
+def test_an_archive_can_be_used_whatever_the_umask(run: Run) -> None:
+    run.start()
+    before = os.umask(0)
+    try:
+        run.train(jit_step=b"code")
+    finally:
+        os.umask(before)
+    assert run.start() == {"jit_step-cache": b"code"}
+
+
+def test_a_clock_that_was_not_set_is_no_error(run: Run) -> None:
+    """A zip archive has no times before 1980."""
+    run.start()
+    file = run.folder / "jit_step-cache"
+    file.write_bytes(b"code")
+    os.utime(file, (0, 0))
+    run.train()
+    assert run.start() == {"jit_step-cache": b"code"}
+
+
+def test_the_mirror_of_a_later_fit_gets_the_archive(run: Run) -> None:
+    """The first fit has ended before the upload."""
+    run.start()
+    (run.folder / "jit_step-cache").write_bytes(b"code")
+    first: Any = Uploads(run.store)
+    first.enqueue = lambda task: None
+    for _ in range(2):
+        compile_cache.keep(str(run.directory), first)
+    run.train()
+    run.archive.unlink()
+    run.store = LocalStore(run.store.uri)
+    assert run.start() == {"jit_step-cache": b"code"}
 
 
 def test_names_that_lead_elsewhere_are_ignored(run: Run) -> None:

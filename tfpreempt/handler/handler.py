@@ -172,7 +172,7 @@ class PreemptionCheckpointHandler:
             mirror_dir=mirror_dir,
             async_save=async_save,
         )
-        if compile_cache and checkpoint_dir is not None:
+        if compile_cache and (given is not None or checkpoint_dir is not None):
             on_jax = given is None and frameworks.is_imported("jax")
             open_compile_cache(checkpoint_dir, mirror_dir, on_jax)
         self._save_steps = every if isinstance(every, int) else None

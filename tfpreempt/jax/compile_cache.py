@@ -46,7 +46,7 @@ from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.core import contained
 from tfpreempt.jax import distributed
 from tfpreempt.storage import checksum, file_reading
-from tfpreempt.storage.files import LocalFiles, write_durably
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,8 @@ class CompileCache:
         # By name, modification time and size of the files at the last search.
         self._seen: dict[str, tuple[int, int]] = {}
         self._kept = set[str]()
-        self._is_mirrored = self._is_queued = False
+        # The mirror that has the archive, or whose thread will upload the archive.
+        self._mirror: Mirror | None = None
         self._look_at = 0.0  # monotonic seconds of the next search
 
         of_user = os.path.join(tempfile.gettempdir(), f"tfpreempt-jax-{os.getuid()}")
@@ -146,12 +147,13 @@ class CompileCache:
             status = os.stat(os.path.join(self.folder, name))
             found[name] = status.st_mtime_ns, status.st_size
         self._seen = found
-        # JAX may still be writing a file that has changed since the last search.
-        if found == before and found.keys() != self._kept:
-            write_durably(self._files, self._archive, self._packed())
-            self._kept, self._is_mirrored = {*found}, False
-        if mirror and self._kept and not (self._is_mirrored or self._is_queued):
-            self._is_queued = True
+        # JAX may still be writing a file that has changed since the last search. A
+        # program that cleans the folder for temporary files may have deleted files.
+        if found == before and not found.keys() <= self._kept:
+            self._write(self._packed())
+            self._kept, self._mirror = {*found}, None
+        if mirror and self._kept and self._mirror is not mirror:
+            self._mirror = mirror
             mirror.enqueue(functools.partial(self._upload, mirror.store))
 
     def _packed(self) -> bytes:
@@ -162,8 +164,21 @@ class CompileCache:
                 chosen.insert(0, name)
         with zipfile.ZipFile(target, "w") as archive:
             for name in chosen:
-                archive.write(os.path.join(self.folder, name), name)
+                data = Path(self.folder, name).read_bytes()
+                archive.writestr(zipfile.ZipInfo(name), data)  # without a time
         return target.getvalue()
+
+    def _write(self, archive: bytes) -> None:
+        """Replaces the archive, by a file that only this user can change."""
+        temporary = self._archive + ".tmp"
+        self._files.remove(temporary)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        opened = contained.open_file(temporary, flags, 0o644, root=self.directory)
+        with open(opened, "wb") as file:
+            file.write(archive)
+        self._files.sync_file(temporary)
+        self._files.rename(temporary, self._archive)
+        self._files.sync_dir(os.path.dirname(self._archive))
 
     def _read(self) -> bytes:
         """Returns the archive; empty without an archive."""
@@ -184,13 +199,15 @@ class CompileCache:
 
     def _upload(self, store: ObjectStore) -> None:
         """Uploads the archive if the mirror has another one; on the mirror's thread."""
-        self._is_queued = False
-        data, found = self._read(), store.stat(self._object)
-        sums = None, checksum.of_bytes(data)
-        is_same = found and found.size == len(data) and found.crc32c in sums
-        if data and not is_same:
-            store.replace(self._object, data)
-        self._is_mirrored = True
+        try:
+            data, found = self._read(), store.stat(self._object)
+            sums = None, checksum.of_bytes(data)
+            is_same = found and found.size == len(data) and found.crc32c in sums
+            if data and not is_same:
+                store.replace(self._object, data)
+        except Exception:
+            self._mirror = None  # `keep` queues the upload again
+            raise
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:
