@@ -559,6 +559,9 @@ class Training:
         self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
         self.run.is_at_end = True
+        if any(map(self._has_restored_weights, self._others.callbacks)):
+            # The weights of the commit are not those of the last epoch's metrics.
+            self.run.directory.set_metrics(self.run.step, {})
         try:
             training_end.close(self.session, self.run)
         except Exception:
@@ -572,6 +575,15 @@ class Training:
             resume_plan.past_of(self._directory), history, self._plan, made_of
         )
         take_over()
+
+    def _has_restored_weights(self, callback: Any) -> bool:
+        """Returns whether a callback is an EarlyStopping that has set the weights of an
+        earlier epoch."""
+        return (
+            getattr(callback, "restore_best_weights", False)
+            and getattr(callback, "best_weights", None) is not None
+            and getattr(callback, "best_epoch", self._steps.epoch) != self._steps.epoch
+        )
 
     def abandon(self) -> None:
         """Closes a fit that an error has ended, without a save."""
