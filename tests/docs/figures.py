@@ -525,6 +525,23 @@ FIGURES = (
         "difference is not known yet.",
     ),
     Figure(
+        name="resume_jax",
+        topic="restore",
+        title="The first batch of `model.fit` on JAX after a restart",
+        text="As in the section before, with Keras on JAX, without and with "
+        "`compile_cache=True`. The target is 1.3 times the program without "
+        "tfpreempt, plus the plain read.",
+        benches=("resume_jax",),
+        label="{model}, {cache}, {mebibytes_read:,.0f} MiB",
+        sides={"ours": "tfpreempt", "theirs": "without", "raw": "plain read"},
+        more={
+            "processor.ours": "processor time",
+            "processor.theirs": "processor time, without",
+            "phases.step": "the first batch",
+            "plain.step": "the first batch, without",
+        },
+    ),
+    Figure(
         name="position_restore",
         topic="input",
         title="A position in arrays",
