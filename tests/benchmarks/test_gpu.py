@@ -12,6 +12,8 @@ import pytest
 from benchmarks import gpu
 from tests.multiprocess.harness import ROOT
 
+pytestmark = pytest.mark.slow  # starts programs
+
 
 def test_a_machine_without_a_gpu_is_named(
     tmp_path: Path,
@@ -25,7 +27,6 @@ def test_a_machine_without_a_gpu_is_named(
 
 
 @pytest.mark.tensorflow
-@pytest.mark.slow
 def test_every_program_runs_on_the_cpu() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "CPU"]
     done = subprocess.run(
