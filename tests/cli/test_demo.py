@@ -335,6 +335,9 @@ def test_at_its_end_it_names_the_report_of_the_preempted_run(
     (line,) = re.findall("Time per phase: (.*)", done.output)
     checkpoints = str(folder / "interrupted" / "checkpoints")
     assert shlex.split(line) == [command, "report", checkpoints]
+    monkeypatch.setattr("sys.argv", ["/any/tfpreempt/__main__.py"])
+    done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "module")])
+    assert "Time per phase: python -m tfpreempt report " in done.output
 
 
 def test_out_that_cannot_be_written(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_loop_resumes_exactly_under_the_supervisor(
     for folder in folders(tmp_path):
         path, logs = program(folder, 0), folder / "logs"
         command = ["-m", "tfpreempt", "run", "--workers", "2"]
-        command += ["--checkpoint-dir", "ckpt-jax", "--log-dir", str(logs), "--"]
+        command += ["--checkpoint-dir", "ckpt-jax-loop", "--log-dir", str(logs), "--"]
         with (folder / "out.txt").open("wb") as out:
             supervisor = subprocess.Popen(
                 [sys.executable, *command, sys.executable, str(path)],
@@ -92,7 +92,7 @@ def test_the_loop_resumes_exactly_under_the_supervisor(
         finals.append(worker.lines("final"))
     assert finals[0] == finals[1]
     assert float(finals[0][0].split()[1]) < 0.01
-    assert len(records(folder / "ckpt-jax", "commit", because="preemption")) == 1
+    assert len(records(folder / "ckpt-jax-loop", "commit", because="preemption")) == 1
 
 
 @pytest.mark.skipif(

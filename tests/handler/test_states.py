@@ -233,3 +233,26 @@ def test_a_commit_without_fingerprints_of_data_is_restored(
     checkpoint = tf.train.Checkpoint(data=iter(numbers(8)))
     with program.handler(checkpoint) as handler:
         assert handler.total_run_calls == 1
+
+
+def test_a_loop_of_named_states_refuses_the_commit_of_another_program(
+    program: Program,
+) -> None:
+    """Else the loop would start from its initial values, or be over at once."""
+    with program.handler() as handler:
+        handler.run(program.step)
+    other = Words("other", "own")
+    with pytest.raises(errors.CheckpointMismatchError, match="has no State 'other'"):
+        tfpreempt.PreemptionCheckpointHandler(None, None, program.directory)
+    assert other.text == "own"
+    words = Words("words", "zero")
+    with tfpreempt.PreemptionCheckpointHandler(
+        None, None, program.directory, restore=False
+    ) as handler:
+        handler.run(lambda: None)
+    words.text = ""
+    # With one of its States, the program continues; the other keeps its value.
+    other.unregister()
+    late = Words("late", "own")
+    tfpreempt.PreemptionCheckpointHandler(None, None, program.directory).close()
+    assert (words.text, late.text) == ("zero", "own")

@@ -380,10 +380,16 @@ class Directory:
     def load_named_states(self, candidate: Entry) -> None:
         """Loads the named States from a commit.
 
-        Called on every worker, on the main thread.
+        Called on every worker, on the main thread. If the commit lacks a State, a
+        warning is logged.
+
+        Raises:
+            CheckpointMismatchError: the program has only named States, and the commit
+                has none of these; no State was changed.
         """
-        shared = os.path.join(candidate.shards, layout.STATES)
-        for state in self.registry.in_order():
+        shared, missing = os.path.join(candidate.shards, layout.STATES), list[str]()
+        states = self.registry.in_order()
+        for state in states:
             if not state.per_worker:
                 is_there = read_state(shared, state)
             # If the commit has no file of this worker at all, do not warn again for
@@ -393,12 +399,21 @@ class Directory:
                     candidate, state, self.cluster
                 ) or not has_part_of(candidate, self.cluster)
             if not (is_there or state._is_optional):
-                _log.warning(
-                    "%s has no State %r; the State keeps the initial value of the "
-                    "program",
-                    candidate.path,
-                    state.name,
-                )
+                missing.append(state.name)
+        if missing and len(missing) == len(states) and type(self.contents) is Contents:
+            raise errors.CheckpointMismatchError(
+                f"{candidate.path} has no State {' or '.join(map(repr, missing))}, and "
+                "the program saves nothing else, so another program may have written "
+                "the checkpoint. Use a separate checkpoint directory for each run, or "
+                "restore=False to start from scratch. If this program wrote the "
+                "checkpoint, create the States of the checkpoint before the handler."
+            )
+        for name in missing:
+            _log.warning(
+                "%s has no State %r; the State keeps the initial value of the program",
+                candidate.path,
+                name,
+            )
 
     def check(self, candidate: Entry) -> None:
         """Verifies the files of a checkpoint, and that every worker can restore them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import random
 import shlex
 import signal
@@ -129,7 +130,9 @@ def demo(
         Console().print(_table(result))
         verdict = "The demo failed." if faults else "No step was lost."
         echo(f"{verdict} {seconds} s, seed {seed}, files in {directory}")
-        report = [sys.argv[0], "report", str(folders[0] / "checkpoints")]
+        is_module = os.path.basename(sys.argv[0]) == "__main__.py"
+        called = ["python", "-m", "tfpreempt"] if is_module else [sys.argv[0]]
+        report = [*called, "report", str(folders[0] / "checkpoints")]
         echo(f"Time per phase: {shlex.join(report)}")
     for fault in faults:
         echo(f"Error: {fault}", err=True)

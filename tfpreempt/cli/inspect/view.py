@@ -35,7 +35,10 @@ _STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
 
 
 def show_table(console: Console, found: Sequence[Row], location: str) -> None:
-    """Prints a table with a line for each checkpoint, then the problems and remarks."""
+    """Prints a table with a line for each checkpoint, then reasons, problems, remarks.
+
+    The reasons are those for which a commit stays besides `max_to_keep`.
+    """
     if not found:
         below = hint(location)
         text = f"no checkpoints in {location!r}{'.' if below else ''}{below}"
@@ -55,9 +58,6 @@ def show_table(console: Console, found: Sequence[Row], location: str) -> None:
     table.add_column("state", no_wrap=True)
     table.add_column("checked")
     table.add_column("where", no_wrap=True)
-    has_rules = any(row.kept not in ("", retention.NEWEST) for row in found)
-    if has_rules:
-        table.add_column("kept", overflow="fold")
     for row, time in zip(found, times, strict=True):
         shown, state = row.entry, row.entry.condition
         table.add_row(
@@ -69,9 +69,11 @@ def show_table(console: Console, found: Sequence[Row], location: str) -> None:
             f"[{_STYLES[state]}]{state.value}[/]",
             "-" if shown.checked is VerificationLevel.NOTHING else shown.checked.value,
             row.where,
-            *([escape(plain(row.kept)) or "-"] if has_rules else []),
         )
     console.print(table)
+    for row in found:  # lines, because a narrow column would cut the names of metrics
+        if row.kept not in ("", retention.NEWEST):
+            _show_lines(console, f"kept: {row.entry.label}", [row.kept])
     for row in found:
         _show_lines(console, f"corrupt: {row.entry.label}", row.entry.problems)
         named = layout.name_remark(row.entry.label)
