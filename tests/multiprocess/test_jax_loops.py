@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,22 @@ def test_without_the_host_of_the_service_the_rest_ends_and_resumes(
     with jax_processes(tmp_path, str(directory)) as processes:
         assert int(processes[1].wait_line("starts")) == newest
         ended(processes, 0, 0)
+
+
+def test_a_process_that_waits_for_the_others_ends_before_its_deadline(
+    tmp_path: Path,
+) -> None:
+    """The program of process 0 has ended, and JAX waits until process 1 ends, too."""
+    (tmp_path / "hold-1").touch()
+    with jax_processes(tmp_path, str(tmp_path / "run"), "early", "grace=4") as both:
+        both[0].wait_line("TensorFlow")
+        both[1].wait_line("holds")
+        time.sleep(1.0)  # until the main thread waits
+        both[0].process.send_signal(signal.SIGTERM)
+        ended(both, RESTART, None, limit=30.0)  # JAX aborts process 1
+        # Then process 0 waits one second for the others, within the four seconds.
+        [left] = re.findall(r"the process exits in ([\d.]+) s", both[0].output)
+        assert float(left) <= 2.6
 
 
 def test_an_error_in_one_process_ends_both_soon(tmp_path: Path) -> None:

@@ -365,9 +365,11 @@ class EarlyNoticeHandler:
         """
         keep_streams()
         log.warning("%s. Exiting to be restarted; the last commit is still valid", why)
-        if _current is not None:
-            _current.exit.disconnect_within(seconds)
-        exit_hard(lambda: self._config._exit(True, current_cluster()))
+        end = functools.partial(self._config._exit, True, current_cluster())
+        if _current is None:
+            exit_hard(end)
+        else:
+            _current.exit.end_within(seconds, end)
 
 
 def handle_early_notices(
@@ -500,5 +502,9 @@ def _seconds_to_wait(notice: Notice) -> float | None:
         return 0.0
     if notice.grace_seconds:
         age = SystemClock().monotonic() - notice.received_at
-        return max(0.0, until_end(notice.grace_seconds) - age)
+        # `ExitController.end_within` makes the chief wait for the other workers.
+        end = until_end(notice.grace_seconds)
+        if here is not None and here.cluster.num_workers > 1:
+            end -= here.cluster.host_outlives
+        return max(0.0, end - age)
     return None if others_wait else 0.0

@@ -374,6 +374,7 @@ class ExitController:
     is_over: bool = False
     process: int = dataclasses.field(default_factory=os.getpid)
     _last_exit: ExitWatchdog | None = None
+    _ending: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @defer_sigint(lambda: True)  # Ctrl-C would interrupt an upload in progress
     def leave(self, outcome: Outcome, reason: str) -> None:
@@ -514,22 +515,28 @@ class ExitController:
         self.coordinator.executor.stop()  # ends the blocking reads with an error
         if not service.disconnect(seconds, is_chief=is_chief) and exit is not None:
             end_now(exit)
+        with self._ending:  # the thread of a notice may be about to end the process
+            pass
 
-    def disconnect_within(self, seconds: float) -> None:
-        """Disconnects this process, which is about to end after the last handler.
+    def end_within(self, seconds: float, end: Callable[[], Any]) -> None:
+        """Disconnects this process, and ends it after the last handler.
 
         Waits for the other workers, which may be about to end, too: without the wait,
-        the end of the chief could end their processes.
+        the end of the chief could end their processes. Called on the thread of a
+        notice. If the program ends meanwhile, `disconnect` waits for this thread, so
+        the exit code is the code of `end`.
 
         Args:
             seconds: longest wait.
+            end: function that raises SystemExit.
         """
-        if not self.cluster.jobs:
-            return
-        service: CoordinationService
-        service = frameworks.adapter(self.cluster.framework, "coordination")
-        self.coordinator.executor.stop()
-        service.disconnect(seconds, is_chief=self.cluster.is_chief)
+        with self._ending:
+            if self.cluster.jobs:
+                service: CoordinationService
+                service = frameworks.adapter(self.cluster.framework, "coordination")
+                self.coordinator.executor.stop()
+                service.disconnect(seconds, is_chief=self.cluster.is_chief)
+            exit_hard(end)
 
     @property
     def _host_waits(self) -> float:

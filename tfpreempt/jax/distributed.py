@@ -191,20 +191,11 @@ def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
 
     The main thread and the thread of a notice may call the function at the same time.
     """
-    with _disconnecting:
-        return _disconnect(seconds, is_chief)
-
-
-_disconnecting = threading.Lock()
-
-
-def _disconnect(seconds: float | None, is_chief: bool) -> bool:
-    shutdown: Callable[[], None] = jax.distributed.shutdown
     try:
         if seconds is None:
-            shutdown()
+            _shut_down()
         elif seconds > JAX_HOST_OUTLIVES:
-            call_within(seconds - JAX_HOST_OUTLIVES, shutdown)
+            call_within(seconds - JAX_HOST_OUTLIVES, _shut_down)
         if seconds is None or seconds > JAX_HOST_OUTLIVES:
             _open_calls.wait_none(_CALLS_END)
             return True
@@ -213,6 +204,15 @@ def _disconnect(seconds: float | None, is_chief: bool) -> bool:
     if is_chief:
         threading.Event().wait(JAX_HOST_OUTLIVES)
     return False
+
+
+_shutting_down = threading.Lock()
+
+
+def _shut_down() -> None:
+    shutdown: Callable[[], None] = jax.distributed.shutdown
+    with _shutting_down:
+        shutdown()
 
 
 def _gone(what: str, error: Exception) -> CoordinationServiceUnavailableError:

@@ -8,6 +8,7 @@ fail=N         process 1 raises an error in its step N
 late           jax.distributed.initialize comes after the handler
 slow           waits between jax.distributed.initialize and the handler
 grace=S        seconds of the grace period
+early          notices are handled after the loop, too; process 1 then holds
 cached         compiled functions are kept; `loaded` counts functions
 """
 
@@ -72,6 +73,8 @@ def main() -> None:
     config = tfpreempt.GenericTerminationConfig(
         grace_period=float(WORDS["grace"]) if "grace" in WORDS else None
     )
+    if "early" in WORDS:
+        tfpreempt.handle_early_notices(config)
     if "late" not in WORDS:
         initialize()
         mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -149,6 +152,8 @@ def main() -> None:
         ):
             say("row", row, numbers.tobytes().hex())
     say("TensorFlow", "tensorflow" in sys.modules)
+    if "early" in WORDS and PROCESS == 1:
+        hold()
 
 
 main()
