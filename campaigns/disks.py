@@ -70,7 +70,9 @@ class Own(OwnContents):
     def write(self, save: StagedSave) -> None:
         self._put(save, names("ckpt")[1:])
 
-    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+    def restore(
+        self, prefix: str, *, with_data: bool = True, is_partial: bool = False
+    ) -> None:
         """What there is to see is seen in the files."""
 
     def _put(self, save: StagedSave, files: list[str]) -> None:

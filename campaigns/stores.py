@@ -81,7 +81,9 @@ class RandomContents(OwnContents):
             path = pathlib.Path(save.staging, name)
             path.write_bytes(b"%d;" % save.step + self._rng.randbytes(size))
 
-    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+    def restore(
+        self, prefix: str, *, with_data: bool = True, is_partial: bool = False
+    ) -> None:
         """What there is to see is seen in the files."""
 
 
