@@ -269,6 +269,7 @@ class Worker(Program):
 
     def agree(self, directory: Path, keys: Any) -> Any:
         """The commits that all workers go on from; the others call it meanwhile."""
+        from tfpreempt.checkpoint.directory.retention import RetentionPolicy
         from tfpreempt.checkpoint.lease.lease import Lease
         from tfpreempt.core.cluster import Cluster
         from tfpreempt.handler import restore_agreement
@@ -278,7 +279,7 @@ class Worker(Program):
             checkpoint=self.checkpoint,
             directory=directory / DISK,
             cluster=cluster,
-            max_to_keep=None,
+            policy=RetentionPolicy(max_to_keep=None),
             lease=Lease() if cluster.is_chief else None,
             registry=self.registry,
         )

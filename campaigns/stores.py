@@ -22,6 +22,7 @@ from tests.checkpoint.fakes import OwnContents, names, open_directory, write_par
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror import import_commit
 from tfpreempt.checkpoint.mirror.mirror import Mirror
@@ -180,7 +181,8 @@ class Machine:
     def _start(self, keep: int) -> tuple[int, list[str]]:
         """Returns the newest local sequence there was, or 0; and what is told of."""
         lease = Lease(30.0, pause=self._wait_for_lease)
-        mirror = Mirror(self._store, max_to_keep=keep, lease=lease)
+        policy = RetentionPolicy(max_to_keep=keep)
+        mirror = Mirror(self._store, policy=policy, lease=lease)
         self._leases.append(lease)  # whose end may not have reached the store
         self._opened = open_directory(
             self.directory, RandomContents(self._rng), mirror=mirror, clock=self._clock
