@@ -40,6 +40,34 @@ handler.run(lambda: None)
 handler.close()
 """
 
+RULES = """
+import keras
+import numpy as np
+import tensorflow as tf
+"""
+FIT = """
+x, y = np.ones((8, 2)), np.ones((8, 1))
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, y, epochs=6, verbose=0, validation_data=(x, y), callbacks=[callback])
+print({reason for each in callback.checkpoints()
+       for reason in each.kept_because.split(", ")})
+"""
+LOOP = """
+checkpoint = tf.train.Checkpoint(v=tf.Variable(0.0))
+handler = tfpreempt.PreemptionCheckpointHandler(None, checkpoint, "loop")
+handler.run(lambda: checkpoint.v.assign(1.0))
+"""
+PARTIAL = """
+handler.close()
+checkpoint = tf.train.Checkpoint(v=tf.Variable(0.0), new=tf.Variable(5.0))
+__import__("os").rename("ckpt", "fit")
+__import__("os").rename("loop", "ckpt")
+"""
+SHOWN = """
+print("values", float(checkpoint.v), float(checkpoint.new))
+"""
+
 
 def run(program: str, directory: Path, more: dict[str, str]) -> str:
     ended = subprocess.run(
@@ -98,6 +126,19 @@ def test_the_program_without_a_cloud_outlives_its_disk(
     told = fork(zygote, program, tmp_path, {})
     assert told.count("downloading step 20") == 1
     assert "20.0" in told.split()
+
+
+@pytest.mark.tensorflow
+def test_rules_asynchronous_saves_and_a_partial_restore(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    rules, metrics = blocks("checkpoints/retention.md")
+    (save,) = blocks("checkpoints/asynchronous-saves.md")
+    (partial,) = blocks("which-checkpoint.md")
+    program = f"{RULES}{rules}{FIT}{LOOP}{metrics}{save}{PARTIAL}{partial}{SHOWN}"
+    told = fork(zygote, program, tmp_path, {})
+    assert "'best val_loss'" in told
+    assert "values 1.0 5.0" in told
 
 
 @pytest.mark.tensorflow

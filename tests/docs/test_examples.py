@@ -34,9 +34,11 @@ TEXTS = {page: read(page) for page in PAGES} | {
 SHELL = {"&", "&&", "|", ";", ">", "2>"}
 # Who runs the Python of a page.
 RUN_BY = {
+    "checkpoints/asynchronous-saves.md": "test_checkpoint_pages",
     "checkpoints/handles.md": "test_checkpoint_pages",
     "checkpoints/index.md": "test_checkpoint_pages",
     "checkpoints/mirror.md": "test_checkpoint_pages",
+    "checkpoints/retention.md": "test_checkpoint_pages",
     "checkpoints/states.md": "test_checkpoint_pages",
     "checkpoints/without-a-cloud.md": "test_checkpoint_pages",
     "data.md": "test_examples",
@@ -60,6 +62,7 @@ RUN_BY = {
     "quick-start.md": "test_readme",
     "tpu.md": "test_examples",
     "troubleshooting.md": "test_examples",
+    "which-checkpoint.md": "test_checkpoint_pages",
 }
 BEFORE_PROTECT = """
 import tfpreempt
