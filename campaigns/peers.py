@@ -105,7 +105,7 @@ LEFT_OUT = "has no part of worker"
 SAVED_AT = 4
 OPTIONS = (f"--save-freq={SAVED_AT}", "--shares")
 
-WORDS = ("whole", "asynchronous")
+WORDS_ON_JAX = ("whole", "asynchronous")
 """Each of them is drawn for half of the programs on JAX; see programs/jax_model.py."""
 ABORTED = -signal.SIGABRT
 
@@ -214,7 +214,7 @@ def draw(rng: random.Random, framework: str) -> Case:
     faults = [each for each in FAULTS if has_limit(each, phase, victim, is_told)]
     fault = rng.choice(faults)
     graces = GRACES[-1:] if fault in NAMELESS else GRACES
-    words = WORDS if framework == "jax" else ()
+    words = WORDS_ON_JAX if framework == "jax" else ()
     return Case(
         fault=fault,
         phase=phase,
