@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.multiprocess.harness import LIMIT, PROGRAMS, ROOT, wait_until
+from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT, wait_until
 from tests.ports import free_ports
 
 PROGRAM = PROGRAMS / "jax_loop.py"
@@ -100,6 +101,22 @@ def jax_processes(
         for each in started:
             each.process.kill()
             each.process.wait()
+
+
+def kill_the_peer_under_a_notice(processes: list[JaxProcess], held: Path) -> None:
+    """Kills process 1 in a step, after a notice to process 0, which then exits.
+
+    Args:
+        processes: two processes, both held in the same step.
+        held: file that holds process 0; is removed.
+    """
+    for process in processes:
+        process.wait_line("holds")
+    processes[0].process.send_signal(signal.SIGTERM)
+    processes[0].wait_line("tfpreempt: WARNING: preemption notice from signal:SIGTERM;")
+    processes[1].process.kill()
+    held.unlink()
+    ended(processes, RESTART, -signal.SIGKILL, limit=20.0)
 
 
 def ended(

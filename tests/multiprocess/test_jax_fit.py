@@ -9,7 +9,6 @@ import functools
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,11 @@ import pytest
 
 from tests.conftest import SEED
 from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT, records
-from tests.multiprocess.jax_processes import ended, jax_processes
+from tests.multiprocess.jax_processes import (
+    ended,
+    jax_processes,
+    kill_the_peer_under_a_notice,
+)
 from tests.without_tensorflow import WITHOUT_TENSORFLOW_ALONE, python_path_without
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
@@ -247,15 +250,7 @@ def test_a_peer_of_a_fit_that_is_killed_under_a_notice_costs_no_hang(
         each.touch()
     words = [*words, "hold=4", "grace=8"]
     with workers(tmp_path, str(directory), *words) as processes:
-        for process in processes:
-            process.wait_line("holds")
-        processes[0].process.send_signal(signal.SIGTERM)
-        processes[0].wait_line(
-            "tfpreempt: WARNING: preemption notice from signal:SIGTERM;"
-        )
-        processes[1].process.kill()
-        holds[0].unlink()
-        ended(processes, RESTART, -signal.SIGKILL, limit=20.0)
+        kill_the_peer_under_a_notice(processes, holds[0])
     step = 10 if "model" in words else 15
     assert records(directory, "commit")[-1]["step"] == step
     with workers(tmp_path, str(directory), *words) as processes:

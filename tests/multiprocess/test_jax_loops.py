@@ -14,6 +14,7 @@ from tests.multiprocess.harness import RESTART, records, wait_until
 from tests.multiprocess.jax_processes import (
     ended,
     jax_processes,
+    kill_the_peer_under_a_notice,
 )
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
@@ -60,15 +61,7 @@ def test_a_peer_that_is_killed_under_a_notice_costs_no_hang_and_no_commit(
         each.touch()
     words = (str(directory), word, "hold=9", "grace=8")
     with jax_processes(tmp_path, *words) as processes:
-        for process in processes:
-            process.wait_line("holds")
-        processes[0].process.send_signal(signal.SIGTERM)
-        processes[0].wait_line(
-            "tfpreempt: WARNING: preemption notice from signal:SIGTERM;"
-        )
-        processes[1].process.kill()
-        holds[0].unlink()
-        ended(processes, RESTART, -signal.SIGKILL, limit=20.0)
+        kill_the_peer_under_a_notice(processes, holds[0])
     commits = records(directory, "commit", because="preemption")
     step = 10 if word == "replicated" else 0
     assert [each["step"] for each in commits] == [step] * (step > 0)

@@ -502,8 +502,6 @@ class ExitController:
         """
         if not self.cluster.jobs:
             return
-        service: CoordinationService
-        service = frameworks.adapter(self.cluster.framework, "coordination")
         seconds, exit, last = None, None, self._last_exit
         is_exit = last is not None and (last.is_under_way() or last.has_ended_main)
         if last is not None and is_exit and not last.stop_event.is_set():
@@ -511,9 +509,7 @@ class ExitController:
             seconds, exit = left if last.can_reach_all else 0.0, last.exit
         elif isinstance(getattr(sys, "last_value", None), Exception):
             seconds, exit = 0.0, SystemExit(1)
-        is_chief = self.cluster.is_chief
-        self.coordinator.executor.stop()  # ends the blocking reads with an error
-        if not service.disconnect(seconds, is_chief=is_chief) and exit is not None:
+        if not self._disconnect(seconds) and exit is not None:
             end_now(exit)
         with self._ending:  # the thread of a notice may be about to end the process
             pass
@@ -532,11 +528,15 @@ class ExitController:
         """
         with self._ending:
             if self.cluster.jobs:
-                service: CoordinationService
-                service = frameworks.adapter(self.cluster.framework, "coordination")
-                self.coordinator.executor.stop()
-                service.disconnect(seconds, is_chief=self.cluster.is_chief)
+                self._disconnect(seconds)
             exit_hard(end)
+
+    def _disconnect(self, seconds: float | None) -> bool:
+        """Disconnects this process; see `CoordinationService.disconnect`."""
+        service: CoordinationService
+        service = frameworks.adapter(self.cluster.framework, "coordination")
+        self.coordinator.executor.stop()  # ends the blocking reads with an error
+        return service.disconnect(seconds, is_chief=self.cluster.is_chief)
 
     @property
     def _host_waits(self) -> float:

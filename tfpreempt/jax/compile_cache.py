@@ -94,6 +94,7 @@ class CompileCache:
         root, name = os.path.join(directory, layout.COMPILED), f"{machine()}.zip"
         self._archive, self._object = os.path.join(root, name), f"compiled/{name}"
         self._loading = os.path.join(root, f"loading-{self._worker:04d}")
+        self._has_stepped = False  # `keep` was called
         # By name, modification time and size of the files at the last search.
         self._seen: dict[str, tuple[int, int]] = {}
         self._kept = set[str]()
@@ -139,7 +140,9 @@ class CompileCache:
         if now < self._look_at:
             return
         self._look_at = now + _LOOKS_EVERY
-        self._files.remove(self._loading)
+        if not self._has_stepped:
+            self._files.remove(self._loading)
+            self._has_stepped = True
         if self._worker != 0:  # JAX writes files in process 0 only
             return
         found, before = {}, self._seen

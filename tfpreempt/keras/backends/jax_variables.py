@@ -69,17 +69,20 @@ class JaxVariables(ArrayCheckpoint, FitVariables):
                 )
 
     def arrays(self) -> Mapping[str, Any]:
-        values = {name: each.value for name, each in self._named.find().items()}
         return {
             name: value if value.is_fully_addressable else whole_numbers(value)
-            for name, value in values.items()
+            for name, value in self._values().items()
             if is_whole(value)
         }
 
     def divided(self) -> Mapping[str, jax.Array]:
         """Returns the values that are divided among the processes."""
-        values = {name: each.value for name, each in self._named.find().items()}
-        return {name: each for name, each in values.items() if not is_whole(each)}
+        return {
+            name: value for name, value in self._values().items() if not is_whole(value)
+        }
+
+    def _values(self) -> dict[str, jax.Array]:
+        return {name: each.value for name, each in self._named.find().items()}
 
     def described(self, name: str) -> str:
         """Returns a text for errors that describes a variable."""
@@ -90,13 +93,10 @@ class JaxVariables(ArrayCheckpoint, FitVariables):
         self._loaded = loaded
 
     def assign(self, arrays: Arrays) -> None:
-        self._assign(self._saved_names, {**arrays, **self._loaded})
+        self.assign_named(self._saved_names, {**arrays, **self._loaded})
         self._loaded = {}
 
-    def assign_named(self, names: Sequence[str], arrays: Arrays) -> None:
-        self._assign(names, arrays)
-
-    def _assign(self, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+    def assign_named(self, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
         assign(self._named.find(), names, arrays, put=_put)
 
     def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
