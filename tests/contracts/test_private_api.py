@@ -35,7 +35,7 @@ def is_here(feature: str) -> bool:
         private_api.MODULES[name] for name in private_api.FEATURES[feature].names
     )
     roots = {module.partition(".")[0] for module in modules}
-    backends = {"keras_fit_jax": "jax"}
+    backends = dict.fromkeys(("keras_fit_jax", "keras_fit_distribution"), "jax")
     backends |= dict.fromkeys(("keras_fit", "keras_workers"), "tensorflow")
     roots |= {backends.get(feature, "sys")}
     return all(importlib.util.find_spec(root) is not None for root in roots)

@@ -123,7 +123,7 @@ def test_two_preemptions_at_random_change_no_result(
         finally:
             supervisor.terminate()
             supervisor.wait(LIMIT)
-    assert "fetching step" in log.read_text()
+    assert "downloading step" in log.read_text()
     weights, history, scalars = results(preempted)
     expected_weights, expected_history, expected_scalars = results(undisturbed)
     assert weights == expected_weights
