@@ -46,14 +46,15 @@ WARM_UP = 5.0
 _COSTS = 3  # use the median cost of 3 snapshots: the machine may be busy once
 _WINDOWS = 5  # use the median step time of 5 time spans without a snapshot
 _FEWEST_STEPS = 2  # steps needed to measure the step time
-# Tolerated difference between the counts of intervals and of steps: an interval is
-# counted when it begins, and its step when the step is complete.
+# Tolerated difference between the count of intervals and the count of steps. The counts
+# differ during a step: an interval is counted when it begins, a step when it is
+# complete.
 _SLACK = 2
 _LOOKS = 0.1  # seconds between two checks whether a snapshot is due
 _LOOKS_WHILE_WRITTEN = 0.02
 _LATER = 30  # factor: each refused snapshot makes the next wait 30 times longer
-# Shortest pause between two checks for the end of a step, in seconds; a longer pause is
-# a tenth of the time waited so far.
+# Shortest pause between two checks for the end of a step, in seconds. During a long
+# step the pause grows: a pause is a tenth of the time waited so far.
 _LOOKS_FOR_A_STEP = 0.005
 
 
@@ -93,7 +94,8 @@ class IntervalPolicy:
             self._windows.append(seconds / steps)
 
     def after(self, *, stood: float, beside: float, steps: float) -> float:
-        """Computes the interval until the next snapshot from the cost of the newest.
+        """Computes the interval until the next snapshot from the cost of the newest
+        snapshot.
 
         Args:
             stood: seconds for which training was stopped to capture the snapshot.
@@ -176,7 +178,8 @@ class SnapshotScheduler:
     interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
     _due: float = 0.0
     _quiet: ProgressSample | None = None  # start of a span without a snapshot
-    # (time, number of steps) at which the newest snapshot was found to be written.
+    # (time, number of steps) at the first check that found the newest snapshot
+    # complete.
     _written: tuple[float, int] | None = None
     _last: int = -1  # number of steps at the newest snapshot or request
 
@@ -204,10 +207,11 @@ class SnapshotScheduler:
         )
 
     def _ask_if_due(self, run: Run, snapshots: Snapshots) -> float:
-        """Requests a snapshot, if due. Returns the seconds until the next check."""
+        """Requests a snapshot if a snapshot is due. Returns the seconds until the next
+        check."""
         now, steps = self.clock.monotonic(), run.steps_made
         if self._quiet is None:
-            if steps >= 1:  # do not measure the first step, which also traces
+            if steps >= 1:  # the first step is slow, because it also traces
                 self._quiet, self._due = self._sample(run), now + SHORTEST
             return _LOOKS
         if self.is_busy():  # a commit slows training, so measure again from now on
@@ -231,7 +235,8 @@ class SnapshotScheduler:
     def _watch(self, run: Run, snapshots: Snapshots, taken: SnapshotTiming) -> float:
         """Measures the cost of the newest snapshot, and chooses the time of the next.
 
-        The measurement ends with the first step that ends after the write.
+        The measurement ends with the first step that ends after the snapshot is
+        written.
 
         Returns the seconds until the next call of `look`.
         """
@@ -395,10 +400,10 @@ class StepTimer:
         self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
 
     def check(self, started: int) -> None:
-        """Records a boundary (a moment between steps) that no step follows.
+        """Records a boundary (a moment between steps) that is not followed by a step.
 
-        For example, a batch of an evaluation follows. The time between two consecutive
-        boundaries without a step in between does not count as step time.
+        A batch of an evaluation may follow, for example. If no step lies between two
+        boundaries, the time between them does not count as step time.
 
         Args:
             started: number of intervals so far, including the interval after this

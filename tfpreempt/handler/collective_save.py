@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 ASKS_AGAIN = 0.05
 """Seconds until a due save is retried while another save is being written."""
 
-_TICK_SECONDS = 0.05  # time between two checks for a notice, during a wait
+_TICK_SECONDS = 0.05  # seconds between two checks for a notice, during a wait
 _LONGEST_FOR_SNAPSHOT = 1.0  # longest wait for the previous snapshot, in seconds
 
 _ALL = "all"  # chief's outcome: every worker has captured the snapshot
@@ -92,10 +92,11 @@ class CollectiveSaves:
     _listens: bool = False
     _gathering: KeyGather | None = None
     _lock: Any = dataclasses.field(default_factory=threading.Lock)  # guards _newest
-    # Name and step of the newest save, by the token of the run.
+    # Key: token of a run. Value: name and step of the newest save of the run.
     _newest: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     _under_way: AsyncSave | None = None
-    # By the token of the run, the error of the newest failed asynchronous save.
+    # Key: token of a run. Value: error of the newest failed asynchronous save of the
+    # run.
     _errors: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def finishing(self) -> None:
@@ -187,8 +188,8 @@ class CollectiveSaves:
         """
 
         def is_asked() -> bool:
-            # If the open round is that of a snapshot, repeat the request: the round is
-            # short.
+            # Request the commit again soon if the open round takes a snapshot: such a
+            # round is short.
             is_snapshot = self.coordinator.is_snapshot
             if not self.is_busy and self.coordinator.periodic():
                 return True
@@ -337,9 +338,9 @@ class CollectiveSaves:
 
         Without a notice the wait has no limit. After a notice, enough time for the new
         save is reserved. A longer asynchronous save is given up. In three cases the
-        asynchronous save may take all the remaining time: the new save has too little
-        time anyway, has an unknown duration, or would save the same step. A commit of
-        an older step is better than no commit.
+        asynchronous save may take all the remaining time: the new save would not finish
+        in time anyway, the duration of a save is unknown, or both saves are of the same
+        step. A commit of an older step is better than no commit.
         """
         while not self.wait(_TICK_SECONDS):
             if self.coordinator.state.notice in PREEMPTION:
@@ -437,8 +438,8 @@ class CollectiveSaves:
             if commit is not None:
                 self.runs.log_commit(run, commit)
         finally:
-            # After an error, too: if a notice arrives at this step, the workers read
-            # whether this save was committed.
+            # Publish the outcome after an error, too: if a notice arrives at this step,
+            # the other workers read the outcome.
             if commit is None:
                 self._forget(name)
             self._publish_outcome(f"{name}/commit", commit is not None)
@@ -485,9 +486,9 @@ class CollectiveSaves:
             may_miss: workers that have finished training, as in `begin`.
 
         Returns:
-            By worker without a part, the reason. Second, those of these workers that
-            have reported a failure: the part of such a worker is required even if the
-            worker has finished training since.
+            A dict with the reason for each worker whose part is missing; and the set of
+            workers that have reported a failure. The part of such a worker is required
+            even if the worker has finished training since the report.
         """
         others = range(1, self.cluster.num_workers)
         absent: dict[int, str] = {}
@@ -593,10 +594,11 @@ class RoundSave:
             due = [each for each in self.runs if not stands(each, limit)]
         self._due = due
         for run in due:
-            run.is_unconfirmed = False  # every worker will read the round's outcome
+            run.is_unconfirmed = False  # the outcome of the round tells every worker
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
-        except Exception as error:  # the result False is reported to the other workers
+        # This worker reports the failure to the other workers.
+        except Exception as error:
             self._failed(error)
             if is_periodic and breaks_off(error, self.coordinator.settings.num_workers):
                 raise
@@ -690,7 +692,8 @@ class RoundSave:
             extra[Key.COMMIT] = {**extra.get(Key.COMMIT, {}), "snapshots": _OVER}
 
     def committed_nothing(self) -> None:
-        """Marks the runs of the save as changed, because the round made no commit."""
+        """Marks the runs as changed since their last save, because the round made no
+        commit."""
         for run in self._due:
             run.saved_at = None
 
@@ -736,7 +739,8 @@ class RoundSave:
             self._refuse(snapshots)
             return
         extra["snapshots"] = _ALL
-        # Delete the keys of the earlier rounds: every worker has ended these rounds.
+        # Every worker has ended the earlier rounds, so no worker reads the keys of
+        # these rounds any more.
         c.forget_rounds(snapshots.rounds[:-1])
         del snapshots.rounds[:-1]
 
@@ -790,8 +794,9 @@ class RoundSave:
     def _drop(self, workers: tuple[int, ...]) -> CommitKind:
         """Drops a periodic save in which the parts of some workers are missing.
 
-        No worker has to exit now. The last commit is complete, and worth more than a
-        newer commit without the random generators and the data position of a worker.
+        Training continues, so there will be another save. Until then the last commit is
+        worth more than a newer commit without the random generators and the data
+        position of a worker.
         """
         for _, part in self._staged:
             part.discard()
@@ -817,9 +822,9 @@ class RoundSave:
 def breaks_off(error: Exception, num_workers: int) -> bool:
     """Returns whether training must stop after the failure of an optional save.
 
-    After a `CollectiveReadError` the other workers are still in a collective of the
-    save, and would pair the collectives of this worker's next step with the collective
-    of the save.
+    After a `CollectiveReadError` the other workers still wait in a collective of the
+    save. If this worker trained on, the collectives of its next step would be paired
+    with the collective of the save.
     """
     return num_workers > 1 and isinstance(error, CollectiveReadError)
 

@@ -65,7 +65,8 @@ def _after_fork_in_child() -> None:
     if _current is None:
         return
     for run in _current.runs:
-        run.stop_at = -1  # makes run() call the session, which raises an error
+        # So `run()` calls the session, which raises an error in a child.
+        run.stop_at = -1
     _current, _pending = None, []
 
 
@@ -118,7 +119,8 @@ def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
 
 
 def _warn_of_others() -> None:
-    """Warns if the environment names workers that the program does not use."""
+    """Warns if the environment variables describe workers that the program does not
+    use."""
     # Ignore a malformed TF_CONFIG: the variable may be meant for another program.
     with contextlib.suppress(ConfigurationError):
         named = cluster_from_environment(os.environ)
@@ -177,12 +179,14 @@ def keep(notice: Notice) -> bool:
 
 
 def take_back(notice: Notice) -> bool:
-    """Removes a kept notice, for the caller to handle; False if removed before."""
+    """Removes a kept notice, which the caller then handles; returns False if there is
+    none."""
     return take_notice(_pending, notice)
 
 
 def take_kept() -> bool:
-    """Removes the kept notices, for the caller to handle; False without a notice."""
+    """Removes all kept notices, which the caller then handles; returns False if there
+    are none."""
     taken = [notice for notice in tuple(_pending) if take_back(notice)]
     return bool(taken)
 
@@ -312,10 +316,12 @@ class EarlyNoticeHandler:
             self._alarms.append(alarm)
 
     def _take_unreported(self, notice_at: float) -> Notice | None:
-        """Returns a notice that a listening run should have reported, and did not.
+        """Returns a notice that a listening run should have reported but has not
+        reported.
 
-        While a run listens, each notice is left to the sources of the run. A notice
-        newer by more than `SLOWEST` seconds was not reported by the run.
+        While a run listens, its own sources report notices. If the notice kept here is
+        more than `SLOWEST` seconds newer than the run's newest notice, the run has
+        missed the notice.
 
         Args:
             notice_at: monotonic seconds at which the newest notice of a run arrived.
@@ -479,7 +485,8 @@ def _at_exit() -> None:
     if here is not None and isinstance(error, Exception):
         here.leave_by(error, is_printed=True)
     elif here is not None and error is None and not (_current and _current.exit.left):
-        # A handler may just have been closed, and the process may wait for threads.
+        # A handler that was just closed may have left a notice. Without this call, the
+        # process might wait for threads until the machine is terminated.
         take_over()
 
 

@@ -21,7 +21,7 @@ from tfpreempt.core.cluster import Cluster
 
 _SILENT = re.compile(
     r"stopped sending heartbeats\):(?:\s*/job:\w+/replica:\d+/task:\d+)+"
-    # Message in a worker about its own timeout, after the worker was suspended:
+    # A worker that was suspended logs this message about its own missed heartbeats:
     r"|Task /job:\w+/replica:\d+/task:\d+ heartbeat timeout"
 )
 _TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
@@ -30,9 +30,9 @@ _BROKEN_OFF = re.compile(
     r":UNKNOWN:[^\n]*grpc_message:\"[^\"\n]*"
     r"(?:Connection reset by peer|Socket closed|Broken pipe|failed to connect)"
 )
-# Text of an error of a call to the service.
+# Part of the message if a call to the coordination service fails.
 _SERVICE = "tensorflow.CoordinationService/"
-# Text of an error that the service sends.
+# Part of the message of an error that the coordination service itself reports.
 _ANSWERED = "tensorflow.CoordinationServiceError"
 
 
@@ -126,7 +126,8 @@ def is_before_all(error: BaseException) -> bool:
 
 def _has_acted(code: CodeType, at: int) -> bool:
     ops = list(dis.get_instructions(code))
-    # `at` may point into the inline cache after the instruction.
+    # Find the instruction that `at` belongs to: `at` may point into the cache entries
+    # behind the instruction.
     here = max(op.offset for op in ops if op.offset <= at)
     return any(
         "JUMP_BACKWARD" in op.opname

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
-    """Context manager: defers SIGINT to the end of the block, but not a second SIGINT.
+    """Context manager: defers the first SIGINT to the end of the block.
 
     At the end of the block the program's own SIGINT handler is called; Python's default
     handler raises KeyboardInterrupt. If the block ends by SystemExit, the process is
@@ -161,9 +161,9 @@ def _silence(name: str) -> None:
 def exit_hard(leave: Callable[[], Any]) -> None:
     """Calls a function, and ends the process at once if the function raises.
 
-    For threads and exit hooks, where SystemExit would not end the process. The exit
-    code is the code of SystemExit; for any other error, such as an error of the exit
-    function, the exit code is 1.
+    Used on threads and in exit hooks, where SystemExit would not end the process. The
+    exit code is the code of SystemExit, and 1 after any other error, such as an error
+    in the program's exit function.
 
     Args:
         leave: function that may raise SystemExit.
@@ -183,7 +183,8 @@ def exit_hard(leave: Callable[[], Any]) -> None:
 def end_now(exit: SystemExit) -> None:
     """Ends the process at once with the code of `exit`; may run on any thread.
 
-    Without exit hooks, but logs and streams are flushed, and the leases are released.
+    Exit hooks do not run, but logs and streams are flushed, and the leases are
+    released.
     """
     with contextlib.suppress(CallTimeoutError):
         call_within(FLUSH_LIMIT, logging.shutdown)
@@ -201,8 +202,8 @@ def _code(exit: SystemExit) -> int:
 class WatchedExit(SystemExit):
     """A SystemExit that records whether it has ended the main thread.
 
-    If the program does not catch the exit, the interpreter reads `code`. Such a read
-    has no calling frame of Python code, unlike a read by the program.
+    If the program does not catch the exit, the interpreter reads `code`. A read by the
+    interpreter has no calling Python frame; a read by the program has one.
     """
 
     has_ended_main = False
@@ -293,8 +294,8 @@ def _skip_the_rest() -> None:
 
     If there is time, Python finalizes, but without garbage collection: 0.1 s of
     processor time instead of 1 s. TensorFlow leaves much garbage, which Python would
-    collect repeatedly, and the system frees the memory anyway. No thread can be started
-    here.
+    collect repeatedly, and the system frees the memory anyway. The function starts no
+    thread, because Python refuses new threads at this time.
     """
     last = _newest
     if last is None or last.stop_event.is_set():
@@ -325,7 +326,7 @@ def blocking_threads_and_children() -> list[str]:
     for child in multiprocessing.active_children():
         found.append(f"the child {child.name!r} (pid {child.pid})")
     frame = sys._current_frames().get(main.ident or 0)
-    # After its end the main thread only waits for threads, or runs exit hooks.
+    # A main thread that has ended only waits for other threads, or runs exit hooks.
     if frame is not None and (main.is_alive() or not found):
         found.insert(0, f"line {frame.f_lineno} of {frame.f_code.co_filename}")
     return found
@@ -540,12 +541,12 @@ class ExitController:
 
     @property
     def _host_waits(self) -> float:
-        """Seconds by which this process should outlive its deadline, because its end
-        would abort the other processes.
+        """Seconds that this process should stay alive after its deadline: its end would
+        abort the other processes.
 
         0 on workers other than the chief, and after a notice for the chief's own
         machine. After a notice of another worker, the chief's deadline is earlier than
-        that worker's, by a margin for the delay of the message.
+        the deadline of the other worker, by a margin for the delay of the message.
         """
         is_told = self.coordinator.state.held is not None
         has_peers = self.cluster.num_workers > 1
@@ -657,7 +658,8 @@ class ExitController:
                 coordinator.dispatch(ev.NextRound())
             case _:
                 self.detached = True
-                # A notice was handled before with a commit, and training continued.
+                # If an earlier notice was handled with a commit and training continued,
+                # the error is a consequence of the announced shutdown.
                 if coordinator.deadlines.shutdown_pending:
                     self.leave(Outcome.LOST, coordinator.notes.lost_because)
                 if (why := coordinator.notes.lost_because) != mine:
@@ -692,7 +694,8 @@ def notify_peers(
             peers.
     """
     mine = f"{type(error).__name__}: {error}"
-    notes = getattr(error, "__notes__", ())  # a note may name a lost worker
+    # The notes of the error may name a lost worker.
+    notes = getattr(error, "__notes__", ())
     record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
     insert = functools.partial(executor.insert, key, json.dumps(record))
     first = call_and_wait(insert, 2.0)

@@ -43,8 +43,7 @@ class TrainingOutcome:
     Attributes:
         failed: text that names the workers whose final save failed, with the errors; ""
             if every final save succeeded.
-        lost: text that names the workers that were lost or preempted; "" if there are
-            none.
+        lost: text that names the lost or preempted workers; "" if there are none.
         is_committed: whether the chief is known to have committed the final state.
     """
 
@@ -112,7 +111,7 @@ class FinalVote:
             self._insert("bye")
 
     def abort(self, lost: str) -> None:
-        """Inserts a loss as the outcome, so that the peers stop waiting.
+        """Inserts "lost" as the outcome, so that the peers stop waiting.
 
         Args:
             lost: text with the reason, for people.
@@ -194,7 +193,7 @@ class FinalVote:
         return end
 
     def _decline(self, mine: str) -> TrainingOutcome | None:
-        """Inserts a loss as the outcome, because no time is left to wait.
+        """Inserts "lost" as the outcome, because no time is left to wait.
 
         Then inserts this worker's vote, because the chief waits for the vote. Returns
         the outcome that counts, as in `_insert_outcome`.
@@ -279,7 +278,8 @@ def _first(failures: list[str]) -> str:
 
 
 def _lost(answers: dict[int, tuple[object, keys.Extra]]) -> str:
-    """Returns a text with the workers that have not voted, and why; "" if all have.
+    """Returns a text that names each worker without a vote and the reason; "" if every
+    worker has voted.
 
     Args:
         answers: by worker, the vote and its extra fields, from `FinalVote._gather`.

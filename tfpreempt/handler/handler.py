@@ -219,8 +219,9 @@ class PreemptionCheckpointHandler:
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             self._enter("run()")
             if run.steps_made in (1, 2) and run.config.save_fn is None:
-                # Twice, because two step functions may alternate, as in a GAN. The
-                # contents of a save_fn's checkpoint are unknown.
+                # Check at two calls, because two step functions may alternate, as in a
+                # GAN. With a save_fn there is no check: the contents of its checkpoint
+                # are unknown.
                 self._unsaved.before_call(fn, args, kwargs)
         step_flag.busy = True
         try:
@@ -545,7 +546,7 @@ class PreemptionCheckpointHandler:
             )
 
     def _enter(self, what: str, stages: RunStages = PLAIN) -> None:
-        """Does the rare work at a boundary: agreement, saves, first steps.
+        """Does the work that only some boundaries need: agreement, saves, first steps.
 
         The caller has already counted the interval after the boundary.
         """

@@ -159,8 +159,8 @@ def register(
                 if not session.is_over(each)
             ],
         )
-        # Count only now: the number must be equal on every worker, and the checks of
-        # the arguments may fail on one worker only.
+        # Count this start only now, after the checks of the arguments: the count must
+        # be equal on every worker, and a check may fail on one worker only.
         session.start_count += 1
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.executor.store, keys, START_TIMEOUT)

@@ -158,8 +158,8 @@ class Run:
         self.directory.check_others([each for each in found if each.is_committed])
         highest = catalog.highest_sequence(found)
         if start.tier == "memory" and agreed is not None:
-            # The sequence of a snapshot counts snapshots in memory. For the States the
-            # snapshot ranks after the commits on disk.
+            # The sequence of a snapshot counts snapshots, not commits. For the States,
+            # give the snapshot a sequence after the commits on disk.
             agreed = dataclasses.replace(agreed, sequence=highest)
         if start.snapshots is not None:
             # The newest commit known to this worker; only the chief's value is used.
@@ -479,7 +479,8 @@ class Run:
             step_seconds=deadlines.step_seconds() or None,
         )
         took = commit.save_seconds
-        # An asynchronous save takes longer than a save after a notice.
+        # Do not raise the estimate for the save after a notice: an asynchronous save
+        # takes longer.
         if save.is_async:
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
@@ -558,7 +559,7 @@ class Runs:
 
     kept: set[Run] = dataclasses.field(default_factory=set)
     _refs: list[weakref.ref[Run]] = dataclasses.field(default_factory=list)
-    # By directory, the newest periodic commit if the commit was not logged.
+    # Key: a directory. Value: its newest periodic commit, if the commit was not logged.
     _unlogged: dict[str, Commit] = dataclasses.field(default_factory=dict)
     # Monotonic seconds from which a periodic commit may be logged again.
     _logs_from: float = -math.inf

@@ -176,7 +176,8 @@ class Session:
         self.exit.is_over = False
         if not before:
             self.vote.failures.clear()
-        self.runs.add(run)  # before the watcher: a pending notice needs an open run
+        # Before the watcher starts, because a pending notice needs an open run.
+        self.runs.add(run)
         try:
             run.watcher.start()
             run.start_mirror()
@@ -225,7 +226,7 @@ class Session:
         notice, self._newest_notice = self._newest_notice, None
         if notice is None:
             return None
-        # The earliest deadline of all notices.
+        # Several notices may have arrived: the earliest of their deadlines counts.
         terminates_at = self.coordinator.deadlines.terminates_at
         grace = None if terminates_at is None else terminates_at - notice.received_at
         return dataclasses.replace(notice, grace_seconds=grace)
@@ -265,8 +266,9 @@ class Session:
     def unregister(self, run: Run) -> None:
         """Closes a run; the run no longer participates in saves."""
         self.runs.kept.discard(run)
-        self.saves.wait()  # `close` releases the lease, which a save still needs
-        if run.left_at != run.step:  # an exit at this step has logged the commit
+        self.saves.wait()  # a save still needs the lease, which `close` releases
+        # Otherwise the exit at this step has logged the commit.
+        if run.left_at != run.step:
             self.runs.log_last(run)
         run.close()
 
@@ -343,7 +345,7 @@ class Session:
         self.start_listening(run)
 
     def enter(self, run: Run, what: str, stages: RunStages = PLAIN) -> None:
-        """Does the rare work at a boundary before a step: agreement, and first steps.
+        """Does the work that only some boundaries need: agreement, and first steps.
 
         Waits for the agreement if the flag is raised, and prepares the first steps. The
         caller has counted the interval that begins after this boundary.
@@ -373,7 +375,8 @@ class Session:
             run.directory.contents.prepare()
             self.timer.begin(self.step_flag.started)
         elif run.steps_made == 3:
-            # Not after the first step: step functions may alternate, as in a GAN.
+            # Do not warn after the first step: two step functions may alternate, as in
+            # a GAN.
             run.source.contents.warn_of_unrestored()
             self._warn_of_long_steps(run)
 
@@ -414,14 +417,14 @@ class Session:
                 self.wait_at_boundary()
 
     def wait_at_boundary(self, stages: RunStages = PLAIN) -> None:
-        """Waits at a boundary while the flag is raised: saves, exits, or continues.
+        """Waits at a boundary while a notice or a request for a save is handled.
 
-        The caller has counted the interval that begins after the boundary. The method
-        returns when the interval may start, and raises SystemExit if this process must
-        exit.
+        The caller has already counted the interval that begins after the boundary. The
+        method returns when the interval may start. The method raises SystemExit if this
+        process must exit.
 
         Args:
-            stages: functions that write the part of a save, as in `enter`.
+            stages: functions that write this worker's part of a save, by run.
         """
         self.resume_after_exit()
         if not self.step_flag.flag:
@@ -477,7 +480,7 @@ class Session:
         """Waits at a boundary for directives of the coordinator, and executes them.
 
         Args:
-            stages: functions that write the part of a save, as in `enter`.
+            stages: functions that write this worker's part of a save, by run.
             last: whether training is over on this worker.
             limit: seconds to wait for a directive; None: no limit.
             steps_follow: whether steps may follow this boundary.

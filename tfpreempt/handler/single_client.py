@@ -151,7 +151,8 @@ class PreemptionWatcher:
         return is_gone
 
     def close(self) -> None:
-        """Stops watching, and deletes a reported notice, to see a later notice."""
+        """Stops watching, and deletes a reported notice, so that a later watcher sees
+        only later notices."""
         self._source.close()
         if self.preemption_message is not None:
             notice_was_served()

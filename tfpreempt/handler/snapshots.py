@@ -52,8 +52,8 @@ COPIES = KEPT + 1
 TRIES = 3
 """Rounds without a snapshot after which no more snapshots are taken."""
 
-# Free memory needed before a snapshot, as a multiple of all workers' new snapshots: as
-# much memory as the snapshots take must stay free.
+# Free memory needed before a round of snapshots, as a multiple of the size of all
+# workers' new snapshots. The factor 2 leaves as much memory free as the snapshots take.
 _RESERVE = 2
 _LAST_WAIT_SECONDS = 5.0  # longest wait for the last snapshot in `end`
 _STATES = ".restored"  # folder with the States of the restored snapshot
@@ -171,7 +171,8 @@ class Snapshots:
             if each.condition is CommitStatus.CORRUPT:
                 _log_corrupt_snapshot(each.problems[0])
         missing = set(attempts)
-        # Check the newest snapshot last, so that its tensors stay in memory.
+        # Check the newest snapshot last: the tensors of the last checked snapshot stay
+        # in memory for the restore.
         for each in reversed(self.find()):
             if attempt_of(each) not in missing:
                 continue
@@ -589,6 +590,7 @@ def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
         return False
     if parent.token == committed.token:
         return True
-    # The snapshot's parent is corrupt, and `committed` is an older commit of the run.
+    # Case: the snapshot's parent is corrupt, and `committed` is an older commit of the
+    # same run.
     is_older = committed.sequence is not None and committed.sequence < parent.sequence
     return nothing_came and is_older

@@ -228,7 +228,8 @@ class StatusWriter:
         data = _pack(now)
         try:
             flags = os.O_WRONLY | (0 if self._is_made else os.O_CREAT)
-            self._is_made = True  # never create the file later, even after an error
+            # Even after an error, a later write must not create the file.
+            self._is_made = True
             descriptor = open_file(self._path, flags)
             try:
                 if os.pwrite(descriptor, data, 0) != len(data):

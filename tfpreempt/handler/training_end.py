@@ -44,7 +44,7 @@ _SERVED = "_tfpreempt_served"
 
 
 def is_end_of_data(error: BaseException) -> bool:
-    """Returns whether an error of a step means the end of the data.
+    """Returns whether a step has raised an error because the data have ended.
 
     The end of the data is no failure. Every worker reaches the end at the same step.
     """
@@ -107,7 +107,7 @@ def was_preemption(
 
 
 def _lost_workers(error: BaseException, session: Session) -> bool:
-    """Handles the loss of a remote worker, if the error is such a loss.
+    """Handles an error of a step if the loss of a remote worker has caused the error.
 
     The loss leaves the step incomplete, so no state can be saved. Returns whether the
     loss was handled.
@@ -310,7 +310,8 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
         run, deadlines.peer_timeout
     )
     if run.steps_made == 0 and run.unrestored_variables:
-        # Variables created in a first step, like an optimizer's, would be missing.
+        # Without a step in this process, variables that a first step creates would be
+        # missing, such as the variables of an optimizer.
         if run.start.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
@@ -363,7 +364,8 @@ def _end_together(session: Session, run: Run) -> Exception | None:
         failures = [failure, *session.vote.failures.values()]
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
-        if not session.exit.left:  # an exit has already given the peers the reason
+        # Otherwise the exit has already sent the reason to the peers.
+        if not session.exit.left:
             me = f"worker {session.cluster.worker} stopped in the final save"
             session.vote.abort(me)
             session.detach("was interrupted")
@@ -421,7 +423,8 @@ def _follow(
             "committed, the restarted workers find nothing left to train",
             outcome.lost,
         )
-        # With a known loss, the exit skips TensorFlow's disconnect, which would hang.
+        # Record the loss, so that the exit skips TensorFlow's disconnect, which would
+        # hang.
         session.coordinator.notes.lost_because = outcome.lost
         session.exit.leave(
             Outcome.COMMITTED if outcome.is_committed else Outcome.LOST, outcome.lost
@@ -476,7 +479,8 @@ def _end_runs(session: Session, runs: list[Run]) -> None:
                 session.serve(error, is_consistent)
             session.exit.fail(error)
         if error is not None or session.exit.detached:
-            for run in runs:  # close now, while threads can still be started
+            # Close the runs here: a later exit hook could start no thread.
+            for run in runs:
                 close_failed(session, run, describe(error) if error else "")
         else:
             _close_all(session, runs)
