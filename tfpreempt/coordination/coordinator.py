@@ -182,8 +182,9 @@ class Coordinator:
         if state.notice in PREEMPTION:
             return self.deadlines.at
         if state.main is MainThreadState.AWAITING and self.notes.lost_at is not None:
-            # A worker that a periodic save needs has crashed. The wait needs an end:
-            # the chief may be in a step that itself waits for this (waiting) worker.
+            # A worker that a periodic save needs has crashed. The wait needs a
+            # deadline: the chief may be in a step that waits for this worker, while
+            # this worker waits for the chief.
             return self.notes.lost_at + self.deadlines.default_wait_seconds
         return None
 
@@ -327,7 +328,8 @@ class Coordinator:
             self.notes.lost_because = self.notes.lost_because or reason
             match key:
                 case Key.NOTICE if round != self.state.round:
-                    self.dispatch(ev.NoticeRead(round, value))  # of a later round
+                    # This notice belongs to a later round.
+                    self.dispatch(ev.NoticeRead(round, value))
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
                     is_periodic = value is NoticeKind.PERIODIC
@@ -348,7 +350,7 @@ class Coordinator:
     def _share_deadline(self, extra: keys.Extra) -> None:
         """Adopts the deadline that another worker has sent with its notice.
 
-        Also logs the notice, if it is the first notice on this worker.
+        Also logs the notice, if this worker has seen no notice before.
 
         Args:
             extra: extra fields of the other worker's key `notice`.
@@ -470,7 +472,7 @@ class Coordinator:
         """Sets the alarm that ends a wait for keys of other workers.
 
         The alarm gives up the workers that have not answered at the time which
-        `Deadlines.limits` returns for this kind of key.
+        `Deadlines.limits` returns for keys of this kind.
 
         Args:
             gathering: the reads of the keys that the alarm ends.
@@ -490,7 +492,7 @@ class Coordinator:
             self.deadlines.forget()
             self.extra.clear()
             return
-        self.notes.timeouts_left = before.timeouts_left  # one budget for all rounds
+        self.notes.timeouts_left = before.timeouts_left  # all rounds share one budget
         if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.schedule_final_round()
 
@@ -535,7 +537,8 @@ class Coordinator:
         return f"{why} ({self.notes.lost_because})" if self.notes.lost_because else why
 
     def _abort_reason(self) -> str:
-        """Returns the reason to end the process now; "" to let the main thread finish.
+        """Returns the reason to end the process now; "" if the main thread may finish
+        its work.
 
         Called at a soft deadline: no source has given a grace period, so the main
         thread may usually finish its step or save, until the platform kills the

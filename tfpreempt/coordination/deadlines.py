@@ -57,7 +57,7 @@ class Deadlines:
             period is almost over.
         on_guard: function called just before the deadline. Its argument is True for the
             deadline of a notice, False for a soft deadline. The function returns
-            whether the process is ending; if not, it is called again later.
+            whether the process is ending; if not, the function is called again later.
         num_workers: number of workers.
 
     Attributes:
@@ -105,9 +105,9 @@ class Deadlines:
     def left(self) -> float:
         """Seconds left for work after a commit; `peer_timeout` without a notice.
 
-        `extend` lengthens this time only after a step that has outlasted it, because
-        the parent of the process (a supervisor, Kubernetes) may count the seconds from
-        the signal.
+        `extend` adds time only after a step that has taken longer than all the time
+        left. The parent of the process (a supervisor, Kubernetes) may count the seconds
+        from the signal, so other waits add no time.
         """
         if self._ends is None:
             return self.peer_timeout
@@ -128,7 +128,7 @@ class Deadlines:
         return None if at is None else self.clock.monotonic() - at
 
     def shorten(self, received_at: float, grace: float | None) -> bool:
-        """Sets the deadline that follows from a notice, unless an earlier one is set.
+        """Sets the deadline of a notice, unless an earlier deadline is set.
 
         Args:
             received_at: time on the monotonic clock at which the notice arrived.
@@ -152,13 +152,13 @@ class Deadlines:
         return before is None or end < before
 
     def extend(self, *, at_boundary: bool) -> None:
-        """Moves a soft deadline so that a wait which begins now gets its full time.
+        """Moves a soft deadline, so that a wait that begins now has its full time.
 
         Args:
-            at_boundary: whether the main thread waits after a step. If the step ended
-                after the expected end of the process, nothing has killed the process at
-                that end. So no platform counts from the notice, and the time for work
-                after the commit begins now.
+            at_boundary: whether the main thread waits after a step. If the step has
+                taken longer than all the time left and the process still runs, no
+                platform counts the seconds since the notice. So the time for work after
+                the commit begins now.
         """
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now
@@ -256,7 +256,7 @@ class Deadlines:
 
         Args:
             save: measured duration of a save in seconds.
-            share: part of these seconds in which the chief wrote its share; 0 without
+            share: seconds of `save` in which the chief wrote its share; 0 without
                 shares.
         """
         return save + share * (self.num_workers - 1)

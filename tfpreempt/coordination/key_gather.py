@@ -24,7 +24,7 @@ OnComplete = Callable[[dict[int, Any]], None]
 
 @dataclasses.dataclass(eq=False)
 class KeyGather:
-    """Reads one key from every of several workers; the constructor starts the reads.
+    """Reads one key of each of several workers; the constructor starts the reads.
 
     Any thread may call the methods.
 

@@ -76,7 +76,7 @@ class Key(enum.Enum):
 class StepCount:
     """The count: the number of intervals that a worker has started.
 
-    `final`: whether the worker will start no further interval.
+    `final`: True if the worker will start no further interval.
     """
 
     count: int
@@ -85,7 +85,8 @@ class StepCount:
 
 @value
 class Tombstone:
-    """Value of a key in place of a worker that has crashed, is late, or has exited."""
+    """Value that a peer inserts for a worker that has crashed, is late, or has
+    exited."""
 
 
 @value
@@ -180,7 +181,7 @@ class WorkerState:
     decision: DecidedStep | None = None
     commit: CommitKind | None = None
     at: int = 0  # count at the main thread's newest boundary
-    last: bool = False  # training is over at boundary `at`
+    last: bool = False  # whether training is over at boundary `at`
     saved_at: int | None = None  # count at the newest commit of this process
     outcome: Outcome | None = None
     held: NoticeKind | None = None  # notice for this machine that is not handled yet

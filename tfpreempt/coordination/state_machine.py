@@ -152,7 +152,7 @@ def commit_read(
     if state.main is not MainThreadState.TRAINING:
         return state, ()
     if event.kind is CommitKind.TRAIN_ON:
-        return next_round(state)  # committed without this worker's part
+        return next_round(state)  # the commit does not need this worker
     if was_dropped(state):  # wait for a notice: its round may need this worker's count
         return state, (ev.Get(Key.NOTICE, state.round + 1),)
     return state, ()
@@ -507,7 +507,7 @@ def dones_read(
 def local_notice(
     settings: ProtocolConfig, state: WorkerState, event: ev.LocalNotice
 ) -> Moved:
-    if event.kind is NoticeKind.PERIODIC:  # not needed in an open round
+    if event.kind is NoticeKind.PERIODIC:  # an open round makes a save anyway
         if state.notice is not None:
             return state, ()
         return state, (Insert(Key.NOTICE, state.round, event.kind),)
@@ -525,7 +525,8 @@ def notice_exists(
 
 
 def behind(state: WorkerState, round: int, kind: NoticeKind) -> tuple[Action, ...]:
-    """Inserts this machine's notice into the next round, behind an older notice.
+    """Inserts this machine's notice into the next round, because the round has a
+    notice.
 
     Not needed if the older notice also ends the process, or is of the same kind.
 

@@ -160,8 +160,9 @@ class StoreExecutor:
         """Checks repeatedly that the store responds; if not, reports the store as lost.
 
         A blocking read detects neither a frozen host nor a broken network. So this
-        method inserts the same key repeatedly: the error that the key exists is a
-        response, too. The thread does not hold the GIL while it waits for the response.
+        method inserts the same key repeatedly: the error "key exists" shows that the
+        store responds. The thread does not hold the GIL while it waits for the
+        response.
 
         Args:
             key: name of a key that only this worker inserts.
@@ -237,7 +238,7 @@ def reader_thread_count(keys: int) -> int:
 
 
 def call_and_wait(ask: Callable[[OnValue], None], wait: float) -> str | None:
-    """Starts an asynchronous call, and waits for its result.
+    """Starts an asynchronous call, and waits for the result of the call.
 
     Args:
         ask: function that starts the call. Its argument is a function, which the call

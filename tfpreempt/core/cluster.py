@@ -1,4 +1,4 @@
-"""The workers of a run: of a resolver, of `jax.distributed`, or of the environment."""
+"""The workers of a run, from a resolver, `jax.distributed` or environment variables."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
     names = ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
     texts = [environment.get(name, "") for name in names]
     if not all(text.isdecimal() for text in texts):
-        return LOCAL  # JAX ignores the variables, too
+        return LOCAL  # JAX ignores such values, too
     worker, count = map(int, texts)
     return jax_cluster(worker, count) if worker < count else LOCAL
 

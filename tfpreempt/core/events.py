@@ -117,7 +117,7 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A start of this worker: it restored a checkpoint, or starts from scratch.
+    """The start of a worker, from a restored checkpoint or from scratch.
 
     Attributes:
         path: path of the checkpoint; None if training starts from scratch.

@@ -69,9 +69,10 @@ class Heartbeat:
 def pid_seen_by_supervisor() -> int:
     """Returns the id of this process in the pid namespace of the supervisor.
 
-    If the worker is in another pid namespace, os.getpid() returns another id. /proc is
-    the supervisor's: the worker could open the heartbeat file only by its path in the
-    supervisor's /proc. So /proc/self has the id of the supervisor's namespace.
+    If the worker has a pid namespace of its own, os.getpid() returns a different id.
+    The worker has opened the heartbeat file by a path in /proc. So its /proc is the
+    /proc of the supervisor, in which /proc/self leads to the id that the supervisor
+    sees.
     """
     return int(os.readlink("/proc/self"))
 

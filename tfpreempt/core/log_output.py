@@ -66,8 +66,10 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
         of_root = all(
             isinstance(each, FallbackHandler) for each in logging.root.handlers
         )
-        stream = getattr(sys, "stderr", None)  # notebooks and tests replace it
-        # On a closed stream logging could not even report the error.
+        # Notebooks and tests replace `sys.stderr`.
+        stream = getattr(sys, "stderr", None)
+        # Skip a closed stream: a write would fail, and `logging` prints errors to the
+        # same stream.
         if is_open(stream) and of_root and PACKAGE.handlers == [self]:
             self.stream = stream
             super().emit(record)

@@ -87,7 +87,8 @@ class Reached:
     def __init__(self) -> None:
         self._is_whole = False  # whether the walk has ended, and no object was deleted
         self._groups: dict[PartsOf, _Group] = {}
-        self._held: dict[int, Any] = {}  # held, so that no new object gets the same id
+        # References, so that no new object gets the id of a found object.
+        self._held: dict[int, Any] = {}
 
     def add(self, values: list[Any], contents: PartsOf) -> None:
         """Adds objects, containers or sets.
@@ -112,7 +113,7 @@ class Reached:
         me = weakref.ref(self)
 
         def forget(_: Any) -> None:
-            """Drops all records, because a new object may get a deleted object's id."""
+            """Drops all records: a new object may get the id of the deleted object."""
             if (reached := me()) is not None:
                 reached._is_whole, reached._groups, reached._held = False, {}, {}
 
@@ -132,7 +133,7 @@ class Reached:
                 for value in group.values
             ]
         self._is_whole = True
-        self._held = held  # lets objects that exist only for the walk be deleted
+        self._held = held  # without strong references, temporary objects can be deleted
 
     def is_unchanged(self) -> bool:
         """Returns whether a new walk would find the same objects at the same paths.
@@ -145,7 +146,7 @@ class Reached:
             are_same = all(
                 group.is_same(contents) for contents, group in self._groups.items()
             )
-            # Read last: a thread may drop an object during the comparison.
+            # Read `_is_whole` last: a thread may drop an object during the comparison.
             return are_same and self._is_whole
         return False
 
@@ -222,7 +223,8 @@ def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 class _Weak(weakref.ref[Any]):
-    """A weak reference made by `Reached`, unlike a weak reference of the program."""
+    """A weak reference made by `Reached`; references of the program have other
+    classes."""
 
     __slots__ = ()
 

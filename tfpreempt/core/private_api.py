@@ -1,4 +1,4 @@
-"""The private names of TensorFlow, Keras and JAX in use, and who needs them.
+"""The private names of TensorFlow, Keras and JAX, by the feature that needs them.
 
 TensorFlow and JAX have no public access to their coordination services. TensorFlow has
 no public access to the order in which a checkpoint is saved, or to an iterator's

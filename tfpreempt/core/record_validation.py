@@ -2,8 +2,8 @@
 
 Commands read journals of other machines, long after the journals were written, and
 every process with write access can write any value. So every field has a kind, such as
-"count", with bounds. A command can compute with a value inside the bounds, show the
-value, or use the value as a count.
+"count", with bounds. If the value is inside the bounds, a command can safely compute
+with the value, show it, or use it as a count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ even if the duration `_LONGEST` is added."""
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number of at most `_LARGEST`, no bool."""
+    """Returns whether a value is a finite number up to `_LARGEST`, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= _LARGEST and math.isfinite(value)

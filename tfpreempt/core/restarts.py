@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from tfpreempt.errors import ConfigurationError
 
-# `tfpreempt run` sets the first; Slurm sets the second when it requeues a job.
+# `tfpreempt run` sets the first variable; Slurm sets the second variable when Slurm
+# requeues a job.
 _VARIABLES = ("TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT")
 
 

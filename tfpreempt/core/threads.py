@@ -12,7 +12,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _Job = TypeVar("_Job")
-_TICK_SECONDS = 0.1  # interval between two calls of `watch`
+_TICK_SECONDS = 0.1  # seconds between two calls of `watch`
 _logger = logging.getLogger(__name__)
 
 
@@ -152,7 +152,8 @@ def map_in_threads(
 
     workers: list[ManagedThread] = []
     try:
-        while todo and len(workers) < threads:  # jobs may be done already
+        # The first threads may have done all jobs already.
+        while todo and len(workers) < threads:
             workers.append(ManagedThread(f"{name}-{len(workers)}", work))
             workers[-1].start()
         while workers and not is_done.wait(_TICK_SECONDS):

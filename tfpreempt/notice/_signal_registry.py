@@ -195,9 +195,10 @@ class SignalRegistry:
         With the last listener of the signal, the earlier handler is restored; with the
         last listener of all signals, also the earlier wake-up fd. Python can do so only
         on the main thread. If the last listener is removed on another thread, our
-        handler stays installed until the next signal arrives: then our handler restores
-        the earlier handler, and raises the signal again. Or until a later call on the
-        main thread removes the last listener of any signal.
+        handler stays installed until one of two events. At the next signal, our handler
+        restores the earlier handler, and raises the signal again. A later call on the
+        main thread that removes the last listener of any signal also restores the
+        earlier handler.
         """
         done: WakeupFd | None = None
         with self._lock:

@@ -173,9 +173,9 @@ class AwsWatch(MetadataWatch):
 class AwsPoller(Poller):
     """Polls every topic, and renews the token before it expires.
 
-    A rebalance recommendation from before the creation of the poller is no notice: the
-    previous process has already exited because of it. If it were a notice, every
-    restarted process on the instance would exit again.
+    A rebalance recommendation from before the creation of the poller is ignored: the
+    previous process has already exited because of the recommendation. Otherwise every
+    process that is restarted on the instance would exit again.
     """
 
     def __init__(self, watch: MetadataWatch) -> None:

@@ -2,7 +2,7 @@
 
 Every machine of a group receives every event, but an event concerns only the machines
 that it names. The first request turns the service on, which may take two minutes. Only
-the polling thread waits for the service, never the training.
+the polling thread waits for the service; training never waits.
 
 Protocol: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 """
@@ -214,8 +214,8 @@ class AzurePoller(Poller):
         for kind in self._kinds:
             events = [event for event in listed if event.kind == kind]
             if not events or any(event.id not in self._known for event in events):
-                # Report "no notice" first, so that an event that is added to an older
-                # event is reported as a new notice.
+                # Report "no notice" before a new event: a source reports a notice only
+                # at the change from no notice to a notice.
                 report(kind, None)
             if events:
                 detail = "; ".join(event.detail for event in events[:5])

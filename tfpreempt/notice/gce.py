@@ -44,7 +44,8 @@ ROOT = "/computeMetadata/v1/"
 DIRECTORY = "instance/"
 
 HANG_SECONDS = 60
-HANG_BETWEEN_SINGLES_SECONDS = 5  # if some entries must be requested separately
+# Timeout in seconds if some entries need separate requests.
+HANG_BETWEEN_SINGLES_SECONDS = 5
 # The thread waits this much longer than the server's timeout for a hanging GET.
 HANG_EXTRA_SECONDS = 10
 PLAIN_SECONDS = 3
@@ -158,7 +159,8 @@ TOPICS: Mapping[str, Topic] = {
         read=_words(
             "maintenance-event",
             up={"TERMINATE_ON_HOST_MAINTENANCE"},
-            quiet={"MIGRATE_ON_HOST_MAINTENANCE"},  # the machine survives
+            # In a live migration the machine keeps running.
+            quiet={"MIGRATE_ON_HOST_MAINTENANCE"},
         ),
     ),
     "upcoming-maintenance": Topic(
@@ -289,8 +291,8 @@ class GcePoller(Poller):
             return self._poll(report)
         except errors.NoticeError:
             # Begin without an ETag: waiting for the next change could miss changes made
-            # since the failed request. Try the directory again, too: a server that
-            # starts may refuse the directory at first.
+            # since the failed request. Try the directory again, too: a server that is
+            # starting up may refuse the directory at first.
             self._etag, self._hangs_on_all = None, len(self._topics) > 1
             raise
 

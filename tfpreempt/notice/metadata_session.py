@@ -249,7 +249,7 @@ class _Reader:
             if found is None or not all(colon for _, colon, _ in fields):
                 raise ConnectionAbortedError(_NO_HTTP)
             status = int(found[1])
-            if status >= 200:  # else an interim answer, before the final answer
+            if status >= 200:  # otherwise an interim answer: the final answer follows
                 return status, {name.lower(): text.strip() for name, _, text in fields}
 
     def read_body(
@@ -270,7 +270,7 @@ class _Reader:
         if length is not None:
             return self._read(_number(length, 10), most_bytes)
         while len(self._buffer) <= most_bytes and self._receive():
-            pass  # until the end of the connection
+            pass  # the body ends with the connection
         return self._read(len(self._buffer), most_bytes)
 
     def _read_chunks(self, most_bytes: int) -> bytes:
@@ -281,7 +281,7 @@ class _Reader:
             if self._read_line():
                 raise ConnectionAbortedError(_NO_HTTP)
         while self._read_line():
-            pass  # trailers
+            pass  # skip the trailers after the last chunk
         return bytes(body)
 
     def _read_line(self) -> str:

@@ -46,8 +46,8 @@ class NoticeSource(Protocol):
         """Restores what other code may have replaced, such as a signal handler.
 
         Called on the main thread, at the first `run()` and at the beginning of each
-        watch scope. Only signal sources need it; the method of another source may do
-        nothing.
+        watch scope. Only signal sources need the method; in other sources the method
+        may do nothing.
         """
         ...
 
@@ -104,7 +104,8 @@ class NoticeSourceBase:
         self._begin()
 
     def rearm(self) -> None:
-        pass  # nothing to do: only signal handlers can be replaced by other code
+        # Other code can replace only signal handlers, so there is nothing to restore.
+        pass
 
     def close(self) -> None:
         """Stops watching: a closed source reports no notice. May be called again."""

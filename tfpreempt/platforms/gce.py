@@ -69,8 +69,8 @@ class GceTerminationConfig(TerminationConfig):
             )
         graceful = check_grace(graceful_shutdown_period, "graceful_shutdown_period")
         if graceful is not None:
-            # Subtract 5 s: stop-state is polled, because answers to hanging GETs do not
-            # have it before a shutdown is pending.
+            # Subtract 5 s: `stop-state` is polled every 5 s, because the answers to
+            # hanging GETs do not contain the entry before a shutdown is pending.
             graceful = remaining_after_delay(graceful, HANG_BETWEEN_SINGLES_SECONDS)
         if graceful_shutdown_period is not None:
             self._graces["stop-state"] = graceful

@@ -137,7 +137,7 @@ class SlurmTerminationConfig(TerminationConfig):
     def _requeue(self, job: str, code: int | None) -> None:
         command = ["scontrol", "requeue", job]
         shown = " ".join(command)
-        # None: exit_fn has chosen the code, for a restart.
+        # The code is None if exit_fn chooses the code; then the job is requeued, too.
         if code not in (None, self.exit_code):
             _logger.warning(
                 "nothing was committed, or the mirror is incomplete; exiting with code "
