@@ -204,7 +204,8 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
         return *super()._serialize(), dataclasses.astuple(self.cut)
 
     def is_subtype_of(self, other: Any) -> bool:
-        is_subtype = super().is_subtype_of(other)  # also compares the classes
+        # The base class compares the classes and the specs.
+        is_subtype = super().is_subtype_of(other)
         return bool(is_subtype and self.cut.general([other.cut]) == other.cut)
 
     def most_specific_common_supertype(self, others: Any) -> Any:

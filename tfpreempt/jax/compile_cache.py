@@ -55,10 +55,11 @@ MOST_BYTES = 512 << 20
 """Maximum number of bytes of the files in an archive."""
 
 _NAME = re.compile(r"[\w.-]{1,250}-cache")
-_LOOKS_EVERY = 2.0  # seconds between two searches for new files
+_LOOKS_EVERY = 2.0  # seconds between two searches for new files of JAX
 _DIRECTORY, _IS_ON = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
 _SETTINGS: dict[str, Any] = {
-    "jax_compilation_cache_max_size": -1,  # no limit: the archive has a limit
+    # JAX sets no limit, because `_packed` sets one (`MOST_BYTES`).
+    "jax_compilation_cache_max_size": -1,
     # Keep functions that compile fast, too: building a model compiles many of them.
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     # With caches of XLA, JAX's key on a GPU would depend on the path of the folder.
@@ -94,8 +95,8 @@ class CompileCache:
         root, name = os.path.join(directory, layout.COMPILED), f"{machine()}.zip"
         self._archive, self._object = os.path.join(root, name), f"compiled/{name}"
         self._loading = os.path.join(root, f"loading-{self._worker:04d}")
-        self._has_stepped = False  # `keep` was called
-        # By name, modification time and size of the files at the last search.
+        self._has_stepped = False  # whether `keep` was called
+        # Key: name of a file. Value: modification time and size, at the last search.
         self._seen: dict[str, tuple[int, int]] = {}
         self._kept = set[str]()
         # The mirror that has the archive, or whose thread will upload the archive.
@@ -160,7 +161,8 @@ class CompileCache:
             mirror.enqueue(functools.partial(self._upload, mirror.store))
 
     def _packed(self) -> bytes:
-        """Returns an archive of the newest files, oldest first."""
+        """Returns an archive of the newest files, at most `MOST_BYTES`, oldest file
+        first."""
         chosen, left, target = list[str](), MOST_BYTES, io.BytesIO()
         for (_, size), name in sorted(((v, k) for k, v in self._seen.items()))[::-1]:
             if (left := left - size) >= 0:
@@ -168,7 +170,8 @@ class CompileCache:
         with zipfile.ZipFile(target, "w") as archive:
             for name in chosen:
                 data = Path(self.folder, name).read_bytes()
-                archive.writestr(zipfile.ZipInfo(name), data)  # without a time
+                # Without a time: equal files give an equal archive.
+                archive.writestr(zipfile.ZipInfo(name), data)
         return target.getvalue()
 
     def _write(self, archive: bytes) -> None:
@@ -219,7 +222,7 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
         try:
             with zipfile.ZipFile(io.BytesIO(archive)) as opened:
                 return {
-                    each.filename: opened.read(each)  # compares the checksum
+                    each.filename: opened.read(each)  # `read` also checks the checksum
                     for each in opened.infolist()
                     if _NAME.fullmatch(each.filename)
                     and each.compress_type == zipfile.ZIP_STORED
@@ -261,7 +264,8 @@ def open_cache(directory: str, store: ObjectStore | None) -> None:
         log.warning("compiled functions are not kept with the run: %s", error)
         return
     for name, value in {_DIRECTORY: _current.folder, **_SETTINGS}.items():
-        with contextlib.suppress(AttributeError):  # unknown to this version of JAX
+        # This version of JAX lacks the setting.
+        with contextlib.suppress(AttributeError):
             jax.config.update(name, value)  # type: ignore[no-untyped-call]
     compilation_cache.reset_cache()
 

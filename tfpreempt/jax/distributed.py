@@ -185,9 +185,10 @@ def report_error(message: str, code: int | None = None) -> None:
 def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
     """Disconnects this process; see `CoordinationService.disconnect`.
 
-    The call of the service returns when every process has made the call. If process 0
-    ends first, the service aborts every process that is still connected. So if the
-    processes do not disconnect together, process 0 waits before this function returns.
+    JAX's `shutdown` returns when every process has called `shutdown`. If process 0 ends
+    earlier, the service aborts every process that is still connected. So if some
+    process does not call in time, this function waits on process 0, to let the other
+    processes end first.
 
     The main thread and the thread of a notice may call the function at the same time.
     """

@@ -39,7 +39,7 @@ from tfpreempt.jax.shards import (
 )
 
 _KIND = "pytree"
-_MOST_NAMED = 5  # leaves named in an error
+_MOST_NAMED = 5  # maximum number of leaves that an error names
 
 
 class PyTreeState(State):
@@ -144,7 +144,8 @@ class PyTreeState(State):
         return bool(self.divided())
 
     def _try_save(self) -> None:
-        for path, leaf in self._leaves().items():  # without the bytes of arrays
+        # Check the leaves without reading the bytes of arrays.
+        for path, leaf in self._leaves().items():
             if isinstance(leaf, jax.Array):
                 SavedArray.of_array(leaf, self.described(path))
             else:

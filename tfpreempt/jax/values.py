@@ -24,12 +24,13 @@ ADVICE = (
 
 
 def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
-    """Returns no objects: the arrays of JAX are saved by named States."""
+    """Returns no objects, because JAX has no checkpoint object: named States save the
+    arrays."""
     return [], []
 
 
 def variables(value: Any) -> Sequence[Any]:
-    """Returns no variables: JAX has only arrays."""
+    """Returns no variables, because JAX has arrays only."""
     return ()
 
 
@@ -52,10 +53,10 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
 
 
 def restarts(iterator: Any) -> bool:
-    """Returns False: JAX has no iterators over data."""
+    """Returns False, because JAX has no dataset iterators."""
     return False
 
 
 def advice_on_iterators(unread: Mapping[str, Any]) -> str:
-    """Returns no text: JAX has no iterators over data."""
+    """Returns an empty text, because JAX has no dataset iterators."""
     return ""

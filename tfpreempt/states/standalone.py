@@ -50,7 +50,7 @@ class StandaloneStates:
         self._directory = directory = paths.absolute(self._named)
         self._cluster = cluster
         self._loader = StateLoader(directory, cluster)
-        self._lease = Lease()  # acquired on the chief only
+        self._lease = Lease()  # only the chief acquires the lease
         self._copies: StandaloneMirror | None = None
         self._policy = storage.policy
         if storage.store is not None:
@@ -63,8 +63,9 @@ class StandaloneStates:
                 storage.scratch,
             )
         self._opened: Directory | None = None  # set by the first save
-        self._has_directory = False  # set by the first save of the registered States
-        self._has_held = False  # set by the first save, also by `save_state`
+        # True after the first save of the registered States.
+        self._has_directory = False
+        self._has_held = False  # True after the first save, also of `save_state`
         self._is_warned = False
 
     def load(self, state: State) -> bool:

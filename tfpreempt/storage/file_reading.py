@@ -98,7 +98,7 @@ def _mode(path: str, look: Callable[[str], os.stat_result]) -> int | None:
     """
     try:
         return look(path).st_mode
-    except ValueError:  # an invalid name, such as with a NUL
+    except ValueError:  # an invalid name, such as a name with a NUL
         return None
     except OSError as error:
         if error.errno not in _NOT_THERE:

@@ -341,12 +341,14 @@ def cause(error: Exception) -> Exception:
 
 
 def encoded(crc32c: int) -> str:
-    """Returns a checksum as the service writes it: base64 of four big-endian bytes."""
+    """Encodes a checksum in the form that the service writes: base64 of 4 big-endian
+    bytes."""
     return base64.b64encode(crc32c.to_bytes(4, "big")).decode()
 
 
 def decoded(crc32c: str) -> int:
-    """Returns the number for a checksum as the service writes it; see `encoded`."""
+    """Decodes a checksum in the form that the service writes; the inverse of
+    `encoded`."""
     return int.from_bytes(base64.b64decode(crc32c), "big")
 
 

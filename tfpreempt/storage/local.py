@@ -67,7 +67,7 @@ class LocalStore:
         unreadable: type[errors.CheckpointError] = errors.CheckpointError,
     ) -> None:
         self.uri = os.path.abspath(root)
-        is_folder = True  # assumed if stat() fails
+        is_folder = True  # if stat() fails, assume a directory
         with contextlib.suppress(OSError):
             is_folder = stat.S_ISDIR(os.stat(self.uri).st_mode)
         if not is_folder:

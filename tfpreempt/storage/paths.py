@@ -8,8 +8,10 @@ import re
 from tfpreempt import errors
 from tfpreempt.core.scratch import is_url
 
-# Matches a scheme and "user:password@". Second alternative: the password has a slash,
-# so the text before the first slash has a colon that no port number follows.
+# Matches the scheme and the user information of a URL, such as "gs://user:password@".
+# The second alternative is for a password with a slash, as in "gs://user:pass/word@":
+# the text before the first slash then has a colon that is not followed by a port
+# number.
 _USER_INFO = re.compile(
     r"\A((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)(?:[^/]*@|[^/:@[]*:(?!\d*(?:/|\Z)).*@)"
 )

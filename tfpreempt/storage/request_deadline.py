@@ -32,7 +32,7 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """Calls `act`, which does a part of the store call, and returns its result.
+        """Calls `act`, a part of the call to the store; returns the result of `act`.
 
         An error that `act` raises is raised unchanged.
 

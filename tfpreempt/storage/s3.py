@@ -48,7 +48,7 @@ from tfpreempt.storage.request_deadline import REQUEST_SECONDS, RETRY_SECONDS, D
 
 PIECE = 8 << 20
 _PART = 5 << 20  # bytes of the smallest part that S3 accepts
-_MOST_PARTS = 9_000  # S3 accepts up to 10,000
+_MOST_PARTS = 9_000  # a little less than S3's limit of 10,000 parts
 _STREAMS = 8
 _IN_FLIGHT = _STREAMS * _PART  # bytes of an upload that are held in memory
 _READ = 1 << 20

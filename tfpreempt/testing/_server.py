@@ -92,9 +92,10 @@ class FakeServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", self._port), _Handler)
         self.changed = threading.Condition()
         self.requests: list[Request] = []
-        # Number of requests to answer with an error, and the error.
+        # Number of requests that get an error response, and the HTTP status of the
+        # error.
         self._failing, self._status = 0, 0
-        self._stalling = 0.0  # number of requests that must wait for `up`
+        self._stalling = 0.0  # number of next requests that wait for `up`
         self._releases = 0  # number of calls of `up`
         self._is_closing = False
         self._is_down = False
