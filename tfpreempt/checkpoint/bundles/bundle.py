@@ -114,8 +114,8 @@ def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
 
 
 def _read(data: bytes) -> tuple[int, dict[int, int]]:
-    """Returns the number of data files, and, by the number of the file, the minimum
-    length of each data file in bytes.
+    """Returns the number of data files, and a dict from the number of a data file to
+    its minimum length in bytes.
 
     Args:
         data: the table, which is the content of the index file.
@@ -287,7 +287,7 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if not data.endswith(_MAGIC_BYTES):
         raise ValueError("the index does not end with the magic number of a table")
     footer = io.BytesIO(data[-_FOOTER_BYTES:])
-    varint(footer), varint(footer)  # skips the handle of the metaindex
+    varint(footer), varint(footer)  # skip the handle of the metaindex block
     for _, handle in _block(data, footer):
         yield from _block(data, io.BytesIO(handle))
 

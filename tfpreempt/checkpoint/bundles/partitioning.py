@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_UNEVEN = 0.08  # shares whose sizes differ by a smaller fraction are left as they are
+_UNEVEN = 0.08  # shares whose sizes differ by a smaller fraction are not changed
 
 
 class DenseTensor(NamedTuple):
@@ -140,7 +140,7 @@ def partition(slices: Sequence[TensorSlice], count: int) -> list[list[TensorSlic
         shares[least].append(tensor_slice)
         sizes[least] += tensor_slice.data.nbytes
     uneven = list(range(count))
-    while len(uneven) > 1:  # every cut gives one share the mean size
+    while len(uneven) > 1:  # every cut makes one share as large as the mean
         mean = sum(sizes[each] for each in uneven) / len(uneven)
         most = max(uneven, key=lambda each: sizes[each])
         least = min(uneven, key=lambda each: sizes[each])

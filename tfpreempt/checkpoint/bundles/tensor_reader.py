@@ -142,7 +142,7 @@ class Index:
                 yield key.decode()
 
     def find(self, name: str) -> Stored | None:
-        """Returns where a tensor is stored. None if the tensor is missing, or if its
+        """Returns the location of a tensor. None if the tensor is missing, or if its
         stored bytes are not the bytes of the tensor in memory (strings, variants,
         slices without full rows).
 
@@ -197,13 +197,14 @@ def read(
     """Reads tensors into new memory, and compares the checksums with the index.
 
     Args:
-        stored: where the tensors are stored, by any keys.
+        stored: locations of the tensors, by any keys.
         has_gaps: whether to read the bytes between tensors as well, so that the
             checksums of whole files are known.
 
     Returns:
-        By the same keys, where the tensor is stored, and its bytes. And by path, size
-        and crc32c of each file that was read completely; empty without `has_gaps`.
+        Two dicts. The first has the keys of `stored`: the location and the bytes of
+        each tensor. The second has the paths of the files that were read completely:
+        size and crc32c of each file; it is empty without `has_gaps`.
 
     Raises:
         CheckpointCorruptedError: the bytes of a tensor do not match the index.

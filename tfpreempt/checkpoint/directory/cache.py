@@ -201,10 +201,10 @@ def _delete_unread(path: str) -> None:
                 # like a complete copy.
                 os.rename(path, path + _PART)
             elif time.time() - os.stat(path + _PART).st_mtime < _KEEP_PART:
-                return  # keep it: the next process resumes the copy
+                return  # keep the incomplete copy: the next process resumes it
         shutil.rmtree(path + _PART, ignore_errors=True)
         if os.path.lexists(path + _PART):
-            return  # not deletable now; another process may succeed later
+            return  # cannot be deleted now; another process will try again
         for end in (_MAKING, _CLAIM):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path + end)
@@ -224,8 +224,8 @@ def _using(root: str) -> Iterator[None]:
 
 
 def close_with(reader: object, close: Callable[[], None]) -> None:
-    """Arranges that a copy is released (may be deleted) once its reader is garbage
-    collected, or when the process exits.
+    """Registers the release of a copy: the copy may be deleted once its reader is
+    garbage collected, or when the process exits.
 
     Args:
         reader: the object that reads the copy; None: release only at process exit.

@@ -410,8 +410,8 @@ def has_payload(prefix: str) -> bool:
 
 
 def _ours(entries: Iterable[Entry]) -> list[Entry]:
-    """Returns the entries that tfpreempt wrote, including incomplete and corrupt
-    entries."""
+    """Returns the entries of checkpoints that tfpreempt wrote, including incomplete and
+    corrupt checkpoints."""
     return [
         each
         for each in entries

@@ -34,8 +34,8 @@ class CheckpointStateFile:
         paths: prefixes of the checkpoints that are kept, oldest first.
         timestamps: time of each checkpoint in `paths`, in seconds since the epoch; or
             an empty tuple.
-        last_preserved: a time that only a CheckpointManager uses; tfpreempt writes it
-            back unchanged.
+        last_preserved: a time that only a CheckpointManager uses; tfpreempt writes the
+            same time again.
     """
 
     latest: str

@@ -333,7 +333,7 @@ def point(
     except OSError:
         if file_reading.is_file(path):
             raise
-        found = None  # a pipe or a device, not a state file
+        found = None  # the path is a pipe or a device, not a state file
     old = found or checkpoint_state.CheckpointStateFile(latest="")
     foreign = [
         name

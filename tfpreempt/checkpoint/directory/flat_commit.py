@@ -181,7 +181,7 @@ def publish(
         prefix=stem if is_tensorflow else None,
     )
     manifest = commit.seal(files, clock, staged, contents, folders, draft)
-    files.sync_dir(base)  # makes the names of TensorFlow's files durable
+    files.sync_dir(base)  # the sync makes the names of TensorFlow's files durable
     if not file_reading.is_there(prefix + layout.INTENT_SUFFIX):
         # The files of a save_fn are complete: the intent must not make them count as
         # incomplete.

@@ -295,7 +295,7 @@ def delete(files: Files, entry: Entry) -> None:
     """
     holder = os.path.join(entry.store.uri, entry.holder)
     if entry.manifest is None or not file_reading.is_real_dir(holder):
-        return  # not tfpreempt's, or already deleted
+        return  # tfpreempt did not write the files, or has deleted the files already
     if entry.kind is Kind.OWN:
         checkpoint_state.unlist(
             files, entry.store.uri, f"{entry.name}/{layout.PAYLOAD}"

@@ -89,7 +89,8 @@ def _identity(directory: str) -> tuple[int, int] | None:
         status = os.stat(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    is_directory = stat.S_ISDIR(status.st_mode)  # a file may reuse the inode number
+    # A file may have the inode number of a deleted directory.
+    is_directory = stat.S_ISDIR(status.st_mode)
     return (status.st_dev, status.st_ino) if is_directory else None
 
 

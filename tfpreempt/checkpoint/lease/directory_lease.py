@@ -57,7 +57,7 @@ from tfpreempt.storage.files import (
 )
 
 _HOLDER, _RENEWALS = "holder", "renewals"
-_UNREADABLE = b"?"  # returned in place of a record that must not be read
+_UNREADABLE = b"?"  # returned in place of the content of a file that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 # Attempts to remove the directory of a lease: the holder may move files into the
@@ -81,7 +81,7 @@ class LeaseFileSystem(Files, Protocol):
 
     def read(self, path: str) -> bytes:
         """Returns the content of a small file. Returns `_UNREADABLE` for a pipe, a link
-        or a large file: another user may have put it there."""
+        or a large file, which another user may have created."""
         ...
 
 
@@ -199,9 +199,9 @@ class DirectoryLease:
         """Returns whether the lease with this token still exists.
 
         Raises:
-            OSError: it cannot be determined whether the lease exists. NFS may not find
-                a file for a moment; or the directory was unmounted or moved, so a
-                missing file at its path proves nothing.
+            OSError: it is unknown whether the lease exists. NFS may not find a file for
+                a moment. If the directory was unmounted or moved, a file that is
+                missing at its path proves nothing.
         """
         try:
             self._disk.read(os.path.join(self._root, token, _HOLDER))

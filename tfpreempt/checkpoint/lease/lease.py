@@ -76,7 +76,7 @@ class LeaseBackend(Protocol):
 
     def has(self, token: str) -> bool:
         """Returns whether the lease with this token still exists. Raises an error if
-        that is unknown."""
+        the storage gives no answer."""
         ...
 
     def end(self, token: str) -> None:
@@ -268,7 +268,9 @@ class Lease:
             if not self._try(self._backend, here, LeaseWait(here, self._backend.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
-            self._lose()  # the lease is lost, and this process has not released it
+            # Another process has ended the lease: this process has not released the
+            # lease.
+            self._lose()
         if self._lost:
             raise errors.LeaseLostError(self._lost)
 
@@ -304,7 +306,8 @@ class Lease:
             return
         if self.token is None:
             self.check()
-        token = self.token  # read only once: the renewing thread may set it to None
+        # Read only once: the thread that renews the lease may set the token to None.
+        token = self.token
         if token is None:
             raise errors.LeaseLostError(self._lost)
         try:
@@ -332,7 +335,8 @@ class Lease:
             tenure.end()
 
     def _try(self, backend: LeaseBackend, here: LeaseOwner, wait: LeaseWait) -> bool:
-        """Tries to take the lease, without waiting. Returns whether it was taken.
+        """Tries to take the lease, without waiting. Returns whether the lease was
+        taken.
 
         Args:
             backend: storage of the lease.

@@ -72,8 +72,8 @@ class LeaseOwner:
         if "" in where or where != (here.boot, here.namespace):
             return False
         if self.pid == here.pid:
-            # This process has the pid now: the holder has exited, or was this process
-            # before an exec.
+            # The pid is the pid of this process. So the holder has exited, or the
+            # holder was this process before an exec.
             return True
         return not self._is_running(here)
 
@@ -146,7 +146,7 @@ def this_process(grace_seconds: float) -> LeaseOwner:
         grace_seconds: grace period of this process, in seconds.
     """
     pid, started, boot = os.getpid(), 0, ""
-    if _link("/proc/self") == str(pid):  # else /proc shows another pid namespace
+    if _link("/proc/self") == str(pid):  # otherwise /proc shows another pid namespace
         with contextlib.suppress(OSError):
             started = _started(pid) or 0
     with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:

@@ -119,10 +119,10 @@ class ObjectStoreLease:
         if not is_mine:
             return None
         older = [n for n in sorted(self._names()) if 0 < _number(n) < number]
-        # Before a holder renews the lease or writes its `.marking`, the holder has
-        # created the marker that its predecessor named. So only the newest holder with
-        # a `.renewals` or `.marking` counts. If an earlier holder has a `.marking`, the
-        # earlier holder wrote this object too late, and the object is ignored.
+        # A new holder first creates the marker for the `.marking` of the holder before.
+        # Only then does the new holder write a `.renewals` or a `.marking`. So the
+        # highest number with such an object counts: a `.marking` with a lower number is
+        # done, or was written too late, and is ignored.
         at_work = max(
             (_number(n) for n in older if n.endswith((_RENEWALS, _MARKING))), default=0
         )
@@ -182,11 +182,12 @@ class ObjectStoreLease:
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
-        """Commits the folder that an earlier holder named: creates the folder's marker.
-        Otherwise the earlier holder could create the marker later, unnoticed.
+        """Commits the folder in the `.marking` of an earlier holder: creates the marker
+        of the folder. Otherwise the earlier holder could create the marker later,
+        unnoticed.
 
         Args:
-            data: content of the earlier holder's `.marking`.
+            data: content of the `.marking`: the name of the folder.
         """
         folder = data.decode("utf-8", "replace")
         if paths.why_unsafe(folder):

@@ -87,8 +87,8 @@ class _File:
         parts: the ranges in which the file is downloaded.
         sums: checksum of every range received so far; None for a range of the wrong
             length.
-        fault: description of what was wrong with the file after the last attempt; "" if
-            nothing.
+        fault: description of the fault of the file after the last attempt; "" for an
+            intact file.
         is_intact: whether the file is present, verified and durable.
     """
 

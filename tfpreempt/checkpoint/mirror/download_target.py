@@ -98,7 +98,7 @@ class RangeWriter:
 
     @property
     def fault(self) -> str:
-        """Description of a wrong number of received bytes; "" if it is right."""
+        """Description of a wrong number of received bytes; "" for the right number."""
         offset, length = self._part
         if self._count > length:
             return f"has more than {offset + length} bytes"
@@ -157,9 +157,9 @@ class DownloadTarget:
             self._files.make_dirs(folder)
         with self._opened(PROGRESS, os.O_APPEND) as self._progress:
             size = os.fstat(self._progress.fileno()).st_size
-            if size <= _MAX_PROGRESS_BYTES:  # a larger file was not written by us
+            if size <= _MAX_PROGRESS_BYTES:  # tfpreempt writes no larger file
                 self._recorded = _ranges(self._progress.readall())
-            self._progress.write(b"\n")  # ends an incomplete line
+            self._progress.write(b"\n")  # end an incomplete line of an earlier attempt
             # Sync the name of `.tfpreempt-download` first: by this file, a later
             # attempt knows that the files here are from a download.
             self._files.sync_dir(self.path)
@@ -187,7 +187,8 @@ class DownloadTarget:
         if is_same is False:
             status = os.lstat(path)
             if status.st_nlink > 1:
-                self._files.remove(path)  # another program may have made the other link
+                # Another program may have made the second hard link.
+                self._files.remove(path)
             elif status.st_size > entry.size:
                 with self.open(entry) as file:
                     file.truncate(entry.size)

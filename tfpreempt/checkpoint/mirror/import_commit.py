@@ -29,7 +29,8 @@ from tfpreempt.storage.request_deadline import RETRY_SECONDS
 _log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 2.0  # seconds to wait for the store before a warning is logged
-LOOK_SECONDS = 8.0  # seconds for retries after that, if a local commit can be restored
+# Seconds for retries after the warning, if a local commit can be restored.
+LOOK_SECONDS = 8.0
 _KEEP_ALL = RetentionPolicy(max_to_keep=None)
 
 
@@ -283,7 +284,8 @@ def bring(
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
-                retention.delete(files, entry)  # a corrupt copy of the same commit
+                # Delete a corrupt copy of the same commit.
+                retention.delete(files, entry)
         target = committing.put_in_place(
             files, directory, staged, step, commit.data, sequence
         )

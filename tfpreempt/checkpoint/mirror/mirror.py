@@ -99,7 +99,8 @@ class Mirror:
         self._changed = threading.Condition()
         self.status = MirrorStatus(uri=store.uri)
         self._pending: list[Entry] = []  # commits to upload, oldest first
-        self._tasks: list[Callable[[], None]] = []  # added by `enqueue`, oldest first
+        # Functions added by `enqueue`, oldest first.
+        self._tasks: list[Callable[[], None]] = []
         self._upload: upload.Upload | None = None  # the upload in progress
         self._newest: Entry | None = None
         self._is_hurried = False
@@ -135,7 +136,8 @@ class Mirror:
         if self.lease is not None and self.lease.token is None:
             try:
                 self.lease.acquire(self._lease_backend)
-            except errors.SaveError as error:  # a start needs only a readable store
+            # A start needs no lease, only a readable store.
+            except errors.SaveError as error:
                 if self.scratch is not None:
                     raise
                 _log.warning(
@@ -281,7 +283,7 @@ class Mirror:
                 self._update_status(latest_step=step, is_complete=self._newest is None)
             ended = self._upload
             if ended is not None and ended.commit.path == path:
-                ended.cancel()  # else the upload would write to a deleted folder
+                ended.cancel()  # otherwise the upload would write to a deleted folder
                 self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -434,7 +436,8 @@ class Mirror:
             self.lease.release()
 
     def resume(self) -> None:
-        """Continues uploads after `release`. The next upload takes the lease again."""
+        """Continues uploads after `release`. The next upload acquires the lease
+        again."""
         with self._changed:
             self._is_let_go = False
             self._changed.notify_all()
@@ -466,14 +469,15 @@ class Mirror:
 
     def _hold(self, lease: Lease) -> str:
         before = lease.token
-        # Has an effect only if the start of the run could not reach the store.
+        # This call takes the lease only if the start of the run could not reach the
+        # store.
         lease.acquire(self._lease_backend)
         lease.check()
-        if self._is_let_go:  # released during `acquire`
+        if self._is_let_go:  # `release` was called during `acquire`
             lease.release()
             raise upload.UploadCancelledError
         token = lease.token
-        if token is None:  # lost since `check`
+        if token is None:  # the lease was lost since `check`
             raise errors.LeaseLostError(f"the lease of {self.store.uri} is lost")
         if token != before:
             found = catalog.commits(self.store, lambda problem: None)
@@ -579,7 +583,8 @@ class Mirror:
 
     def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
-        if self.lease is not None:  # the last run may have made this commit
+        # The head follows the commit, because the last run may have made the commit.
+        if self.lease is not None:
             self.lease.head.follow([entry], self.lease)
         _log.info("checkpoint for step %d uploaded to %s", step, self.store.uri)
         if self.scratch is not None:
@@ -614,7 +619,7 @@ class Mirror:
                 last_error=text, error_count=self.status.error_count + 1
             )
         if before is not None and before.split(":")[0] == type(error).__name__:
-            return  # already logged
+            return  # the failure is already logged
         _log.warning(
             "upload to %s failed %s. Training continues: %s",
             self.store.uri,
@@ -634,7 +639,8 @@ class Mirror:
                 if left <= 0:
                     return
                 self._changed.wait(left)
-            self._tries.is_awaited = False  # each call of `wait` ends one pause only
+            # A call of `wait` ends one pause, not all later pauses.
+            self._tries.is_awaited = False
 
     def _is_newest_pending(self) -> bool:
         return any(each is self._newest for each in self._pending)

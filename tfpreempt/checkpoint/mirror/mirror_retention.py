@@ -67,7 +67,8 @@ class Retention:
         # Names of folders with a marker. They need no second check, because only this
         # object deletes markers.
         self._committed: set[str] = set()
-        # By folder name, the manifests of commits that stay, without their files.
+        # Key: name of a folder. Value: manifest of a commit that stays, without its
+        # list of files.
         self._kept: dict[str, Manifest] = {}
         self._are_parts_logged = False
         self.naming = Naming.DONE
@@ -141,7 +142,8 @@ class Retention:
         return self.naming is Naming.DUE
 
     def try_to_name_newest(self, hold: Callable[[], object]) -> bool:
-        """Writes the newest commit to TensorFlow's state file; logs a failure once.
+        """Writes the name of the newest commit to TensorFlow's state file; logs a
+        failure once.
 
         Args:
             hold: function called before the write; raises an error if another program
@@ -170,7 +172,7 @@ class Retention:
         return True
 
     def name_newest(self, but: Collection[str] = ()) -> None:
-        """Writes the newest commit of the store to TensorFlow's state file.
+        """Writes the name of the newest commit of the store to TensorFlow's state file.
 
         The state file is deleted if the newest commit has no TensorFlow checkpoint.
         Called on any thread.
@@ -205,7 +207,7 @@ class Retention:
             CheckpointError: the store failed.
         """
         if self.naming is not Naming.DONE:
-            return  # called again after the next write of the state file
+            return  # the next write of the state file queues a new call
         folders = self.look()
         committed = [each for each in folders if self._is_committed(each)]
         newest = catalog.highest_sequence(committed)
@@ -222,7 +224,7 @@ class Retention:
             delete(each)
 
     def _beyond(self, committed: list[Entry]) -> list[Entry]:
-        """Returns the commits that no rule keeps, of the folders with a marker.
+        """Returns the commits among the folders with a marker that no rule keeps.
 
         Reads only manifests on which the result depends, each once.
         """
@@ -308,7 +310,7 @@ def delete(copy: Entry) -> None:
         ours = {copy.object(entry.name) for entry in found.manifest.files}
         names &= ours | {copy.control(layout.METADATA)}
     store.delete(marker)
-    # Delete `.index` files first: without this file, TensorFlow finds no checkpoint.
+    # Delete the `.index` file first: without it, TensorFlow finds no checkpoint.
     for name in sorted(names - {manifest, marker}, key=_comes_after_index):
         store.delete(name)
     store.delete(manifest)

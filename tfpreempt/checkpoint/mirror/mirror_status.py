@@ -110,7 +110,7 @@ def log_finished(status: MirrorStatus, directory: str) -> None:
 FIRST_PAUSE = 1.0  # seconds before the first retry; doubled at each failure
 LONGEST_PAUSE = 60.0
 STALLED = 300.0  # a wait without a timeout ends after so many seconds without a byte
-REFUSED = 10.0  # in place of STALLED, after an error that a retry cannot repair
+REFUSED = 10.0  # replaces STALLED after an error that a retry cannot repair
 
 
 class RetryState:
@@ -147,7 +147,7 @@ class RetryState:
             self.reset_stall_timer()
 
     def failed(self, error: Exception) -> None:
-        """Records that an attempt failed with this error."""
+        """Records that an attempt to upload has failed with an error."""
         self._is_refused = getattr(error, "is_permanent", False)
 
     def succeeded(self) -> None:

@@ -198,7 +198,7 @@ def _plain(entry: Entry, names: list[str], with_sums: bool) -> Entry:
     def look(name: str) -> None:
         status = summed(entry.store, entry.object(name))
         if status is None or status.crc32c is None:
-            del files[name]  # deleted since the listing
+            del files[name]  # the file was deleted since the listing
         else:
             files[name] = FileEntry(name=name, size=status.size, crc32c=status.crc32c)
 

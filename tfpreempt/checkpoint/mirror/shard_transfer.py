@@ -181,7 +181,7 @@ class ShardTransfer:
         try:
             download(shard, folder, timeout=seconds, files=self._files)
         except errors.CheckpointError:
-            retention.delete_staging(self._files, folder)  # no incomplete shard stays
+            retention.delete_staging(self._files, folder)  # delete the incomplete shard
             raise
 
     @staticmethod

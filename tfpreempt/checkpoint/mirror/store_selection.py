@@ -177,7 +177,8 @@ class Scratch:
     def note_copied(self, commit: Entry) -> None:
         """Removes commits older than an uploaded commit from `.tfpreempt-mirror`.
 
-        From now on no older commit can be the newest commit of the mirror.
+        Called after the upload: from then on, no older commit can be the newest commit
+        of the mirror.
         """
         mine = newest([commit])
         with self._noting:
@@ -193,7 +194,8 @@ class Scratch:
                 self._try_to_note([*expected, commit])
 
     def _try_to_note(self, expected: list[Parent]) -> None:
-        """Writes `.tfpreempt-mirror`; logs a failure, and the upload continues."""
+        """Writes `.tfpreempt-mirror`. A failure is logged, and does not stop the
+        upload."""
         try:
             self._note(LocalFiles(self.directory), expected)
         except OSError as error:

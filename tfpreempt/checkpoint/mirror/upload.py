@@ -185,7 +185,8 @@ class Upload:
         return set(self._store.list(self._folder + "/"))
 
     def _check_names(self, names: list[str]) -> None:
-        """Raises SaveError if another run has deleted an uploaded object."""
+        """Raises SaveError if an uploaded object is missing: another run has deleted
+        the object."""
         gone = {os.path.join(self._folder, name) for name in names} - self._names()
         if gone:
             raise errors.SaveError(
@@ -369,7 +370,8 @@ class _CountedFile(io.FileIO):
         self._start, self._end = offset, max(offset, min(offset + length, size))
         self._check = check
         self._on_bytes = on_bytes
-        self._seen = 0  # a retry of the store reads the same bytes twice
+        # Highest position reported so far: a retry of the store reads bytes twice.
+        self._seen = 0
         self.seek(0)
 
     def read(self, size: int | None = -1, /) -> Any:

@@ -60,11 +60,11 @@ from tfpreempt.storage.object_store import ObjectStore
 _log = logging.getLogger(__name__)
 
 LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
-# Number of past saves of which a later save deletes the files that a slow worker wrote
-# after the commit.
+# Number of saves to remember: a later save deletes the files that a slow worker wrote
+# for these saves after the commit.
 _UNFINISHED = 8
-# For each directory in which this process has committed: the newest commit by another
-# process that was seen there (`Head`). Keys: name of this process, directory.
+# The newest commit by another process (`Head`) that this process has seen in each
+# directory in which this process has committed. Key: name of this process, directory.
 _heads: dict[tuple[str, str], Head] = {}
 
 
@@ -287,7 +287,8 @@ class Directory:
         return self.find(token)
 
     def find(self, token: str) -> Entry | None:
-        """Returns the local entry of the checkpoint that the chief chose.
+        """Returns the entry in this worker's directory for the checkpoint that the
+        chief has chosen.
 
         Args:
             token: token of the checkpoint.

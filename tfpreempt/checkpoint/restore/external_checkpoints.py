@@ -186,7 +186,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a missing `.index` file means a corrupt checkpoint.
+    """Returns whether a checkpoint without an `.index` file is corrupt.
 
     False if the file may be missing because a deletion was interrupted: a
     CheckpointManager deletes the `.index` file before the data, and the oldest

@@ -164,7 +164,8 @@ class Checkpoint:
         """The reasons why retention keeps the commit: "newest", "every 1000 steps",
         "best val_loss", or several, separated by ", ".
 
-        Set by `checkpoints()`, by the rules of the newest commit; otherwise "".
+        `checkpoints()` sets the value, by the rules of the newest commit; in other
+        references the value is "".
         """
         return self._kept
 
@@ -218,7 +219,7 @@ class Checkpoint:
             except BaseException:
                 if is_ours:
                     with contextlib.suppress(OSError):
-                        os.rmdir(target)  # fails if the directory is not empty
+                        os.rmdir(target)  # has an effect only on an empty directory
                 raise
             if notes := user_metadata.read(found):
                 user_metadata.write(catalog.unread_entry(LocalStore(target)), notes)
@@ -359,7 +360,8 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[Entry]:
-        """Returns a context for a change of the metadata; its value is the checkpoint.
+        """Returns a context for a change of the metadata; the value of the context is
+        the checkpoint.
 
         If the checkpoint is local, no other process writes metadata before the context
         ends.

@@ -222,7 +222,7 @@ def _staged(directory: str) -> Iterator[Entry]:
         try:
             modified = os.lstat(path).st_mtime
         except FileNotFoundError:
-            continue  # the save has ended since the listing
+            continue  # the save has ended, and its directory is gone
         size = _size_of(
             os.path.join(folder, each)
             for folder in (path, path + layout.PARTS_SUFFIX)
@@ -234,7 +234,8 @@ def _staged(directory: str) -> Iterator[Entry]:
 def _size_of(files: Iterable[str]) -> int:
     total = 0
     for path in files:
-        with contextlib.suppress(FileNotFoundError):  # a save or a deletion is running
+        # A running save or deletion has removed the file.
+        with contextlib.suppress(FileNotFoundError):
             total += os.lstat(path).st_size
     return total
 

@@ -124,7 +124,7 @@ class _FunctionContents(Contents):
         save.take_path(path)
 
     def needs_peers(self) -> bool:
-        return self._cluster.num_workers > 1  # save_fn may wait for every worker
+        return self._cluster.num_workers > 1  # a call of save_fn may need every worker
 
 
 def open_directory(

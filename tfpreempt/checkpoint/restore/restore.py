@@ -56,7 +56,8 @@ def find_candidates(
     found = []
     for entry in listed:
         if entry.kind is Kind.MIRROR:
-            # A folder copied from a mirror: only `import_commit` restores such folders.
+            # Skip a folder that was copied from a mirror: only `import_commit` restores
+            # such folders.
             continue
         if entry.is_committed or entry.condition is CommitStatus.EXTERNAL:
             found.append(entry)

@@ -75,7 +75,7 @@ class Save(StagedSave):
         # `discard` finds by the intent.
         self._intent: flat_commit.Intent | None = None
         self._needs_every_worker = False
-        self._metadata = directory.metadata  # of the captured step
+        self._metadata = directory.metadata  # metadata of the captured step
 
     # --- the phases ------------------------------------------------------------------
 
@@ -255,8 +255,8 @@ class Save(StagedSave):
             if directory.cluster.is_chief:
                 self.discard()
             with contextlib.suppress(OSError):
-                # If the path leads to another directory now, that is the cause of the
-                # failure: `check` raises an error that says so.
+                # If the path leads to another directory now, the new directory is the
+                # cause of the failure: `check` raises an error with this cause.
                 directory.identity.check()
             raise
 
@@ -282,14 +282,15 @@ class Save(StagedSave):
             directory.mirror.enqueue(clear)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
-        """Deletes the shards (folders with a worker's own values) that are incomplete.
+        """Deletes the shards (folders with a worker's own values) of workers that have
+        not written all their files.
 
         Args:
             workers: indices of the workers that have written their files.
 
         Returns:
-            The indices in `workers` whose shards the chief finds. A warning names the
-            other workers.
+            The workers of `workers` whose shards exist on the chief's disk. A warning
+            names the workers whose shards are missing.
         """
         directory = self.directory
         complete = {layout.worker_name(worker): worker for worker in workers}
@@ -398,7 +399,8 @@ class Save(StagedSave):
                 for entry in retention.plan(found, newest_only)[1]:
                     retention.delete(files, entry)
             else:
-                new = Entry(  # as `scan` would return it, without reading the files
+                # The entry that `scan` would return, made without reading the files.
+                new = Entry(
                     store=catalog.reader(directory.path),
                     name=os.path.basename(path),
                     kind=Kind.OWN,
@@ -422,7 +424,7 @@ class Save(StagedSave):
         return path, manifest
 
 
-@functools.cache  # warns once
+@functools.cache  # the cache limits the warning to one call
 def _warn_of_metric(path: str, metric: str, known: str) -> None:
     _log.warning(
         "no commit in %s has a finite value of the metric %r of best_by=, so no commit "

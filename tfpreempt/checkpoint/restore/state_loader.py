@@ -53,7 +53,8 @@ class StateLoader:
     _checked: dict[tuple[str, str], str] = dataclasses.field(
         default_factory=dict, init=False
     )
-    # Problems that were logged, and tokens of commits given to `_log_lost_restarts`.
+    # To log each problem once: texts of the logged problems, and tokens of the commits
+    # that `_log_lost_restarts` has checked.
     _logged: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
@@ -80,7 +81,7 @@ class StateLoader:
         self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
-        own = None  # sequence number and bytes in the separate file of the State
+        own = None  # sequence number and bytes from the separate file of the State
         try:
             path = state_file.path_of(self.directory, self.cluster.worker, state)
             own = state_file.read(path)
@@ -156,7 +157,8 @@ class StateLoader:
             return None
         found = restoring.newest_verified(
             self.directory,
-            lambda problem: None,  # skip foreign checkpoints: they have no States
+            # Ignore the problem of a foreign checkpoint, which has no States.
+            lambda problem: None,
             problems.append,
             wants=lambda each: (
                 each.manifest is not None and (each.sequence or 0) > self.after

@@ -48,7 +48,8 @@ def faults(
         CheckpointError: the store cannot be reached.
     """
     files = commit.manifest.files if commit.manifest else ()
-    parts: list[checksum.ChecksumWriter] = []  # one per range; grows during the read
+    # Checksums of the ranges; the list grows during the read.
+    parts: list[checksum.ChecksumWriter] = []
 
     def look(file: FileEntry) -> str | None:
         try:
@@ -96,7 +97,7 @@ def faults(
             found[file] = found[file] or part
         else:
             size, crc = whole[file]
-            if size:  # 0 for the first range; most files have only one range
+            if size:  # only from the second range of a file on
                 crc = checksum.joined(crc, part.crc32c, part.size)
             whole[file] = size + part.size, crc if size else part.crc32c
     watch(sum(each.size for each in parts))

@@ -227,7 +227,7 @@ def read_worker_values(shards: str) -> Arrays:
             os.path.join(folder, REPLICA_VALUES + layout.STATE_SUFFIX)
         ) as file:
             found = read_replica_values(file)
-    except FileNotFoundError:  # there are no such variables
+    except FileNotFoundError:  # the commit has no such variables
         return {}
     return {path: values[0] for path, values in found.items() if values}
 

@@ -182,10 +182,10 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
     if not isinstance(encoded, dict):
         return encoded
     if "float" in encoded:
-        if len(encoded["float"]) != 16:  # format of older commits
+        if len(encoded["float"]) != 16:  # commits of earlier versions have this format
             return float.fromhex(encoded["float"])
         return struct.unpack(">d", bytes.fromhex(encoded["float"]))[0]
-    if "list" in encoded:  # format of older commits
+    if "list" in encoded:  # commits of earlier versions have this format
         return decode(encoded["list"], arrays)
     if "bytes" in encoded:
         return arrays[encoded["bytes"]]

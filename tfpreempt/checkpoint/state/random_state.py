@@ -156,7 +156,7 @@ def own_or_first(
 
     Returns:
         The file with the index of this worker; if the file is missing, the first
-        existing file. And whether the file belongs to a different worker.
+        existing file. Also returns whether the file belongs to a different worker.
     """
     if worker < len(files) and (own := files[worker]) is not None:
         return own, False

@@ -66,7 +66,8 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
     path = path_of(directory, worker, state)
     files.make_dirs(os.path.dirname(path))
     write_durably(files, path, _HEADER.pack(_MAGIC, checksum.of_bytes(body)) + body)
-    files.sync_dir(directory)  # the folder may be new
+    # The folder of the file may be new: make its name durable.
+    files.sync_dir(directory)
     return path
 
 

@@ -77,7 +77,8 @@ def written_caches() -> list[tuple[str, int]]:
             if (match := _OPEN_FILE.fullmatch(file)) is not None:
                 found.add((match[1], os.stat(_first_lock(match[1])).st_mtime_ns))
         except OSError:
-            continue  # closed in the meantime; or a file of a tf.train.Checkpoint
+            # The file was closed in the meantime, or belongs to a tf.train.Checkpoint.
+            continue
     new = found - _written
     _written.update(new)
     return sorted(new)
@@ -242,7 +243,7 @@ def _delete(files: Sequence[str]) -> None:
         try:
             os.unlink(file)
             deleted.append(file)
-        except FileNotFoundError:  # deleted by a worker of this machine
+        except FileNotFoundError:  # another worker of this machine has deleted the file
             pass
         except OSError as error:
             _log.warning(

@@ -105,7 +105,8 @@ class _Functions:
             yield ObjectPath(path="self", value=value.func)
         elif isinstance(value, types.MethodType):
             owner: Any = value.__self__
-            if type(owner).__name__ == "TfMethodTarget":  # a tf.function's stand-in
+            # TensorFlow's wrapper for the object of a method that is a tf.function.
+            if type(owner).__name__ == "TfMethodTarget":
                 owner = owner.target
             yield ObjectPath(path="", value=functools.partial(value.__func__, owner))
         elif hasattr(type(value), "python_function"):  # a tf.function
@@ -231,7 +232,8 @@ def is_updated(location: ObjectPath, keys: set[Any]) -> bool:
 def _key(target: ast.expr, outer: set[str]) -> Any:
     match target:
         case ast.Name(name):
-            return name if name in outer else ""  # a local variable is no state
+            # A local variable is not kept between calls.
+            return name if name in outer else ""
         case ast.Attribute(attr=name):
             return name
         case ast.Subscript(slice=ast.Constant(key)):
@@ -432,7 +434,7 @@ class _Call:
         self._roots = {"": call}
         locations = reachable(self._roots, _is_searched)
         self._updated = updated_keys(locations)
-        self._before = {  # refers to the objects, so that no new object gets their id
+        self._before = {  # the references keep the ids of the objects in use
             key: (location, thing, self._mark(key, thing))
             for key, (location, thing) in self._things(locations).items()
             if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
@@ -517,7 +519,8 @@ class _Call:
         if isinstance(thing, random.Random):
             return hash(thing.getstate())
         if isinstance(thing, object_graph.GROWING) and isinstance(key, int):
-            return len(thing)  # items are compared at their own locations
+            # Compare only the length: items have locations of their own.
+            return len(thing)
         if _is_scalar(thing):
             return type(thing), repr(thing)
         if isinstance(thing, np.ndarray):

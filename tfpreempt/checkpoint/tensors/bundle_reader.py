@@ -109,7 +109,8 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
         return
     restore_v2 = private_api.io_ops.restore_v2
 
-    @functools.cache  # read the index only once: TensorFlow may ask for single tensors
+    # Read the index only once, even if TensorFlow restores tensor by tensor.
+    @functools.cache
     def index() -> Index:
         return Index(path) if ahead is None else ahead.index
 
@@ -176,7 +177,7 @@ def _damage_told(path: str) -> Iterator[None]:
 
 
 def _numeric(index: Index, name: str) -> Stored | None:
-    """Returns where the tensor `name` is stored. None if the index has no such tensor,
+    """Returns the location of the tensor `name`. None if the index has no such tensor,
     or the elements are not numbers."""
     found = index.find(name)
     return found if found is not None and found.dtype in _NUMBERS else None

@@ -50,7 +50,8 @@ from tfpreempt.core import private_api
 _log = logging.getLogger(__name__)
 
 
-_THEIRS = ("tensorflow.", "keras.")  # variables of these modules save only their value
+# A save of a variable of these modules stores only the value.
+_THEIRS = ("tensorflow.", "keras.")
 
 Value = tuple[Any, str, tf.Tensor]
 """A value to save: the object that owns the value, the key in the checkpoint, and the
@@ -206,7 +207,8 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
             continue
         if not values:
             if _saves_itself(_object(owner)):
-                return None  # no values now, but perhaps in the next save
+                # The object has no values now, but may have values in the next save.
+                return None
             continue
         number = numbers.get(id(_object(owner)))
         if number is None or _is_unknown(_object(owner)):
@@ -450,7 +452,7 @@ def reading(
                 tensors, *others = gathered = gather(object_graph_tensor)
                 variables = keep(gathered, graph)
             tensors = _evaluate(tensors)
-        # TensorFlow's errors (OpError) are not caught here.
+        # TensorFlow's errors (OpError) are raised unchanged.
         except (MemoryError, OSError, RuntimeError) as error:
             if not are_others:
                 raise
@@ -487,7 +489,7 @@ def reading(
             )
         raise
     finally:
-        del saver._gather_serialized_tensors  # makes the class's method visible again
+        del saver._gather_serialized_tensors  # uncover the method of the class
 
 
 def _evaluate(tensors: Any) -> Any:
@@ -534,7 +536,7 @@ def _value(owner: Any, value: Any) -> Any:
         return value
     with tf.device(value.device if is_spec else None):
         tensor = value.tensor if is_spec else value
-        if tensor is None:  # no value: TensorFlow writes the object by itself
+        if tensor is None:  # the variable has no value; TensorFlow handles the object
             return value
         return tf.convert_to_tensor(tensor)
 
@@ -603,7 +605,8 @@ class LargeTensors:
             is_replicated = replication() if replication is not None else None
             taken = [*large, *known]
             for owner, name, value in taken:
-                # Only large values are divided between the workers (`replicated`).
+                # Mark only large values as replicated: only large values are divided
+                # between the workers.
                 is_held = (
                     is_replicated is not None
                     and _size(value) >= self.small_bytes

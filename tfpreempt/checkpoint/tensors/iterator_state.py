@@ -354,7 +354,7 @@ def hidden_state(*datasets: Any) -> str | None:
     nothing = tf.data.Dataset.range(0)
     for wrapper in _functions(*datasets):
         function = wrapper.function
-        held = [  # the values do not matter: use small tensors
+        held = [  # use small tensors, because their values do not matter
             each
             if each.dtype in (tf.resource, tf.variant)
             else tf.zeros([], each.dtype)

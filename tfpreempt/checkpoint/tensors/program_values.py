@@ -72,7 +72,7 @@ def load(saved: Any) -> None:
         eager._rng.setstate(decode(saved["tf_rng"]))
     if saved["tf_generator"] is not None:
         _load_generator(saved["tf_generator"])
-    if saved.get("keras_seed") is not None:  # missing in older commits
+    if saved.get("keras_seed") is not None:  # commits of earlier versions lack the key
         _load_keras_record(saved["keras_seed"])
 
 

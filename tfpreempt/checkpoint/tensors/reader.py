@@ -106,7 +106,7 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns text for people: the first 20 names, and how many more there are."""
+    """Returns text for people: the first 20 names, and the number of further names."""
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
@@ -159,7 +159,7 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
 
 def called(variable: Any) -> str:
     """Returns the name that Keras gave to a variable, including the layer's name, such
-    as `dense/kernel`; "" if Keras gave no such name."""
+    as `dense/kernel`; "" without such a name."""
     is_of_keras = hasattr(type(variable), "path")
     name = variable.path if is_of_keras else getattr(variable, "name", "")
     return str(name).partition(":")[0] if "/" in str(name) else ""
@@ -482,7 +482,7 @@ def assigning_directly(prefix: str, unfit: Collection[int] = ()) -> Iterator[Non
                 assign()
             return others
 
-        if not saveables:  # TensorFlow will read nothing more from these files
+        if not saveables:  # TensorFlow reads nothing else from these files
             assign()
         private_api.io_ops.restore_v2 = read_others
         try:

@@ -65,8 +65,8 @@ class ReplicaParallelWriter:
 
     @property
     def worth_bytes(self) -> int:
-        """The minimum total size of the replicated tensors in bytes. Below it, the
-        chief writes every tensor."""
+        """The minimum total size in bytes of the replicated tensors. If they are
+        smaller, the chief writes every tensor."""
         return bundle_writer.WORTH_BYTES * self.num_workers
 
     def is_worth_it(self, tensors: Sequence[DenseTensor]) -> bool:
@@ -206,9 +206,9 @@ class ReplicaParallelWriter:
         return taken, [tensor_slice for _, tensor_slice in unlike]
 
     def _remember(self, step: int, unlike: Sequence[tuple[int, TensorSlice]]) -> None:
-        """Logs a warning about tensors with another value on a worker than on the
-        chief, and notes their names: in later saves the chief writes these tensors
-        completely.
+        """Logs a warning about tensors with different values on a worker and on the
+        chief. Remembers the names of the tensors: in later saves the chief writes these
+        tensors completely.
 
         Args:
             step: the saved step.

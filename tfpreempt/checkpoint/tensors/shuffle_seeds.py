@@ -169,7 +169,8 @@ class _Probe:
         _, before = self.read()
         self._iterator = iter(node)
         _, after = self.read()
-        # Undo the draws of both iterators, which drew the same number of seeds.
+        # Restore the count from before the two iterators. Each iterator has drawn the
+        # same number of seeds, so this count is before - (after - before).
         self.set(max(0, 2 * before.count - after.count))
 
     @property

@@ -303,8 +303,8 @@ def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
         if shape is None or None in shape:
             continue
         # A variable of Keras holds TensorFlow's variable. Do not ask a distributed
-        # variable for `_value`: it would read its value, possibly by a reduction across
-        # workers.
+        # variable for `_value`: the variable would read its value, possibly by a
+        # reduction across workers.
         inner = distributed(obj)
         if inner is None:
             inner = getattr(obj, "_value", None)
@@ -613,5 +613,5 @@ def _may_hold(kind: type) -> bool:
     """Returns whether the search for variables enters objects of a class: models, and
     objects of the program's own classes."""
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
-        return False  # old optimizers need no search: TensorFlow finds their slots
+        return False  # TensorFlow itself finds the slot variables of old optimizers
     return any(hasattr(kind, n) for n in _HOLDING) or object_graph.is_user_code(kind)
