@@ -201,7 +201,7 @@ class FitVariables(Protocol):
             CheckpointMismatchError: the model has other variables; nothing was
                 assigned.
         """
-        return  # never called for tf_keras
+        return  # not called for tf_keras, which has no second backend
 
     def expect(self, names: Sequence[str]) -> None:
         """Passes the names under which the commit has the variables of `of_worker`.
@@ -359,7 +359,8 @@ class Fit(Protocol):
         Args:
             batches: number of batches to skip.
         """
-        return None  # reached only if `array_way` is "index"
+        # Called only if `array_way` is "index"; subclasses then override the method.
+        return None
 
     def tensorflow_arrays(self) -> Any:
         """Returns, on JAX, the dataset that Keras makes from arrays on TensorFlow."""

@@ -54,7 +54,8 @@ class _Replacement:
     ours: _Function
 
 
-# Keras is patched for the whole process, so the list of replacements is global, too.
+# The replacements in effect. The list is global, because the patch of Keras applies to
+# the whole process.
 _in_force: list[_Replacement] = []
 
 

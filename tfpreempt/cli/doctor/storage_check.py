@@ -147,4 +147,4 @@ def _made(directory: Path) -> Iterator[Path | None]:
             try:
                 each.rmdir()
             except OSError:
-                break  # the directory was not created, or has files by now
+                break  # the directory does not exist, or already contains files

@@ -43,7 +43,7 @@ class Level(StrEnum):
     """Severity of a finding."""
 
     OK = "ok"
-    ADVICE = "advice"  # could be better
+    ADVICE = "advice"  # a setting could be better
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 

@@ -27,7 +27,8 @@ from tfpreempt.core.events import Outcome
 
 # Causes of restarts that are counted separately; another cause counts as "other".
 _CAUSES = {"lost", *(cause.value for cause in Cause)}
-_NEWEST = 4  # trainings or starts to keep: a late record may belong to an earlier one
+# Number of trainings or starts to keep: a late record may belong to an earlier one.
+_NEWEST = 4
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
@@ -119,7 +120,8 @@ class SupervisorRun(Records):
                 return str(decided["cause"])
 
     def add(self, record: Record) -> None:
-        """Adds the next record."""
+        """Adds a record of this start of the workers, which follows the earlier
+        records."""
         self.records.append(record)
         if record.event == "worker_ended":
             self.ends[self.workers.start + record["worker"]] = record

@@ -67,7 +67,8 @@ class _Files:
 
     def __init__(self, make: Callable[[], _Journal]) -> None:
         self._make = make
-        self._files: dict[int, _File] = {}  # by number, see `core/journal.py`
+        # Key: number of the file, see `core/journal.py`.
+        self._files: dict[int, _File] = {}
         self.journal = make()
         self.error: OSError | None = None
 
@@ -143,7 +144,8 @@ class JournalTailer:
         self._only_workers = workers
         self._only_supervisor = supervisor
         self._keeps_all = keeps_all
-        self._journals: dict[str, _Files] = {}  # by name of the first file
+        # Key: name of the first file of the journal.
+        self._journals: dict[str, _Files] = {}
         self.reports: dict[int, LastReport] = {}
         self.lock = threading.Lock()
 

@@ -176,7 +176,7 @@ def _write(stream: IO[bytes], data: bytes) -> None:
         while data and (count := stream.write(data)):
             data = data[count:]
     except (OSError, ValueError):
-        pass  # ignore: training must continue if the console is gone
+        pass  # ignore the error: training must continue without a console
 
 
 def status_line(stream: IO[bytes]) -> StatusLine | None:

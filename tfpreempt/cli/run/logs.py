@@ -200,7 +200,8 @@ class WorkerLog:
             self._lost(self.path, error)
 
     def _write(self, data: bytes) -> None:
-        """Appends data. Opens the file each time, as a user may move or remove it."""
+        """Appends data. Opens the file at each call, because a user may move or remove
+        the file."""
         while data:
             with open(self._opened(_APPEND), "ab", buffering=0) as file:
                 count = self._fitting(data, file.tell())

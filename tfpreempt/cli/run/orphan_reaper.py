@@ -68,7 +68,8 @@ def record_end(journal: str, supervisor: str) -> None:
     if os.path.exists(journal):
         record = {"event": "supervisor_terminated", "supervisor": supervisor}
         lines = JsonLines(Path(journal), SystemClock())
-        with contextlib.suppress(CallTimeoutError):  # a hung disk delays no signal
+        # A hung disk must not delay the signals.
+        with contextlib.suppress(CallTimeoutError):
             call_within(_RECORD_SECONDS, lambda: lines.append(record))
 
 

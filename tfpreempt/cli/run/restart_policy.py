@@ -67,7 +67,7 @@ class RestartLimits:
     max_preemptions_without_progress: int | None = None  # in succession
     max_failures: int | None = 3  # in succession, without progress
     restart_codes: tuple[int, ...] = (143, 42)
-    # Time for workers to commit and exit after a signal to stop.
+    # Time for the workers to commit and to exit after a signal to stop.
     grace: float | None = None
     kill_after: float = 15.0  # time for workers to exit after a failure or a hang
     stacks_grace: float = 1.0  # time for hung workers to write their stacks
@@ -292,7 +292,8 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
         are_running = seen.hung_at is None and not _ended_by_signal(limits, seen)
         can_commit = seen.stop_at is not None and are_running
         limit = limits.grace if can_commit else limits.kill_after
-        # No limit: a step may take long, and the platform kills the processes.
+        # Without a limit, wait: a step may take long, and the platform will kill the
+        # processes.
         if limit is None:
             return Wait(until=None)
         return _wait_or(SendSigkill(), seen.now, seen.asked_at + limit)
@@ -306,7 +307,8 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
         return _wait_or(SendSigterm(), seen.now, preempted.at + limits.leave_grace)
     if seen.hang_due is not None:
         return _wait_or(DumpStacks(), seen.now, seen.hang_due)
-    return Wait(until=None)  # for example, workers may finish at different times
+    # No deadline: for example, workers may finish at different times.
+    return Wait(until=None)
 
 
 def _after_kill(

@@ -153,7 +153,8 @@ def _make(directory: Path) -> tuple[Path, int]:
         descriptor = _locked(path)
         if descriptor is not None:
             return path, descriptor
-        with contextlib.suppress(OSError):  # another supervisor may have removed it
+        # Another supervisor may have removed the directory.
+        with contextlib.suppress(OSError):
             path.rmdir()
     raise OSError(f"no directory can be locked in {directory}")
 

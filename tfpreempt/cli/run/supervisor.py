@@ -42,7 +42,8 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
 
-# Seconds between two polls for children of ended workers: their end sends no signal.
+# Seconds between two polls for children of ended workers: the end of such a child sends
+# no signal.
 _LEFTOVER_SECONDS = 0.05
 _LINE_LENGTH = 500  # longest error line in the summary; the log has the full line
 _CANNOT_START = ReturnCode(126)
@@ -157,7 +158,8 @@ class Supervisor:
         began = self.clock.monotonic()
         self.seen = SupervisorState(now=began, workers=0)
         identity, directory, restart = None, self.options.local_dir, 0
-        with contextlib.suppress(OSError):  # ignore: the workers will report the error
+        # Ignore the error: the workers will report it.
+        with contextlib.suppress(OSError):
             identity = DirectoryIdentity(directory) if directory else None
         while True:
             verdict = self._run_once(f"{name}-{restart}", restart, identity)

@@ -122,7 +122,7 @@ def _claim(port: int) -> socket.socket | None:
 def _outgoing_ports_start() -> int:
     """Returns the lowest port that the kernel uses for outgoing connections.
 
-    Returns 65536 if this port is so low that too few ports would be left.
+    Returns 65536 if this port is so low that too few ports remain below it.
     """
     try:
         low = int(_RANGE.read_text(encoding="ascii").split()[0])

@@ -201,5 +201,5 @@ def _signal_group(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # a process of another user: it runs, but cannot be signalled
+        pass  # the process belongs to another user: it runs, but cannot be signalled
     return True

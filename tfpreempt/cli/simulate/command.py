@@ -209,7 +209,8 @@ def _give_file(given: str) -> None:
             ) from error
         echo(f"created {path}, for {_FILE_SECONDS:g} s")
         received = wait(_FILE_SECONDS)
-        with contextlib.suppress(FileNotFoundError):  # removed by another process
+        # Another process may have removed the file.
+        with contextlib.suppress(FileNotFoundError):
             os.remove(path)
     echo(f"received {received.name}: removed {path}" if received else f"removed {path}")
     if received:

@@ -8,9 +8,9 @@ Keras does not pass every variable to the step (`named_variables.py` finds all),
 eager step and a callback may change any variable.
 
 With `keras.distribution`, the values are arrays on several devices, perhaps of several
-processes. A value of which every process holds every element is in the checkpoint, and
-process 0 writes the checkpoint. Of the other values (`keras.distribution.ModelParallel`
-makes them), every process saves its shards.
+processes. If every process holds every element of a value, the value is in the
+checkpoint, which process 0 writes. Otherwise (with `keras.distribution.ModelParallel`)
+every process saves its shards of the value.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class Keras3Fit(Fit):
         self._note: Callable[[int], None] = lambda index: None
         self._skip = 0
         self._steps_seen_before_epoch = 0
-        self._adapter_epoch: int | None = None  # value before the current epoch
+        # Value of `adapter._epoch` before the current epoch.
+        self._adapter_epoch: int | None = None
 
     def grain_loader(self, given: Any) -> Loader | None:
         """Returns the Grain loader of the data, if its position can be tracked.
@@ -86,7 +87,7 @@ class Keras3Fit(Fit):
         return super().shuffle_state() if epoch is None else int(epoch)
 
     def note_order(self, note: Callable[[int], None]) -> None:
-        self._note = note  # used by the readers of `read_one_pass`
+        self._note = note  # the readers of `read_one_pass` call the function
         self.adapter.py_dataset = _NotedSequence(self.adapter.py_dataset, note)
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
@@ -129,8 +130,8 @@ class Keras3Fit(Fit):
         return self.distribute(one_pass)
 
     def rest_of_arrays(self, batches: int, open: Callable[[], Iterator[Any]]) -> Any:
-        """Returns an iterator over the batches of arrays, as Keras makes it without
-        tf.data. The skipped batches are not read.
+        """Returns the iterator over batches of arrays that Keras uses without tf.data,
+        after the skipped batches, which are not read.
 
         Args:
             batches: number of batches to skip.
@@ -150,8 +151,8 @@ class Keras3Fit(Fit):
             for _ in range(batches):
                 next(every, None)
             if adapter._shuffle == "batch":
-                # Each batch has drawn its order. The order of the skipped batches was
-                # drawn before the restart.
+                # Keras draws the order at each batch. The draws for the skipped batches
+                # were made before the restart, so undo the draws made here.
                 set_generators(before)
             is_skipping = False
             yield from every
@@ -175,13 +176,15 @@ class Keras3Fit(Fit):
         if loop_state:
             self.loop._num_batches = loop_state["num_batches"]
             if (epochs := loop_state.get("adapter_epoch")) is not None:
-                self.adapter._epoch = epochs  # otherwise Keras would count from 0 again
+                # Otherwise Keras would count epochs from 0 again.
+                self.adapter._epoch = epochs
             if self.keeps_iterator:
                 self.loop._current_iterator = self.new_iterator()
                 self.loop._steps_seen = loop_state["steps_seen"]
 
     def epoch_begins(self) -> None:
-        self.model._initial_epoch = None  # would otherwise apply to the next fit, too
+        # Clear the value, which would apply to the next fit, too.
+        self.model._initial_epoch = None
         self._steps_seen_before_epoch = 0
         self._adapter_epoch = getattr(self.adapter, "_epoch", None)
         if self.loop._current_iterator is not None and self.keeps_iterator:
@@ -191,7 +194,7 @@ class Keras3Fit(Fit):
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         """Yields the steps of the resumed epoch that are not trained yet."""
-        # Later epochs use the method of the class again.
+        # Remove the replaced method: later epochs use the method of the class.
         del self.loop._enumerate_iterator
         steps = self.loop._enumerate_iterator()
         skipped, self._skip = self._skip, 0

@@ -157,7 +157,8 @@ class Keras3JaxFit(Keras3Fit):
         self.loop._steps_seen -= self.steps_per_execution
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        return False  # Keras on JAX raises an error for an epoch without a step
+        # Not possible: Keras on JAX raises an error for an epoch without a step.
+        return False
 
     # --- the backend -----------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Keras3JaxFit(Keras3Fit):
         adapter = self.adapter if name == "train" or loop is None else loop.data_adapter
         try:
             has_smaller = adapter.has_partial_batch is not False
-        except NotImplementedError:  # unknown for a PyDataset
+        except NotImplementedError:  # the attribute is unknown for a PyDataset
             has_smaller = True
         # JAX traces a function again for each shape.
         return ("whole", "smaller") if has_smaller else ("whole",)
@@ -187,7 +188,8 @@ class Keras3JaxFit(Keras3Fit):
         model = self.model
 
         def step(iterator: Any) -> Any:
-            if model._jax_state_synced:  # the variables may have been assigned
+            # Take new values, which a callback may have assigned.
+            if model._jax_state_synced:
                 self._state = self._take(name)
             logs, self._state = function(self._state, iterator)
             return logs

@@ -47,7 +47,8 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
     def grain_loader(self, given: Any) -> Loader | None:
         if not self.has_positions():
             return None
-        if not self._has_plain_arrays():  # then the position is unknown
+        # The position is then unknown, because Keras converts the batches.
+        if not self._has_plain_arrays():
             return None
         return Loader(open=lambda: iter(given), taken=list, standardize=lists_to_tuples)
 

@@ -58,8 +58,8 @@ class TfKerasFit(TensorFlowFit):
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
         self.keeps_iterator = not self.adapter.should_recreate_iterator()
-        # The second iterator, because tf_keras makes an unused iterator before the
-        # first epoch.
+        # Without a common iterator for all epochs, the second iterator is the first one
+        # used for training: tf_keras makes an unused iterator before the first epoch.
         self.first_iterator = 1 if self.keeps_iterator else 2
         self.sequence: SequenceData | None = None
         if (sequence := getattr(self.adapter, "_keras_sequence", None)) is not None:
@@ -73,10 +73,10 @@ class TfKerasFit(TensorFlowFit):
         self._keep_generators()
 
     def _read_steps_per_execution(self) -> None:
-        """Reads the number of batches of a full step, before an epoch's first step.
+        """Reads `_steps_per_execution`, the number of batches of a full step.
 
-        Later the variable may have a smaller value: tf_keras changes it for a shorter
-        last step.
+        Called before the first step of an epoch, because tf_keras sets a smaller value
+        for a shorter last step.
         """
         self.steps_per_execution = int(self.loop._steps_per_execution.numpy())
 
@@ -137,7 +137,7 @@ class TfKerasFit(TensorFlowFit):
         while type(dataset).__name__ == "_PrefetchDataset":
             (dataset,) = dataset._inputs()
         options = tf.data.Options()
-        options.autotune.enabled = False  # would add prefetching again
+        options.autotune.enabled = False  # autotuning would add prefetching again
         options.experimental_optimization.inject_prefetch = False
         return [next(iter(dataset.with_options(options)))]
 
@@ -202,7 +202,7 @@ class TfKerasFit(TensorFlowFit):
                 use_multiprocessing=has_processes,
                 shuffle=shuffles,
             )
-            # The adapter stops these readers at the end.
+            # As its `_enqueuer`, the readers are stopped by the adapter at the end.
             self.adapter._enqueuer = readers
             readers.start(names["workers"], names["max_queue_size"])
             yield from map(self.adapter._standardize_batch, readers.get())
@@ -256,7 +256,8 @@ class TfKerasFit(TensorFlowFit):
             self.loop._insufficient_data = loop_state["insufficient_data"]
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        return False  # tf_keras raises an error for an epoch without a step
+        # Not possible: tf_keras raises an error for an epoch without a step.
+        return False
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
         name = "_validate_and_get_metrics_result"

@@ -16,7 +16,7 @@ ROOTS = ("keras.", "tf_keras.")
 """Prefixes of module names of Keras 3 and tf_keras."""
 
 REMEMBERED: dict[str, tuple[str, ...]] = {
-    "BackupAndRestore": (),  # saves its own state
+    "BackupAndRestore": (),  # the callback saves its own state
     "CSVLogger": (),  # state in a file: see callback_files.py
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "History": ("epoch", "history"),
@@ -91,7 +91,7 @@ def capture(callback: Any) -> dict[str, Any]:
     if name == "TensorBoard":
         state["elapsed"] = _elapsed(callback, ("_epoch_start_time",))
         for writer in callback._writers.values():
-            writer.flush()  # because the process may exit after the save
+            writer.flush()  # flush, because the process may exit after the save
     if name == "ProgbarLogger" and callback.progbar is not None:
         state["bar"] = _attributes(callback.progbar, _BAR)
         state["elapsed"] = _elapsed(callback.progbar, _BAR_TIMES)

@@ -158,7 +158,8 @@ def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position
     if fit.array_way is None:
         ways = {ReplayTracker.kind: ReplayTracker}
         return ways.get(kind) or _of_tensorflow().way_of(fit, position)[0], position
-    # Keras on TensorFlow draws the order of an epoch by an op.
+    # A position saved on TensorFlow: there, an op draws the order of an epoch. The
+    # order is needed inside of a shuffled epoch.
     shuffle = fit.arguments["shuffle"]
     is_needed = position.batches and shuffle and shuffle != "batch"
     if is_needed and kind != IndexTracker.kind:
@@ -166,7 +167,8 @@ def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position
             return _of_tensorflow().ArraysTracker, position
         log.warning("%s.", _NEW_ORDER)
     if kind in ("iterator", ReplayTracker.kind):
-        # The order of the batches is the same on both backends.
+        # Without an order to draw, the batches are the same on both backends, so an
+        # index is enough.
         kind = IndexTracker.kind
         position = dataclasses.replace(position, kind=kind, states=())
     return (ArrayTracker if kind == IndexTracker.kind else None), position

@@ -66,7 +66,8 @@ class LoaderTracker(ReplayTracker):
             warn_of_states()
 
     def save(self, iterator: Any, position: Position) -> Position:
-        if not position.batches:  # the next iterator starts from the beginning
+        # No state is needed: the next iterator starts from the beginning.
+        if not position.batches:
             return position
         assert self._handed is not None
         state = self._handed.state_after(position.batches)
@@ -88,7 +89,7 @@ class LoaderTracker(ReplayTracker):
         return ()
 
     def restore(self, position: Position, iterator: Any) -> None:
-        if self._handed is None:  # `prepare` set no position
+        if self._handed is None:  # `prepare` has not opened the loader at a position
             if position.batches:
                 warn_of_states()
             self.begins(iterator)

@@ -129,10 +129,12 @@ class Tracker:
     data: CountedDataset
 
     def epoch_begins(self) -> None:
-        """Called before Keras reads an epoch's data; also at the end of training."""
+        """Prepares the tracker for an epoch, before Keras reads data. Called at the end
+        of training, too."""
 
     def begins(self, iterator: Any) -> None:
-        """Called when the fit uses an iterator for the first time, before a read."""
+        """Prepares the tracker for an iterator that the fit is about to read for the
+        first time."""
 
     def save(self, iterator: Any, position: Position) -> Position:
         """Returns the position, with the values of this tracker added.

@@ -149,7 +149,8 @@ def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position
     """
     if position.kind != IndexTracker.kind or fit.array_way in (None, "index"):
         return _WAYS.get(position.kind), position
-    # Keras on JAX draws the order of an epoch from NumPy's generator.
+    # The position was saved on JAX, where Keras draws the order of an epoch from
+    # NumPy's generator. At the beginning of an epoch there is no order to restore.
     if not position.batches:
         return Tracker, position
     is_in_batches = fit.arguments["shuffle"] == "batch"

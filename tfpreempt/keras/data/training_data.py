@@ -64,10 +64,12 @@ class TrainingData:
         return self.dataset.spare() if self._iterator is None else self._iterator
 
     def begins(self, iterator: Any) -> None:
-        """Called when the fit uses an iterator for the first time, before a read."""
+        """Records the iterator that the fit is about to read for the first time, and
+        chooses the way to save positions in the data, if no way is chosen yet."""
         self._read += 1
         self._iterator = iterator
-        # No way to save the position is chosen yet, or only for the resumed epoch.
+        # Choose a way to save the position: there is none yet, or only a way for the
+        # resumed epoch.
         if type(self.tracker) is Tracker or self._is_of_epoch:
             self._is_of_epoch = False
             way, problem = self._fit.pipelines.choose(
@@ -160,7 +162,8 @@ class TrainingData:
                 )
             if way is not Tracker:
                 self._choose(way)
-            # The other backend has drawn the order of this epoch, but draws no more.
+            # The other backend has drawn the order of the resumed epoch only: choose
+            # another tracker for later epochs.
             is_other = self._fit.array_way not in (None, way.kind)
             self._is_of_epoch = is_other and saved.kind != ReplayTracker.kind
         if missing := self.tracker.prepare(saved):

@@ -49,13 +49,14 @@ class EpochEnd:
         after_each(fit.model, _ASKS, self._guard_validation)
 
     def close(self) -> None:
-        """Removes the replacements of Keras' functions."""
+        """Drops the kept state, and restores the replaced functions of Keras."""
         self.moment = None
         self._guards.close()
         uncover(self._fit.model, _ASKS)
 
     def hold(self) -> Moment:
-        """Returns the kept state; the first call of an epoch captures the state."""
+        """Returns the state after the epoch's last step; the first call in an epoch
+        captures the state."""
         if self.moment is None:
             self.moment = self._take()
         return self.moment

@@ -109,7 +109,7 @@ def made_of(
     weights = fit.model.weights if fit.model.built else ()
     shapes = sorted(f"{each.dtype} {tuple(each.shape)}" for each in weights)
     return {
-        "keras": fit.line,  # compared by `_comparable`
+        "keras": fit.line,  # `_comparable` compares the lines
         "optimizer": type(fit.optimizer).__name__,
         "data": type(fit.adapter).__name__,
         "samples": getattr(fit.adapter, "_num_samples", None),
@@ -183,7 +183,8 @@ def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -
     facts = ["keras", "data", "samples", "steps", "model", "shapes"]
     facts += ["initial_epoch", "epochs"] if exactly else []
     if now["weights"] < saved.get("weights", 0):
-        # The model is not fully built: its first step makes more weights.
+        # Ignore the shapes: the model is not fully built, and its first step makes more
+        # weights.
         facts.remove("shapes")
     pairs = [_comparable(fact, saved, now) for fact in facts]
     values = saved.get("values"), now["values"]

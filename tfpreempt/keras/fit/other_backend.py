@@ -63,7 +63,8 @@ class OtherBackend:
         self._commit = run.candidate
         self._here = BACKENDS[fit.line]
         self._there = next(each for each in BACKENDS.values() if each != self._here)
-        # A program on JAX that has not imported TensorFlow uses no such generators.
+        # A program on JAX that has not imported TensorFlow does not use TensorFlow's
+        # generators.
         is_used = frameworks.is_imported("tensorflow")
         self.ignored = set() if is_used else {"tensorflow"}
         if isinstance(generators := run.source.random_state, GlobalRngState):

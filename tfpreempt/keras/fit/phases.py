@@ -80,7 +80,8 @@ TABLE: dict[FitPhase, dict[FitEvent, FitPhase]] = {
         # Keras requests another step, to check whether the data have ended.
         FitEvent.STEP: FitPhase.VALIDATION_DUE,
         FitEvent.VALIDATION: FitPhase.VALIDATING,
-        # This process called `fit` without validation data.
+        # No validation follows, because this process called `fit` without validation
+        # data.
         FitEvent.EPOCH_END: FitPhase.TRAINING,
     },
     FitPhase.DATA_ENDED: {

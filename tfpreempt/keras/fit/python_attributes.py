@@ -188,7 +188,8 @@ class Attributes:
         self._reached: object_graph.Reached | None = None
         # Values found by the newest call of `_look`.
         self._looked: Mapping[Any, TrackedAttribute] = {}
-        self._changing: list[Any] = []  # keys of mutable values
+        # Keys of mutable values, which are read again at each `_look`.
+        self._changing: list[Any] = []
         self._at_first: dict[Any, TrackedAttribute] = {}  # settings at the first step
         self._at_start: dict[Any, bytes] = {}
         now = self._look()

@@ -378,7 +378,8 @@ class Training:
         try:
             return steps.run(self._functions.train, iterator)
         except Exception as error:
-            # Without a known length, Keras finds the end of the data only now.
+            # If the length of the data is unknown, Keras finds the end of the data only
+            # now.
             is_end = training_end.is_end_of_data(error)
             if not is_end or not logs or self.fit.ends_epoch_with(logs):
                 raise
@@ -396,7 +397,7 @@ class Training:
         steps, run, every = self._steps, self.run, self._options.save_freq
         left = NEVER
         if isinstance(every, int):
-            # Number of steps with at least `save_freq` batches.
+            # The smallest number of steps with at least `save_freq` batches.
             each = -(-every // steps.size)
             left = each - run.step % each
             is_due = left == each
@@ -489,7 +490,8 @@ class Training:
             ConfigurationError: no batch was trained.
         """
         self._check_trained(epoch)
-        # Without a validation, `validation_begins` has not called `_catch_up`.
+        # Restore now, if no validation did: only `validation_begins` calls `_catch_up`
+        # earlier.
         if self._phase in phases.REPEATING:
             self._catch_up()
             self._others.wake()
@@ -516,7 +518,8 @@ class Training:
     def epoch_ends(self, logs: Any) -> None:
         """Handles `on_epoch_end`, after the user's callbacks."""
         self._phase = phases.after(self._phase, FitEvent.EPOCH_END)
-        # Save again even if the step was committed: the commit lacks the validation.
+        # Save again even if the step is committed already: that commit lacks the result
+        # of the validation.
         self.run.saved_at = None
         if self.session.cluster.is_chief:
             kept = {
@@ -560,7 +563,8 @@ class Training:
         self._data.tracker.epoch_begins()
         self.run.is_at_end = True
         if any(map(self._has_restored_weights, self._others.callbacks)):
-            # The weights of the commit are not those of the last epoch's metrics.
+            # Record no metrics: the weights of the commit are not the weights for which
+            # the last epoch's metrics were computed.
             self.run.directory.set_metrics(self.run.step, {})
         try:
             training_end.close(self.session, self.run)
@@ -568,7 +572,8 @@ class Training:
             self.abandon()
             take_over()
             raise
-        # Not reached after a KeyboardInterrupt: the run is still open, and may save.
+        # A KeyboardInterrupt does not reach this line: the run stays open, and may
+        # still save.
         self._release()
         made_of = self._state.made_of(is_built=True)
         resume_plan.add(
