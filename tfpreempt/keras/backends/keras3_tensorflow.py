@@ -47,7 +47,7 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
     def grain_loader(self, given: Any) -> Loader | None:
         if not self.has_positions():
             return None
-        # The position is then unknown, because Keras converts the batches.
+        # Unless batches consist of plain tensors, the position is unknown.
         if not self._has_plain_arrays():
             return None
         return Loader(open=lambda: iter(given), taken=list, standardize=lists_to_tuples)
