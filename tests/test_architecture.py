@@ -322,7 +322,7 @@ def test_only_listed_files_import_tensorflow() -> None:
     assert TENSORFLOW.keys() <= users | of_users, "delete the entries without a use"
 
 
-def test_the_core_imports_what_needs_tensorflow_as_adapters_only() -> None:
+def test_the_core_imports_tensorflow_only_through_adapters() -> None:
     found = [
         str(each)
         for each in imports()
@@ -350,7 +350,7 @@ def test_only_listed_files_touch_the_eager_context() -> None:
     assert users == EAGER_CONTEXT.keys()
 
 
-def test_only_the_seams_import_what_is_private_in_tensorflow_and_keras() -> None:
+def test_only_private_api_imports_private_names() -> None:
     below = ("tensorflow.python", "keras.src", "tf_keras.src", "jax._src", "jaxlib")
     found = [str(each) for each in imports() if each.module.startswith(below)]
     found += [
@@ -374,7 +374,7 @@ def listed_names() -> dict[str, set[str]]:
     return listed
 
 
-def test_what_is_taken_of_a_private_module_is_listed_with_it() -> None:
+def test_each_name_of_a_private_module_is_listed() -> None:
     listed = listed_names()
     assert listed.keys() == private_api.MODULES.keys()
     taken = [each for each in taken_by_name() if each[1] in private_api.MODULES]
@@ -497,7 +497,7 @@ def test_no_finalizers() -> None:
     assert found == []
 
 
-def test_every_file_says_its_one_job() -> None:
+def test_every_file_states_its_one_job() -> None:
     silent = [file for file, tree in sources().items() if not ast.get_docstring(tree)]
     assert silent == []
 
@@ -542,7 +542,7 @@ def test_all_other_modules_are_imported_where_tensorflow_is_missing() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_make_test_fast_collects_leaves_tensorflow_alone(
+def test_make_test_fast_collects_without_tensorflow(
     pytestconfig: pytest.Config,
 ) -> None:
     """One unmarked file that imports it costs more than to collect all the others."""

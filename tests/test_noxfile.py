@@ -178,7 +178,7 @@ def test_half_a_report_is_none(noxfile: Any, tmp_path: Path, text: str) -> None:
         run(noxfile, tmp_path, lambda report: write(report, text))
 
 
-def test_what_failed_is_named(noxfile: Any, tmp_path: Path) -> None:
+def test_a_failed_check_is_named(noxfile: Any, tmp_path: Path) -> None:
     failed = PASSED.replace('name="test_a"/>', 'name="test_a"><failure/></testcase>')
     with pytest.raises(CellFailedError, match=r"^seams$"):
         run(noxfile, tmp_path, lambda report: write(report, failed))

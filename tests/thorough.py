@@ -104,7 +104,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "4-manager-run-handler",
     ),
     "tests/multiprocess/test_snapshots.py::"
-    "test_a_killed_worker_costs_what_came_after_the_snapshot": ("2-tensorflow",),
+    "test_a_killed_worker_costs_the_steps_since_the_snapshot": ("2-tensorflow",),
     "tests/multiprocess/test_remote.py::test_trains_on_until_the_worker_goes": (
         "more0",
     ),

@@ -270,7 +270,7 @@ def test_the_records_of_a_file_that_others_can_write_are_left_out(
     assert [each["step"] for each in journal.read_earlier(events.Exit)] == [0, 2]
 
 
-def test_a_directory_that_is_gone_is_not_made_anew(
+def test_a_missing_directory_is_not_created_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file system that was unmounted: what lies below its place is another disk."""

@@ -82,7 +82,9 @@ def commits(program: Program) -> list[tuple[int, str]]:
     return [(each["step"], each["because"]) for each in program.events("commit")]
 
 
-def test_training_goes_on_while_a_save_is_written(program: Program, disk: Gate) -> None:
+def test_training_continues_while_a_save_is_written(
+    program: Program, disk: Gate
+) -> None:
     """It holds its step, whatever is trained meanwhile, and is no commit before."""
     handler = program.handler(save_freq=3)
     steps(program, handler, 3)
@@ -161,7 +163,7 @@ def test_one_that_comes_due_meanwhile_begins_when_it_is_over(
     assert commits(program) == [(3, "periodic"), (6, "periodic"), (8, "finished")]
 
 
-def test_who_waits_for_it_at_the_end_does_not_hang(
+def test_a_wait_for_the_save_at_the_end_does_not_hang(
     program: Program, disk: Gate
 ) -> None:
     handler = program.handler(save_freq=3)
@@ -204,7 +206,7 @@ def test_another_save_comes_after_it(program: Program, disk: Gate) -> None:
         assert commits(program) == [(3, "periodic"), (4, "save")]
 
 
-def test_a_failure_is_told_and_training_goes_on(
+def test_a_failure_is_logged_and_training_continues(
     program: Program, disk: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     with program.handler(save_freq=3) as handler:
@@ -235,7 +237,7 @@ def test_a_notice_waits_for_it_where_there_is_time_for_both(
     handler.close()
 
 
-def test_a_notice_gives_up_what_would_take_too_long(
+def test_a_notice_gives_up_a_save_that_would_take_too_long(
     program: Program, disk: Gate
 ) -> None:
     """The newest step counts: the older one is never committed behind it."""
@@ -276,7 +278,7 @@ def test_a_notice_ends_the_wait_for_the_save_before(
 
 
 @pytest.mark.timeout(25)
-def test_who_leaves_does_not_wait_for_what_was_given_up(
+def test_an_exit_does_not_wait_for_a_save_that_was_given_up(
     program: Program, disk: Gate
 ) -> None:
     """Its disk hangs, say, for all of a long grace."""
@@ -294,7 +296,7 @@ def test_who_leaves_does_not_wait_for_what_was_given_up(
     handler.close()
 
 
-def test_what_it_took_is_known_when_a_notice_comes(
+def test_the_duration_of_a_save_is_known_at_a_notice(
     program: Program, disk: Gate
 ) -> None:
     """Saves that training waits for are measured, others are all that there is."""

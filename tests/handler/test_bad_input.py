@@ -49,7 +49,7 @@ def test_a_directory_that_cannot_be_one(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_what_is_passed_over_is_told_with_what_is_used(
+def test_a_warning_names_the_skipped_and_the_used_commit(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A damaged manifest does not say how old it is: here the whole commit is newer."""
@@ -87,7 +87,9 @@ def test_a_directory_without_a_whole_commit(
 
 
 @pytest.mark.parametrize("given", ["mk/5", None, 15])
-def test_what_is_no_handle_is_not_deleted(program: Program, given: Any) -> None:
+def test_only_a_checkpoint_reference_can_be_deleted(
+    program: Program, given: Any
+) -> None:
     says = r"expected a tfpreempt\.Checkpoint"
     with (
         program.handler() as handler,
@@ -96,7 +98,7 @@ def test_what_is_no_handle_is_not_deleted(program: Program, given: Any) -> None:
         handler.delete_checkpoint(given)
 
 
-def test_deleting_twice_is_told_and_after_close_refused(
+def test_deleting_twice_is_logged_and_after_close_refused(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = program.handler()
@@ -121,7 +123,7 @@ def test_a_timeout_that_is_none(program: Program, timeout: Any) -> None:
         handler.close(0)
 
 
-def test_what_never_was_a_commit_keeps_nobody_from_beginning(
+def test_files_that_are_no_commit_do_not_prevent_a_start(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other files, and a first save of ours that died before its marker."""
@@ -169,7 +171,7 @@ def test_an_iterator_without_a_position_is_refused_at_the_start(
     assert "dataset.skip(handler.total_run_calls)" in str(e.value)
 
 
-def test_what_is_tried_at_the_start_stays_as_it_was(program: Program) -> None:
+def test_the_check_at_the_start_changes_no_state(program: Program) -> None:
     """Endless or empty, an iterator is not read; nor does a shuffle draw."""
     options = tf.data.Options()
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE

@@ -171,7 +171,7 @@ def test_a_part_of_another_save_does_not_pass_for_this_one(
     assert chief.present == []
 
 
-def test_the_last_state_is_committed_with_whoever_is_there(
+def test_the_final_state_is_committed_with_the_present_workers(
     pair: list[CollectiveSaves],
 ) -> None:
     chief = Member()
@@ -180,7 +180,9 @@ def test_the_last_state_is_committed_with_whoever_is_there(
     assert chief.present == [(0,)]
 
 
-def test_all_know_whether_the_newest_save_stands(pair: list[CollectiveSaves]) -> None:
+def test_every_worker_knows_whether_the_newest_save_is_committed(
+    pair: list[CollectiveSaves],
+) -> None:
     """A notice at its step is served by it; at another step it is not."""
     chief, other = Member(), Member()
 
@@ -197,7 +199,7 @@ def test_all_know_whether_the_newest_save_stands(pair: list[CollectiveSaves]) ->
     assert stands() == [False, False]
 
 
-def test_a_save_that_failed_on_the_chief_stands_nowhere(
+def test_a_save_that_failed_on_the_chief_counts_on_no_worker(
     pair: list[CollectiveSaves],
 ) -> None:
     chief, other = Member(), Member()
@@ -296,7 +298,7 @@ def test_a_chief_that_comes_late_finds_the_parts_of_the_others(
     assert faults(pair) == []
 
 
-def test_what_the_chief_has_committed_stands_everywhere(
+def test_a_commit_of_the_chief_counts_on_every_worker(
     pair: list[CollectiveSaves],
 ) -> None:
     """Also where another worker had not the time to see that its part is through."""
@@ -330,7 +332,9 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
     assert "worker(s) [1]" in str(faults(pair))
 
 
-def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> None:
+def test_a_save_that_was_given_up_counts_on_no_worker(
+    pair: list[CollectiveSaves],
+) -> None:
     """Both workers save anew at the same step, and need not wait to know it."""
     runs = [Slow(), Slow()]
     for saves, run in zip(pair, runs, strict=True):
@@ -344,7 +348,9 @@ def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> 
     assert runs[0].present == []
 
 
-def test_one_that_is_given_up_waits_for_nobody(pair: list[CollectiveSaves]) -> None:
+def test_a_save_that_was_given_up_waits_for_no_worker(
+    pair: list[CollectiveSaves],
+) -> None:
     """Who has to leave does not wait for it, and it waits for no part of others."""
     chief, other = Slow(), Slow()
     begin(pair[0], chief, "periodic-1")

@@ -64,7 +64,7 @@ def run(
     )
 
 
-def test_the_config_is_told_which_worker_leaves() -> None:
+def test_the_config_gets_the_index_of_the_exiting_worker() -> None:
     """Of TF_CONFIG's cluster: there is no handler yet that could know it."""
     done = run("grace_period=0.3", TF_CONFIG=json.dumps(CLUSTER))
     assert done.returncode == 143, done.stderr
@@ -119,7 +119,7 @@ def test_an_error_before_the_handler_is_no_failure_under_a_notice() -> None:
     assert done.stderr.count("Traceback") == 1
 
 
-def test_an_error_goes_on_where_the_exit_function_comes_back() -> None:
+def test_the_error_is_raised_if_the_exit_function_returns() -> None:
     done = in_a_cluster(
         "raise OSError('the data are gone')", arguments="exit_fn=lambda: None"
     )

@@ -167,9 +167,7 @@ def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -
     assert program.exits == 1
 
 
-def test_a_notice_that_was_served_is_left_to_nobody(
-    program: Program, out: Ways
-) -> None:
+def test_a_handled_notice_is_not_pending(program: Program, out: Ways) -> None:
     tfpreempt.handle_early_notices(out.config())
     with program.handler() as handler:
         handler.run(program.step)
@@ -307,7 +305,7 @@ def test_a_start_hears_the_signals_of_its_own_config_too(
     assert (own.taken, out.taken) == (1, 0)
 
 
-def test_what_both_listen_to_is_heard_once(program: Program, out: Ways) -> None:
+def test_a_signal_watched_twice_is_handled_once(program: Program, out: Ways) -> None:
     config = TerminationConfig(exit_fn=out.leave, signals=("USR1",))
     tfpreempt.handle_early_notices(config)
     with current_session.handling_notices_during_setup(config):

@@ -150,7 +150,7 @@ def held_in_commit(
     return may_go_on
 
 
-def test_nobody_has_ended_before_the_chief_has_committed(pair: list[Worker]) -> None:
+def test_no_worker_ends_before_the_chief_has_committed(pair: list[Worker]) -> None:
     chief, other = pair
     may_go_on = held_in_commit(chief, other)
     other.thread.join(0.3)
@@ -161,7 +161,7 @@ def test_nobody_has_ended_before_the_chief_has_committed(pair: list[Worker]) -> 
     assert "clear snapshots" in other.calls
 
 
-def test_who_is_only_slow_is_waited_for(
+def test_a_slow_worker_is_waited_for(
     pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chief gives its word late, and the other one says late that it has it."""
@@ -213,7 +213,7 @@ def in_place_of_final_save(
     )
 
 
-def test_all_are_started_again_where_a_worker_dies_after_its_last_step(
+def test_all_restart_if_a_worker_crashes_after_its_last_step(
     pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is started again by its platform, and needs the chief."""
@@ -233,7 +233,7 @@ GONE = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
 
 
 @pytest.mark.parametrize("has_told", [False, True])
-def test_who_goes_as_it_had_told_costs_the_end_and_is_no_failure(
+def test_the_loss_of_a_noticed_worker_at_the_end_is_no_failure(
     pair: list[Worker], store: Store, has_told: bool
 ) -> None:
     """It trained on to the end within its grace, and was gone in the final save."""
@@ -250,7 +250,7 @@ def test_who_goes_as_it_had_told_costs_the_end_and_is_no_failure(
     assert "worker 1 stopped sending heartbeats in the final save" in said
 
 
-def test_all_are_started_again_where_the_chief_dies_in_the_final_save(
+def test_all_restart_if_the_chief_crashes_in_the_final_save(
     pair: list[Worker], store: Store
 ) -> None:
     chief, other = pair
@@ -302,7 +302,7 @@ def test_a_notice_that_leaves_time_for_the_final_commit_changes_no_end(
     assert (chief.end(), other.end()) == ("finished", "finished")
 
 
-def test_who_has_no_time_left_says_that_it_is_lost_and_all_obey(
+def test_a_worker_without_time_inserts_lost_and_all_follow(
     pair: list[Worker],
 ) -> None:
     chief, other = pair
@@ -316,7 +316,7 @@ def test_who_has_no_time_left_says_that_it_is_lost_and_all_obey(
     assert chief.reason.startswith("committed: worker 1 ran out of time")
 
 
-def test_who_leaves_early_is_not_missed(pair: list[Worker]) -> None:
+def test_a_worker_that_exits_early_is_not_missing(pair: list[Worker]) -> None:
     """`close(timeout)` leaves others that still train, and so does the interpreter's
     end: by their own choice, and nobody starts them again."""
     chief, other = pair
@@ -351,7 +351,7 @@ def test_one_that_had_to_go_makes_no_failure_of_the_chiefs_full_disk(
     assert chief.reason.startswith("lost: worker 1 ran out of time")
 
 
-def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
+def test_a_finished_worker_handles_a_notice_for_the_training_workers(
     pair: list[Worker],
 ) -> None:
     """Their exit functions return: its own end is yet to come."""
@@ -397,7 +397,7 @@ def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_nobody_waits_for_one_that_was_interrupted(
+def test_no_worker_waits_for_an_interrupted_worker(
     pair: list[Worker], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook, whose process lives on."""

@@ -47,7 +47,7 @@ class Noting(State):
         pass
 
 
-def test_steps_are_watched_and_what_they_may_trace_gets_longer(
+def test_steps_have_a_timeout_and_tracing_has_a_longer_timeout(
     program: Program,
 ) -> None:
     with program.handler() as handler:
@@ -70,7 +70,7 @@ def test_steps_count_over_all_restarts(program: Program) -> None:
             handler.run(program.step)
 
 
-def test_what_may_take_as_long_as_it_takes(program: Program) -> None:
+def test_saves_and_paused_detection_have_no_timeout(program: Program) -> None:
     noting = Noting()
     with program.handler(save_freq=4) as handler:
         for _ in range(3):
@@ -176,7 +176,9 @@ def test_another_handler_may_be_made_as_long_as_that_takes(
             assert sign().stage is WorkerPhase.STEPS
 
 
-def test_first_steps_are_those_of_who_steps(program: Program, tmp_path: Path) -> None:
+def test_the_first_steps_are_counted_per_handler(
+    program: Program, tmp_path: Path
+) -> None:
     with program.handler() as idle, idle.watch_preemption_scope():
         other = Program(tmp_path / "other")
         with other.handler() as handler:
@@ -194,7 +196,9 @@ def test_a_boundary_ahead_of_the_first_step_is_not_its_end(program: Program) -> 
     assert stages == [WorkerPhase.FIRST] * 2 + [WorkerPhase.STEPS] * 2
 
 
-def test_who_counts_no_steps_may_trace_in_each_scope(program: Program) -> None:
+def test_a_program_without_counted_steps_may_trace_in_each_scope(
+    program: Program,
+) -> None:
     stages = []
     with program.handler() as handler:
         for _ in range(4):
@@ -223,7 +227,7 @@ def test_an_evaluation_with_checks_gives_signs(program: Program) -> None:
     assert (after.boundaries - before.boundaries, after.step - before.step) == (1, 0)
 
 
-def test_a_process_whose_step_failed_is_still_watched(program: Program) -> None:
+def test_a_process_after_a_failed_step_still_has_a_timeout(program: Program) -> None:
     """Where it hangs on its way out, nobody else ends it."""
 
     def fail() -> None:
@@ -273,7 +277,7 @@ def test_the_supervisor_reads_it_and_gets_the_stacks(
     file.close()
 
 
-def test_a_file_that_is_gone_is_told(
+def test_a_missing_heartbeat_file_is_logged(
     program: Program,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -66,7 +66,7 @@ def train(program: Program, store: Any, steps: int, *, notice: bool = False) -> 
             handler.run(program.step)
 
 
-def test_who_lost_the_machine_is_told_the_story(
+def test_the_report_is_readable_after_the_loss_of_the_machine(
     program: Program, tmp_path: Path, mirror: str
 ) -> None:
     with pytest.raises(SystemExit):
@@ -106,7 +106,7 @@ def test_a_machine_that_was_lost_without_a_word(
     handler.close()
 
 
-def test_a_place_without_journals_says_so(mirror: str) -> None:
+def test_a_store_without_journals_is_reported(mirror: str) -> None:
     done = report(mirror)
     assert done.exit_code == 2
     assert "The URL has no copy of a journal either" in " ".join(done.stderr.split())
@@ -152,7 +152,7 @@ def test_names_of_others_become_no_paths(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_larger_than_journals_are_is_not_read(
+def test_an_object_larger_than_a_journal_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror._MOST_BYTES", 10)

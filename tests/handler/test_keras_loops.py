@@ -180,7 +180,7 @@ def test_metrics_go_on(goes_on: Callable[..., None], line: str) -> None:
     goes_on(make, lambda model: model.train_step((X, X[:, :1]))["mae"])
 
 
-def test_dropout_whose_state_nobody_can_read_is_named(
+def test_dropout_with_an_unreadable_state_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The default of tf_keras."""

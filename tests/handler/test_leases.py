@@ -87,7 +87,7 @@ def test_a_fit_that_cannot_begin_keeps_no_lease(
     assert is_free(program.directory)
 
 
-def test_training_that_goes_on_after_another_run_leaves_as_lost(
+def test_training_after_a_commit_of_another_run_exits_as_lost(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exit function returned, and a new start came between."""
@@ -120,7 +120,7 @@ def commit_of_another_run(
         lease.release()
 
 
-def test_a_second_handler_does_not_go_on_from_what_came_between(
+def test_a_second_handler_refuses_a_commit_of_another_run(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(program)
@@ -133,7 +133,7 @@ def test_a_second_handler_does_not_go_on_from_what_came_between(
     assert catalog.scan(str(program.directory))[0].step == 7
 
 
-def test_nor_from_what_came_to_the_store(
+def test_a_second_handler_refuses_a_commit_of_another_run_in_the_store(
     program: Program,
     store: FaultyObjectStore,
     tmp_path: Path,
@@ -161,7 +161,7 @@ def test_a_process_that_committed_nothing_begins_wherever_others_did(
         handler.run(program.step)
 
 
-def test_what_a_start_brings_for_other_workers_goes_by_way_of_the_lease(
+def test_a_start_imports_for_other_workers_under_the_lease(
     program: Program, store: FaultyObjectStore
 ) -> None:
     commit(program)

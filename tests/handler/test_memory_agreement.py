@@ -92,7 +92,7 @@ def test_where_one_worker_has_no_memory_there_are_none() -> None:
     assert [each.snapshots for each in starts] == [None, None]
 
 
-def test_a_worker_that_cannot_verify_its_snapshots_restores_none_nor_do_the_others(
+def test_no_worker_restores_snapshots_that_one_cannot_verify(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The check of a State may raise any error, and the others wait for an answer."""

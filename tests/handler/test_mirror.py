@@ -96,7 +96,7 @@ def test_every_commit_is_copied_and_the_end_waits(
     assert steps(store) == [5, 4]  # max_to_keep acts there too
 
 
-def test_a_commit_that_cannot_be_read_back_stands(
+def test_a_commit_that_cannot_be_read_back_is_valid(
     program: Program, store: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its copy; the next one is copied."""
@@ -123,7 +123,7 @@ def test_without_one_there_is_nothing_to_wait_for(program: Program) -> None:
         assert handler.wait_for_mirror()
 
 
-def test_another_machine_goes_on_from_the_store(
+def test_another_machine_resumes_from_the_store(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 3)
@@ -218,7 +218,7 @@ def test_where_all_copies_are_damaged_the_start_is_refused(
         assert handler.total_run_calls == 0
 
 
-def test_what_is_damaged_here_comes_back_whole(
+def test_a_corrupt_local_commit_is_replaced_by_its_mirrored_copy(
     program: Program, store: FaultyObjectStore
 ) -> None:
     train(program, store, 3)
@@ -261,7 +261,7 @@ def test_the_exit_waits_for_the_mirror(
     handler.close()
 
 
-def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
+def test_an_incomplete_upload_is_logged_and_has_its_own_exit_code(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Stuck()
@@ -318,7 +318,7 @@ def test_a_notice_while_the_end_waits_has_the_run_started_again(
     handler._run.close()
 
 
-def test_what_is_not_of_this_run_is_not_deleted(
+def test_objects_of_other_runs_are_not_deleted(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 2)
@@ -340,7 +340,7 @@ def test_what_is_not_of_this_run_is_not_deleted(
         assert (other.directory / "2").is_dir()
 
 
-def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
+def test_an_unreachable_store_stops_only_a_start_without_commits(
     program: Program,
     store: FaultyObjectStore,
     elsewhere: Callable[[], Program],
@@ -358,7 +358,7 @@ def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
     handler.close()
 
 
-def test_who_starts_afresh_ranks_above_what_is_there(
+def test_a_run_from_scratch_ranks_above_older_commits(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 2)
@@ -389,7 +389,7 @@ def test_deleting_acts_on_both_sides(
     handler.close()
 
 
-def test_two_open_handlers_cannot_share_a_place(
+def test_two_open_handlers_cannot_share_a_mirror(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     handler = program.handler(mirror_dir=store)
@@ -399,7 +399,7 @@ def test_two_open_handlers_cannot_share_a_place(
     elsewhere().handler(mirror_dir=store).close()
 
 
-def test_a_handler_that_was_dropped_leaves_its_place_to_another(
+def test_a_dropped_handler_frees_its_mirror(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     handler = program.handler(mirror_dir=store)
@@ -424,7 +424,7 @@ def supervised(
     return place
 
 
-def test_the_supervisors_place_is_for_its_directory_and_what_is_below(
+def test_the_supervisors_mirror_applies_to_its_directory_and_below(
     program: Program, supervised: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(program, None, 2)

@@ -35,7 +35,7 @@ class Silent(FaultyObjectStore):
         return super().folders()
 
 
-def test_a_store_that_does_not_answer_is_said_before_it_is_waited_for(
+def test_a_silent_store_is_logged_before_the_wait(
     program: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Silent(errors.CheckpointError("connection refused"), needs=0.0)
@@ -52,7 +52,7 @@ def test_a_store_that_does_not_answer_is_said_before_it_is_waited_for(
     assert store.asked[:2] == [2.0, None]
 
 
-def test_what_only_a_person_mends_is_not_asked_for_twice(
+def test_a_permanent_error_is_not_retried(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Silent(errors.CheckpointError("no such bucket"), needs=0.0)
@@ -66,7 +66,7 @@ def test_what_only_a_person_mends_is_not_asked_for_twice(
     handler.close()
 
 
-def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
+def test_the_end_does_not_wait_long_after_a_permanent_error(
     program: Program,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -93,7 +93,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     assert steps(store) == [1]
 
 
-def test_the_way_out_says_that_the_copy_is_whole(
+def test_the_exit_logs_that_the_upload_is_complete(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")

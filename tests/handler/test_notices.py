@@ -122,7 +122,7 @@ def test_without_a_config_sigterm_is_watched_before_the_metadata_server_answers(
 
 
 @pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])
-def test_steps_that_outlast_the_grace_are_told_of_beforehand(
+def test_steps_longer_than_the_grace_period_cause_a_warning(
     program: Program, grace: float, is_warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with program.handler(config={"grace_period": grace}) as handler:
@@ -134,7 +134,7 @@ def test_steps_that_outlast_the_grace_are_told_of_beforehand(
     assert 0.1 <= commit["step_seconds"] < 10.0
 
 
-def test_a_save_that_does_not_fit_behind_a_step_is_told_of_beforehand(
+def test_a_save_that_does_not_fit_after_a_step_causes_a_warning(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its length is known: the last one took so long."""
@@ -210,7 +210,7 @@ def test_the_default_exit_is_143(program: Program) -> None:
     assert program.events("exit")[0]["outcome"] == "committed"
 
 
-def test_a_program_that_catches_the_exit_goes_on(program: Program) -> None:
+def test_a_program_that_catches_the_exit_continues(program: Program) -> None:
     """FACTS 2.7: SystemExit is caught, as notebooks do; a second notice works."""
     handler = program.handler(config={"exit_fn": None})
     for step in (1, 2):
@@ -353,7 +353,7 @@ def test_the_previous_signal_handler_is_chained_and_restored(program: Program) -
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_notice_that_stands_at_the_start_is_in_the_journal(program: Program) -> None:
+def test_a_notice_active_at_the_start_is_in_the_journal(program: Program) -> None:
     """The event of the last preemption may be up still."""
     config = tf.distribute.experimental.TerminationConfig(
         termination_watcher_fn=lambda: True, exit_fn=program.leave, grace_period=0
@@ -421,7 +421,7 @@ def test_an_error_between_two_runs_under_a_notice_commits_and_leaves(
     assert program.events("exit")[0]["outcome"] == "committed"
 
 
-def test_data_that_fail_first_in_a_step_commit_what_was_before_it(
+def test_a_data_error_first_in_a_step_commits_the_state_before(
     program: Program,
 ) -> None:
     """Although the interval was counted already when the notice came."""
@@ -453,7 +453,7 @@ def test_data_that_fail_within_a_step_commit_nothing(program: Program) -> None:
     assert (exit["outcome"], "EOFError" in exit["detail"]) == ("lost", True)
 
 
-def test_a_reader_that_keeps_its_place_in_what_is_saved(program: Program) -> None:
+def test_a_reader_that_keeps_its_position_in_saved_state(program: Program) -> None:
     """It may have moved on before it failed: a batch would be left out in silence."""
 
     class Placed(LostReader):

@@ -26,7 +26,7 @@ def committed(program: Program) -> Program:
 
 
 @pytest.mark.parametrize("scope", ["none", "mirrored"])
-def test_what_fits_is_restored_and_the_rest_is_named(
+def test_variables_that_fit_are_restored_and_others_are_named(
     committed: Program, caplog: pytest.LogCaptureFixture, scope: str
 ) -> None:
     strategy = tf.distribute.get_strategy()

@@ -365,7 +365,7 @@ def test_a_save_before_the_first_run_holds_the_restored_generators(
 
 
 @pytest.mark.parametrize("where", ["h.run(fail)", "fail()"])
-def test_a_program_that_dies_of_an_error_finishes_the_copy_first(
+def test_a_program_that_fails_finishes_the_upload_first(
     python: Python, tmp_path: Path, where: str
 ) -> None:
     """Where the disk dies too, nothing else is left of the run."""
@@ -390,7 +390,7 @@ h.save()
     assert len(list(tmp_path.glob("ckpt-copy/*/COMMITTED"))) == 1
 
 
-def test_a_reader_that_dies_with_the_group_ends_the_program_as_a_preemption(
+def test_a_data_reader_killed_with_the_group_is_a_preemption(
     python: Python, tmp_path: Path
 ) -> None:
     """The error passes no handler, and may come before the notice is heard of."""

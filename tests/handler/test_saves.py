@@ -218,7 +218,7 @@ def test_an_evaluation_after_a_restart_at_the_last_step(program: Program) -> Non
     found.unregister()  # the error's frames keep it, and later tests would meet it
 
 
-def test_an_end_without_a_step_keeps_what_is_made_in_the_first_step(
+def test_an_end_without_a_step_keeps_variables_of_the_first_step(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An optimizer makes its moments there; a restart may have no step left."""
@@ -252,7 +252,7 @@ def test_an_end_without_a_step_keeps_what_is_made_in_the_first_step(
     assert resumed == train(10)
 
 
-def test_a_step_that_makes_what_was_left_is_a_step(
+def test_a_step_that_creates_missing_variables_is_a_step(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where a save came after it, and nothing has moved since."""
@@ -273,7 +273,7 @@ def test_a_step_that_makes_what_was_left_is_a_step(
     assert again.checkpoint.late.numpy() == 3.0
 
 
-def test_a_restart_that_finds_no_commit_says_where_it_looked(
+def test_a_restart_without_a_commit_names_the_searched_directory(
     program: Program,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -295,7 +295,7 @@ def test_a_restart_that_finds_no_commit_says_where_it_looked(
         (StopIteration(), []),
     ],
 )
-def test_who_breaks_off_tells_it_and_who_means_to_end_does_not(
+def test_the_journal_records_an_error_but_not_an_intended_exit(
     program: Program, error: BaseException, told: list[str]
 ) -> None:
     def train() -> None:
@@ -310,7 +310,7 @@ def test_who_breaks_off_tells_it_and_who_means_to_end_does_not(
     assert {(each["outcome"], each["step"]) for each in left} <= {("failed", 1)}
 
 
-def test_a_start_that_is_refused_tells_the_step_of_the_commit(program: Program) -> None:
+def test_a_refused_start_names_the_step_of_the_commit(program: Program) -> None:
     with program.handler() as handler:
         for _ in range(3):
             handler.run(program.step)
@@ -325,7 +325,7 @@ def test_a_start_that_is_refused_tells_the_step_of_the_commit(program: Program) 
         assert handler.total_run_calls == 3
 
 
-def test_what_nothing_has_of_a_commit_is_named_before_a_save_is_without_it(
+def test_unrestored_variables_are_named_before_the_next_save(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     program.checkpoint.extra = tf.Variable(1.0)
@@ -341,7 +341,7 @@ def test_what_nothing_has_of_a_commit_is_named_before_a_save_is_without_it(
     )
 
 
-def test_what_steps_in_turns_take_of_a_commit_is_not_missing(
+def test_variables_restored_by_alternating_steps_are_not_named(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As of a GAN, of which each optimizer makes its variables in its first step."""
@@ -360,7 +360,7 @@ def test_what_steps_in_turns_take_of_a_commit_is_not_missing(
     assert "this program does not have" not in caplog.text
 
 
-def test_an_error_is_told_in_one_line_of_bounded_length() -> None:
+def test_an_error_is_recorded_in_one_line_of_bounded_length() -> None:
     assert describe(ValueError()) == "ValueError"
     assert describe(ValueError("of the\n  program")) == "ValueError: of the program"
     long = describe(OSError("/" + "x" * 1000))
@@ -462,7 +462,7 @@ def test_two_open_handlers_are_both_saved(program: Program) -> None:
     assert [r["step"] for r in other.events("commit")] == [1, 2]
 
 
-def test_what_a_plain_manager_wrote_is_restored(program: Program) -> None:
+def test_a_checkpoint_of_a_plain_manager_is_restored(program: Program) -> None:
     """G.2: a CheckpointManager's own checkpoint is where a run goes on."""
     program.variable.assign([5.0, 6.0])
     manager = tf.train.CheckpointManager(
@@ -557,7 +557,7 @@ def test_a_handler_that_was_dropped_is_in_nobodys_way(program: Program) -> None:
     program.handler().close()
 
 
-def test_a_handler_whose_exit_was_caught_makes_way(program: Program) -> None:
+def test_a_handler_after_a_caught_exit_is_replaced(program: Program) -> None:
     """A notebook's cell is run again, and its old handler is still there."""
     first = program.handler(config={"exit_fn": None})
     first.run(program.step)
@@ -585,7 +585,7 @@ def test_a_handler_that_trained_on_after_its_exit_does_not(program: Program) -> 
     first.close()
 
 
-def test_the_journal_says_what_a_report_needs(program: Program) -> None:
+def test_the_journal_has_the_facts_for_a_report(program: Program) -> None:
     """How long a start took, when the first step was made, what a save held up."""
     with program.handler() as handler:
         for _ in range(3):
@@ -631,7 +631,7 @@ def test_of_periodic_commits_the_first_and_the_last_are_logged(
     ]
 
 
-def test_a_start_after_the_end_says_that_nothing_is_left(
+def test_a_start_after_the_end_logs_that_training_is_complete(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

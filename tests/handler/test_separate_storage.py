@@ -129,7 +129,7 @@ def machines(tmp_path: Path, elsewhere: None) -> Iterator[Machines]:
     kept.unregister()
 
 
-def test_what_is_fetched_at_each_start_does_not_fill_the_disk(
+def test_commits_downloaded_at_each_start_do_not_fill_the_disk(
     machines: Machines,
 ) -> None:
     for step in range(1, 6):
@@ -142,7 +142,7 @@ def test_what_is_fetched_at_each_start_does_not_fill_the_disk(
     assert machines.steps(1) == [4, 3]
 
 
-def test_what_is_damaged_on_a_workers_own_disk_is_fetched_again(
+def test_a_corrupt_commit_on_a_workers_own_disk_is_downloaded_again(
     machines: Machines,
 ) -> None:
     machines.save(machines.start(), 1)
@@ -164,7 +164,7 @@ def test_a_part_that_was_not_sent_is_not_left_behind(machines: Machines) -> None
 
 
 @pytest.mark.parametrize("because", ["save", "periodic", "preemption", "finished"])
-def test_only_who_must_leave_commits_without_a_part(
+def test_only_a_worker_that_must_exit_commits_without_a_part(
     machines: Machines, because: str
 ) -> None:
     chief, other = machines.start()
@@ -279,7 +279,7 @@ def test_a_directory_that_a_worker_has_open_is_refused_by_all(
     assert sorted(refused) == [0, 1]
 
 
-def test_what_a_worker_with_another_disk_finds_wrong_is_raised_by_all(
+def test_an_error_on_a_separate_disk_is_raised_by_all_workers(
     machines: Machines,
 ) -> None:
     keys, raised = InMemoryStore(), []

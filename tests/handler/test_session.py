@@ -232,7 +232,7 @@ def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> No
     assert outcomes == ["committed"] * 3
 
 
-def test_a_save_that_fails_is_told(current: session.Session) -> None:
+def test_a_failed_save_is_logged(current: session.Session) -> None:
     """Nothing is lost in silence: fault and exit are recorded, the way out is taken."""
     run = FakeRun()
     run.error = OSError("the disk has gone")
@@ -261,7 +261,7 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
 
 
 @pytest.mark.slow  # waits in real time
-def test_who_waits_for_the_others_says_so() -> None:
+def test_a_wait_for_other_workers_has_its_own_phase() -> None:
     """Its supervisor must not take that for something that takes as long as it takes:
     the others may hang."""
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
@@ -347,7 +347,7 @@ def be_one_of(current: session.Session, world: int) -> Cluster:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
+def test_a_worker_outside_of_a_collective_read_stops_training(
     current: session.Session, told: list[str], world: int
 ) -> None:
     """The others were in a collective of the save, and met its next step there."""
@@ -364,7 +364,7 @@ def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
 
 
 @pytest.mark.parametrize("of", ["save()", "a round"])
-def test_nor_does_it_where_the_program_catches_the_error(
+def test_a_worker_stops_training_even_if_the_error_is_caught(
     current: session.Session, told: list[str], of: str
 ) -> None:
     run = Saving()
@@ -401,7 +401,7 @@ def test_all_open_handlers_are_saved(current: session.Session) -> None:
     assert first.calls[-1] == "leave True True"
 
 
-def test_a_copy_that_is_not_whole_is_told_to_whoever_leaves(
+def test_an_incomplete_upload_is_passed_to_the_exit(
     current: session.Session,
 ) -> None:
     """One of two is enough."""
@@ -493,7 +493,7 @@ def test_a_loss_leaves_as_deaf_to_ctrl_c(
         current.exit.leave(Outcome.LOST, "a peer is gone")
 
 
-def test_ctrl_c_counts_where_the_exit_function_comes_back(
+def test_ctrl_c_takes_effect_if_the_exit_function_returns(
     current: session.Session,
 ) -> None:
     class Stays(FakeRun):
@@ -520,7 +520,7 @@ def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 5.0])
-def test_what_a_share_takes_is_known_before_others_are_waited_for(
+def test_the_time_for_a_share_is_known_before_the_wait_for_peers(
     current: session.Session, share: float
 ) -> None:
     class Sharing(FakeRun):
@@ -663,7 +663,7 @@ def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
 
 
 @pytest.mark.slow  # starts a process
-def test_an_end_by_an_error_is_told_while_threads_can_be_started(
+def test_an_error_at_the_end_is_sent_while_threads_can_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends: list[Callable[[], None]] = []
@@ -701,7 +701,7 @@ def forked(program: Callable[[], None]) -> int:
 
 
 @pytest.mark.slow  # starts a process
-def test_a_forked_child_tells_nothing_of_its_end(current: session.Session) -> None:
+def test_a_forked_child_sends_nothing_at_its_end(current: session.Session) -> None:
     """Its error is not that of the training, which goes on."""
     run = FakeRun()
     current.open(run)
@@ -759,7 +759,7 @@ def test_an_exit_that_was_caught_ends_nothing() -> None:
         ("with contextlib.nullcontext(): raise exit", 7),
     ],
 )
-def test_who_serves_on_after_a_caught_exit_is_left_alone(
+def test_a_program_that_serves_after_a_caught_exit_is_not_ended(
     is_function: bool, way: str, code: int
 ) -> None:
     """Main has ended, and Python waits for a thread: for good only if it is to."""
@@ -832,7 +832,7 @@ class Stuck(io.StringIO):
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_who_prints_on_the_way_out_finds_a_stream(
+def test_a_print_during_the_exit_finds_a_stream(
     is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = io.StringIO()
@@ -1038,7 +1038,7 @@ def test_workers_that_the_program_does_not_know_of_are_named(
     assert ("worker 1 of 2, but the program has no cluster" in caplog.text) == is_said
 
 
-def test_who_drives_remote_workers_knows_them(
+def test_the_client_knows_its_remote_workers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')

@@ -15,12 +15,12 @@ def warm() -> IntervalPolicy:
     return interval
 
 
-def test_training_stands_still_for_a_hundredth_of_the_time() -> None:
+def test_snapshots_stop_training_for_one_percent_of_the_time() -> None:
     period = warm().after(stood=0.2, beside=0.5, steps=5)
     assert period == pytest.approx(0.2 / SHARE)
 
 
-def test_what_the_steps_lose_counts_too() -> None:
+def test_slower_steps_count_as_cost_of_a_snapshot() -> None:
     """Ten steps of 0.1 s took 1.5 s while it was written."""
     period = warm().after(stood=0.2, beside=1.5, steps=10)
     assert period == pytest.approx(0.7 / SHARE)
@@ -31,7 +31,7 @@ def test_steps_that_were_quicker_than_usual_earn_nothing() -> None:
     assert period == pytest.approx(0.2 / SHARE)
 
 
-def test_the_first_one_says_little() -> None:
+def test_the_cost_of_the_first_snapshot_is_limited() -> None:
     interval = IntervalPolicy()
     assert interval.after(stood=3.0, beside=1.0, steps=1) == WARM_UP
     assert interval.after(stood=0.2, beside=0.0, steps=0) == pytest.approx(0.2 / SHARE)
@@ -61,7 +61,7 @@ def test_where_no_step_was_measured_all_of_the_time_counts() -> None:
     assert interval.after(stood=0.1, beside=0.9, steps=3) == pytest.approx(1 / SHARE)
 
 
-def test_a_time_without_steps_says_nothing() -> None:
+def test_a_span_without_steps_is_ignored() -> None:
     interval = warm()
     interval.undisturbed(60.0, 0)
     assert interval.step_seconds == pytest.approx(0.1)

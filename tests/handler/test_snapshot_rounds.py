@@ -140,7 +140,7 @@ def test_one_that_all_have_stays_while_a_worker_cannot_write_its_own(
     assert in_common(pair) == {"start-round-5", "start-round-6"}
 
 
-def test_what_a_start_went_on_from_outlives_what_one_worker_made_since(
+def test_the_restored_snapshot_outlives_a_newer_one_of_one_worker(
     pair: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed twice while one is written: some worker has the first one only."""
@@ -243,7 +243,7 @@ def test_a_commit_in_between_is_the_same_to_all(pair: list[Worker]) -> None:
     assert in_common(pair) == {"start-round-1", "start-round-2"}
 
 
-def test_what_all_have_outlives_a_commit_that_came_to_nothing(
+def test_common_snapshots_outlive_a_failed_commit(
     pair: list[Worker],
 ) -> None:
     take(pair, 1)
@@ -284,7 +284,7 @@ def test_each_looks_at_no_more_than_the_first_ones(
     assert looks[12] == looks[2]
 
 
-def test_what_other_workers_have_in_a_commit_takes_no_room_here(
+def test_files_of_other_workers_do_not_count_as_snapshot_size(
     pair: list[Worker],
 ) -> None:
     files = [
@@ -296,7 +296,7 @@ def test_what_other_workers_have_in_a_commit_takes_no_room_here(
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_who_takes_none_still_takes_part_in_what_states_do_together(
+def test_a_worker_without_a_snapshot_joins_the_collectives_of_states(
     tmp_path: Path, fails: bool
 ) -> None:
     synced = []
@@ -318,7 +318,7 @@ def test_who_takes_none_still_takes_part_in_what_states_do_together(
 
 
 @pytest.mark.parametrize("takes", [True, False])
-def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
+def test_a_worker_outside_of_a_collective_read_stops_training(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch, takes: bool
 ) -> None:
     """The others are in it, and would take its next step for its part of it."""
@@ -418,7 +418,7 @@ def test_the_first_one_has_a_bound_too(
     assert not list(tmp_path.glob("*staging*/*"))
 
 
-def test_what_is_there_for_other_directories_goes_where_room_is_short(
+def test_snapshots_of_other_directories_are_deleted_for_room(
     tmp_path: Path,
 ) -> None:
     """As for the first of many fits, each of which has a directory of its own."""

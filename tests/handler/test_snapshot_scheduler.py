@@ -156,7 +156,7 @@ def test_none_is_asked_for_under_a_notice(training: Training) -> None:
     assert training.asked == []
 
 
-def test_what_was_refused_is_tried_again_later(training: Training) -> None:
+def test_a_refused_snapshot_is_retried_later(training: Training) -> None:
     """A disk that hangs for a moment, or memory that is short, is no end of them."""
 
     def until_asked() -> float:

@@ -88,7 +88,7 @@ def train_until(
     wait_until(look)
 
 
-def test_a_killed_run_goes_on_from_the_newest(
+def test_a_killed_run_resumes_from_the_newest_snapshot(
     start: Make, memory: SnapshotMemory
 ) -> None:
     program = start()
@@ -109,7 +109,7 @@ def test_a_killed_run_goes_on_from_the_newest(
     assert snapshots(memory) == []
 
 
-def test_what_nothing_has_of_a_snapshot_is_named_before_a_commit_is_without_it(
+def test_unrestored_variables_of_a_snapshot_are_named_before_a_commit(
     start: Make, memory: SnapshotMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = start()
@@ -220,7 +220,7 @@ def test_where_nothing_is_whole_the_start_is_refused(
         again.handler()
 
 
-def test_what_another_run_has_committed_since_is_gone_on_from(
+def test_a_newer_commit_of_another_run_is_restored(
     start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where that is of an earlier step: two runs are never mixed."""
@@ -241,7 +241,7 @@ def test_what_another_run_has_committed_since_is_gone_on_from(
     assert again.events("restored")[-1]["tier"] == "disk"
 
 
-def test_restore_false_begins_anew(start: Make, memory: SnapshotMemory) -> None:
+def test_restore_false_starts_from_scratch(start: Make, memory: SnapshotMemory) -> None:
     program = start()
     train_until(program, program.handler(), lambda: snapshots(memory))
     assert start().handler(restore=False).total_run_calls == 0
@@ -365,7 +365,7 @@ def test_a_state_that_is_too_large_has_none(
     assert caplog.text.count(said) == 1
 
 
-def test_what_cannot_be_saved_ends_them_and_not_the_training(
+def test_an_unsavable_value_ends_snapshots_but_not_training(
     start: Make, memory: SnapshotMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(State):
@@ -424,7 +424,7 @@ def test_their_rounds_keep_no_keys(start: Make, memory: SnapshotMemory) -> None:
     assert len(rounds - {"start"}) <= 3
 
 
-def test_what_was_not_trained_on_stays_for_the_next_handler(
+def test_a_snapshot_stays_for_the_next_handler_without_a_step(
     start: Make, memory: SnapshotMemory
 ) -> None:
     """As of the first of two fits, which a restart skips."""

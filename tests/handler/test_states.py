@@ -165,7 +165,7 @@ def test_states_alone_with_a_handler(program: Program) -> None:
     assert Path(path, "states", "words.state").read_text() == words.text
 
 
-def test_a_pipeline_goes_on_with_the_step(program: Program) -> None:
+def test_a_pipeline_resumes_with_the_step(program: Program) -> None:
     """The iterator is no part of the Checkpoint here, only a State."""
     dataset = tf.data.Dataset.range(20).shuffle(10, seed=1)
     data = DatasetIteratorState("data", iter(dataset))

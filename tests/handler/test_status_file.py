@@ -82,7 +82,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     return Worker(tmp_path)
 
 
-def test_it_is_told_every_few_seconds_and_not_at_each_look(worker: Worker) -> None:
+def test_the_status_is_written_every_few_seconds_only(worker: Worker) -> None:
     with worker.telling():
         worker.wait_step(1)
         worker.say(step=2)
@@ -99,7 +99,7 @@ def test_it_is_told_every_few_seconds_and_not_at_each_look(worker: Worker) -> No
     [{"doing": WorkerActivity.SAVING}, {"noticed_at": 1e9}, {"deadline": 1e9}],
     ids=str,
 )
-def test_a_change_of_what_it_does_is_told_at_once(
+def test_a_change_of_the_activity_is_written_at_once(
     worker: Worker, change: dict[str, object]
 ) -> None:
     with worker.telling():
@@ -108,7 +108,7 @@ def test_a_change_of_what_it_does_is_told_at_once(
         worker.wait_step(2)
 
 
-def test_all_of_it_comes_back(worker: Worker) -> None:
+def test_every_field_is_read_back(worker: Worker) -> None:
     upload = MirrorStatus(
         uri="gs://bucket/run", latest_step=3, sent_bytes=7, last_error="503 é"
     )
@@ -156,7 +156,7 @@ def test_the_directory_can_be_removed_and_is_not_made_again(
     assert str(worker.path) in caplog.text
 
 
-def test_a_full_disk_is_told_once_and_what_has_room_again_is_written(
+def test_a_full_disk_is_logged_once_and_later_writes_succeed(
     worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, data: bytes, at: int) -> int:
@@ -186,7 +186,7 @@ def test_a_link_is_not_followed(worker: Worker, tmp_path: Path) -> None:
     assert read_worker_status(worker.path) is None
 
 
-def test_who_is_gone_is_told_of_no_more(worker: Worker) -> None:
+def test_no_status_is_written_for_a_closed_run(worker: Worker) -> None:
     with worker.telling():
         worker.wait_step(1)
         worker.says = None
@@ -231,7 +231,7 @@ def test_one_digit_of_another_is_nothing(worker: Worker) -> None:
     ],
     ids=lambda values: str(values)[:60],
 )
-def test_what_no_worker_says_is_nothing(
+def test_a_status_that_no_worker_writes_is_ignored(
     worker: Worker, values: dict[str, object]
 ) -> None:
     assert worker.says is not None

@@ -93,14 +93,14 @@ def test_from_the_start_to_the_end(program: Program) -> None:
     assert newest.step == 2
 
 
-def test_a_closed_handler_tells_nothing_more(program: Program) -> None:
+def test_a_closed_handler_writes_no_status(program: Program) -> None:
     with program.handler() as handler:
         handler.run(program.step)
         wait_told(program, WorkerActivity.TRAINING, 1)
     wait_until(lambda: not tells())
 
 
-def test_nobody_looks_at_a_handler_that_may_be_dropped(program: Program) -> None:
+def test_the_status_thread_does_not_keep_a_dropped_handler(program: Program) -> None:
     handler = program.handler()
     assert not tells()  # or the signals might not be put back here
     del handler
@@ -137,7 +137,7 @@ def test_an_upload_that_ends_with_the_training_is_in_the_last_report(
     assert newest.upload.mirrored_step == 1
 
 
-def test_the_next_start_notes_how_far_the_one_before_had_told_it_was(
+def test_the_next_start_records_the_last_reported_step(
     program: Program,
 ) -> None:
     handler = program.handler()

@@ -54,7 +54,7 @@ def test_it_is_the_mean_without_the_first_which_traces() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 100.0])
-def test_what_is_evaluated_between_two_steps_counts_for_nothing(seconds: float) -> None:
+def test_an_evaluation_between_steps_is_not_step_time(seconds: float) -> None:
     """Neither as steps, of which it would be many short ones, nor as their time."""
     loop = Loop()
     for _ in range(3):

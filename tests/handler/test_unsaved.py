@@ -230,7 +230,7 @@ def an_average(kept: tf.Variable) -> Callable[[], Any]:
         ),
     ],
 )
-def test_what_is_forgotten_is_named_once(
+def test_an_unsaved_value_is_named_once(
     program: Program, make: Any, names: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = make(program.variable)
@@ -264,7 +264,7 @@ def test_steps_that_take_turns_are_both_looked_into(
     assert caplog.text.count("commits: second. ") == 1
 
 
-def test_what_a_save_fn_saves_is_not_known(
+def test_the_contents_of_a_save_fn_are_unknown(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = tf.Variable(0.0)
@@ -307,7 +307,7 @@ def test_a_step_that_a_strategy_runs_is_looked_into(
         (lambda: iter(tf.data.Dataset.range(3, 9)), False),
     ],
 )
-def test_an_iterator_that_begins_anew_is_named(
+def test_an_iterator_that_starts_from_the_beginning_is_named(
     program: Program, make: Any, is_named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that begins behind what was read is as good as a kept one."""
@@ -400,7 +400,7 @@ def a_variable_to_read_with_peers() -> Any:
 
 
 @pytest.mark.parametrize("make", [a_variable_to_read_with_peers, lambda: np.zeros(3)])
-def test_what_a_state_holds_is_not_compared(
+def test_values_held_by_a_state_are_not_compared(
     program: Program, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     state, step = Holder(make()), a_nonlocal(program.variable)
@@ -435,7 +435,7 @@ class Step:
         self.number += 1
 
 
-def test_steps_are_told_apart_by_identity(
+def test_step_functions_are_distinguished_by_identity(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = [Step(np.zeros(3)), Step(np.zeros(3))]
@@ -445,7 +445,7 @@ def test_steps_are_told_apart_by_identity(
     assert caplog.text.count("commits: self.number. ") == 1
 
 
-def test_nothing_is_said_of_what_is_held_or_stays(
+def test_no_warning_for_saved_or_unchanged_values(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     global COUNT
@@ -487,7 +487,7 @@ def test_nothing_is_said_of_what_is_held_or_stays(
         state.unregister()
 
 
-def test_what_cannot_be_looked_at_hinders_no_training(
+def test_an_unreadable_object_does_not_stop_training(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Shy:

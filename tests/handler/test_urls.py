@@ -182,7 +182,7 @@ def test_the_end_waits_for_each_commit_that_is_to_stay(cloud: Cloud) -> None:
     assert cloud.there()[:2] == [10, 9]
 
 
-def test_what_never_reached_the_bucket_is_used(cloud: Cloud) -> None:
+def test_a_commit_that_was_not_uploaded_is_used(cloud: Cloud) -> None:
     die_after(3)
     assert (cloud.here(), cloud.there()) == ([3], [])
     assert train(4) == ([5.0, 6.0], 3)
@@ -192,7 +192,7 @@ def test_what_never_reached_the_bucket_is_used(cloud: Cloud) -> None:
     assert cloud.there() == [7, 6]
 
 
-def test_what_was_deleted_from_the_bucket_does_not_return(
+def test_a_commit_deleted_from_the_bucket_is_not_uploaded_again(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(3)
@@ -219,7 +219,7 @@ def test_the_journal_of_a_deleted_run_is_deleted_where_it_lies(
     assert (journal / "supervisor.jsonl").exists()
 
 
-def test_what_another_machine_continued_counts(
+def test_a_commit_of_another_machine_takes_precedence(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Though it has committed less than what died here."""
@@ -343,7 +343,7 @@ def test_a_scratch_directory_without_room(
         ("gs:/bucket/run", "pass the URL as a str"),
     ],
 )
-def test_what_cannot_be_a_checkpoint_directory(url: str, said: str) -> None:
+def test_invalid_checkpoint_directories_are_refused(url: str, said: str) -> None:
     with (
         current_session.new_process(),
         pytest.raises(errors.ConfigurationError, match=said),
@@ -425,7 +425,7 @@ def test_damaged_commits_of_an_earlier_version_are_no_beginning(
 
 
 @pytest.mark.parametrize("listed", ["ckpt-2", f"{URL}/ckpt-2"])
-def test_what_a_manager_saved_there_is_restored(
+def test_a_managers_checkpoint_in_the_bucket_is_restored(
     cloud: Cloud, tmp_path: Path, listed: str
 ) -> None:
     program = Program(tmp_path)

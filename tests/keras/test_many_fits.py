@@ -759,7 +759,7 @@ def test_what_an_epoch_has_logged_is_in_the_journal(on: Machine, line: str) -> N
 
 @LINES
 @pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])
-def test_steps_that_outlast_the_grace_are_told_of_beforehand(
+def test_steps_longer_than_the_grace_period_cause_a_warning(
     on: Machine,
     line: str,
     grace: float,

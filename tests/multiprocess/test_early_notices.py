@@ -95,7 +95,7 @@ def test_a_start_that_fails_under_a_notice_is_no_failure(here: Place) -> None:
     assert "OSError: the disk has gone" in cluster[1].output
 
 
-def test_what_follows_the_loop_may_end_within_the_grace(here: Place) -> None:
+def test_code_after_the_loop_may_end_within_the_grace_period(here: Place) -> None:
     cluster = terminate(here, "after the loop", LONG)
     cluster[0].wait_text("without a handler, the process exits in")
     here.release("start")
@@ -104,7 +104,7 @@ def test_what_follows_the_loop_may_end_within_the_grace(here: Place) -> None:
 
 
 @pytest.mark.parametrize("grace", [UNKNOWN, 1.0])
-def test_what_follows_the_loop_is_left_before_the_machine_goes(
+def test_code_after_the_loop_is_ended_before_the_machine_is(
     here: Place, grace: float
 ) -> None:
     """Without a grace at once. The final state is committed by then."""
@@ -129,7 +129,7 @@ def test_after_the_loop_no_worker_ends_another(here: Place, told: int) -> None:
     assert cluster[1 - told].lines("ended")
 
 
-def test_the_next_handler_serves_what_came_between_two(here: Place) -> None:
+def test_the_next_handler_handles_a_notice_between_two_handlers(here: Place) -> None:
     cluster = terminate(here, "between two handlers", grace=5.0)
     cluster[0].wait_text("the next handler of this process will handle the notice")
     here.release("start")

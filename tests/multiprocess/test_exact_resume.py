@@ -138,7 +138,7 @@ def test_sigterm_while_a_save_is_written(here: Place, reference: Reference) -> N
     assert second.results() == reference("mwms", 2)
 
 
-def test_what_was_written_while_training_went_on_resumes_exactly(
+def test_a_commit_written_during_training_resumes_exactly(
     here: Place, reference: Reference
 ) -> None:
     """Nobody is told that the machines go; what they did since step 6 is done again."""

@@ -115,7 +115,7 @@ def test_a_worker_killed_in_a_periodic_save(here: Place, reference: Reference) -
 
 @on_both
 @pytest.mark.parametrize("moment", ["before the notice", "after the decision"])
-def test_a_dead_peer_under_a_notice(here: Place, moment: str) -> None:
+def test_a_peer_that_crashes_after_a_notice(here: Place, moment: str) -> None:
     """FACTS 2.4: one dead peer doesn't hang the others: restart code, outcome lost."""
     cluster = hold_in_step(here, 4, "--peer-timeout", 25)
     if moment == "before the notice":

@@ -164,7 +164,7 @@ def test_trains_on_until_the_worker_goes(
 
 
 @pytest.mark.parametrize("moment", ["at", "read"])
-def test_a_preempted_worker_dies_within_a_step(
+def test_a_preempted_worker_is_terminated_within_a_step(
     remote: Remote, undisturbed: dict[str, Any], moment: str
 ) -> None:
     """The step is half done, so the last commit stands, and the exit is the same.
@@ -206,7 +206,7 @@ def test_a_worker_goes_after_the_first_commit_of_its_grace(
     assert second[0].result() == undisturbed
 
 
-def test_a_worker_that_dies_without_a_notice_is_an_error(
+def test_a_crash_of_a_worker_without_a_notice_is_an_error(
     remote: Remote, undisturbed: dict[str, Any]
 ) -> None:
     remote.here.hold("at-5")

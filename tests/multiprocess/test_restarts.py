@@ -131,7 +131,7 @@ def test_every_file_is_synced_before_the_marker(here: Place) -> None:
 # --- TensorFlow's own files ----------------------------------------------------------
 
 
-def test_stock_tensorflow_restores_what_tfpreempt_wrote(here: Place) -> None:
+def test_plain_tensorflow_restores_a_commit(here: Place) -> None:
     """G.1: in a process without tfpreempt, by `tf.train.latest_checkpoint`."""
     first = here.train("mwms", 2)
     first.expect(0, 0)
@@ -149,7 +149,7 @@ def test_stock_tensorflow_restores_what_tfpreempt_wrote(here: Place) -> None:
     assert done.stdout.split() == [result["weights"], str(STEPS), str(STEPS)]
 
 
-def test_what_tensorflows_handler_wrote_is_restored(here: Place) -> None:
+def test_a_checkpoint_of_tensorflows_handler_is_restored(here: Place) -> None:
     """G.2: a run goes over from TensorFlow's handler to ours between two starts."""
     here.hold()
     first = here.start("tf_handler.py", tf_config=True)

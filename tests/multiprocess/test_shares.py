@@ -64,7 +64,7 @@ def test_a_commit_of_both_resumes_exactly(here: Place, reference: Reference) -> 
     assert not (here.checkpoints / ".tfpreempt-staging").exists()
 
 
-def test_who_is_killed_in_the_midst_of_its_share_leaves_that_to_the_chief(
+def test_the_chief_writes_the_share_of_a_worker_that_is_killed(
     here: Place,
 ) -> None:
     cluster = hold_in_share(here, 1)
@@ -79,7 +79,7 @@ def test_who_is_killed_in_the_midst_of_its_share_leaves_that_to_the_chief(
     assert not (here.checkpoints / ".tfpreempt-staging").exists()
 
 
-def test_the_chief_that_is_killed_in_the_midst_of_its_share_leaves_nothing(
+def test_a_chief_killed_while_it_writes_its_share_commits_nothing(
     here: Place, reference: Reference
 ) -> None:
     cluster = hold_in_share(here, 0)

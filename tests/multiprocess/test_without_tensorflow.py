@@ -102,7 +102,7 @@ def test_a_process_on_another_machine_resumes_from_the_mirror(
     assert line(done, "final") == undisturbed
 
 
-def test_a_run_under_the_supervisor_and_what_the_commands_show(
+def test_a_supervised_run_and_the_output_of_the_commands(
     tmp_path: Path, without: dict[str, str], gcs: GcsServer, undisturbed: str
 ) -> None:
     directory, mirror = tmp_path / "run", "gs://bucket/run"

@@ -64,7 +64,7 @@ def test_there_are_scripts() -> None:
         assert "\nset -euo pipefail\n" in source
 
 
-def test_what_recipes_share_is_the_same() -> None:
+def test_shared_files_of_recipes_are_equal() -> None:
     for file, names in (
         ("train.service", VIRTUAL_MACHINES),
         ("cloud-init.yaml", ("aws", "azure")),
@@ -125,7 +125,7 @@ def test_the_config_is_the_platforms_and_can_be_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VIRTUAL_MACHINES)
-def test_what_the_program_says_of_the_grace_is_the_variants_default(name: str) -> None:
+def test_the_programs_grace_period_is_the_default_of_the_variant(name: str) -> None:
     """So that the recipe can write the number, and the page say it."""
     call = config_call(text(name, "train.py"))
     (said,) = (each.value for each in call.keywords if each.arg == "grace_period")
@@ -134,7 +134,7 @@ def test_what_the_program_says_of_the_grace_is_the_variants_default(name: str) -
     assert told == [str(ast.literal_eval(said))]
 
 
-def test_azure_acknowledges_and_says_so() -> None:
+def test_azure_acknowledges_and_the_page_says_so() -> None:
     call = config_call(text("azure", "train.py"))
     said = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
     assert said["acknowledge"] is True

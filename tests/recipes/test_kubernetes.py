@@ -119,7 +119,7 @@ def test_kubernetes_knows_the_claim() -> None:
     assert set(container("gke/job.yaml")["resources"]["requests"]) <= {"cpu", "memory"}
 
 
-def test_the_schema_refuses_what_is_misspelt() -> None:
+def test_the_schema_refuses_a_misspelt_field() -> None:
     spoilt = job("gke/job.yaml")
     pod_spec = spoilt["spec"]["template"]["spec"]
     pod_spec["terminationGracePeriod"] = pod_spec.pop("terminationGracePeriodSeconds")
@@ -172,7 +172,7 @@ def test_the_hook_makes_the_notice_file_on_a_volume_of_the_pods_own(file: str) -
 
 
 @pytest.mark.parametrize("file", JOBS)
-def test_nothing_runs_as_root_but_what_needs_a_capability(file: str) -> None:
+def test_only_a_container_with_a_capability_runs_as_root(file: str) -> None:
     (user,) = re.findall(r"(?m)^USER (\d+)$", text("gke", "Dockerfile"))
     limits = container(file)["securityContext"]
     assert limits["allowPrivilegeEscalation"] is False
@@ -211,7 +211,7 @@ def test_the_program_is_the_first_process_of_the_image(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", JOBS)
-def test_a_preemption_is_told_from_a_failure(file: str) -> None:
+def test_a_preemption_is_distinguished_from_a_failure(file: str) -> None:
     action = "FailJob" if file in JOBSETS else "Ignore"
     left, taken = at(job(file), "spec.podFailurePolicy.rules")
     assert left == {
@@ -288,7 +288,7 @@ def test_a_slice_has_a_pod_for_each_host() -> None:
     assert f"`google.com/tpu: {chips}`" in page("gke-jax")
 
 
-def test_the_page_says_the_limits() -> None:
+def test_the_page_names_the_limits() -> None:
     backoff = at(load("gke/job.yaml"), "spec.backoffLimit")
     assert f"one of {backoff} retries (`backoffLimit`)" in page("gke")
     for file in JOBSETS:
@@ -298,7 +298,7 @@ def test_the_page_says_the_limits() -> None:
 
 
 @pytest.mark.multiprocess
-def test_the_program_of_jax_goes_on_after_a_preemption(tmp_path: Path) -> None:
+def test_the_program_on_jax_resumes_after_a_preemption(tmp_path: Path) -> None:
     """Two processes with the environment of the pods, on CPUs; a pod's hook runs."""
     directory = tmp_path / "ckpt" / "train"
     source = text("gke-jax", "train.py")

@@ -67,19 +67,19 @@ def undisturbed(zygote: Zygote) -> Cluster:
 
 
 @pytest.mark.parametrize("loop", [0, 2, LOOPS - 1])
-def test_a_controller_goes_on_at_the_next_loop(
+def test_a_controller_resumes_at_the_next_loop(
     here: Place, undisturbed: Cluster, loop: int
 ) -> None:
     preempt_and_finish(here, undisturbed, loop, ORBIT, "train.py")
 
 
-def test_a_controller_that_keeps_its_manager_goes_on_too(
+def test_a_controller_with_a_manager_resumes_too(
     here: Place, undisturbed: Cluster
 ) -> None:
     preempt_and_finish(here, undisturbed, 2, ORBIT, "with_manager.py")
 
 
-def test_a_task_of_the_official_models_goes_on(here: Place, zygote: Zygote) -> None:
+def test_a_task_of_the_official_models_resumes(here: Place, zygote: Zygote) -> None:
     pytest.importorskip("official.core.train_lib", exc_type=ImportError)
     with place(zygote) as other:
         undisturbed = other.start(OFFICIAL_MODELS, world=2)

@@ -86,7 +86,9 @@ def test_a_vm_is_created_once_and_again_after_each_preemption(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("verb", "state"), [("create", "NONE"), ("delete", "TERMINATED")]
 )
-def test_what_fails_once_is_tried_again(tmp_path: Path, verb: str, state: str) -> None:
+def test_a_command_that_fails_once_is_retried(
+    tmp_path: Path, verb: str, state: str
+) -> None:
     """A quota, or a connection: nobody is there to start the script again."""
     calls = calls_of_keep(tmp_path, state, state, fails=verb)
     assert verbs(calls) == ["describe", verb] * 2
@@ -125,7 +127,7 @@ def test_the_unit_and_the_config_fit_each_other() -> None:
 
 
 @pytest.mark.slow
-def test_the_program_goes_on_after_a_preemption(tmp_path: Path) -> None:
+def test_the_program_resumes_after_a_preemption(tmp_path: Path) -> None:
     """With a CPU in place of the TPU, and SIGTERM in place of Google's notice."""
     directory = tmp_path / "train"
     source = text("tpu", "train.py")

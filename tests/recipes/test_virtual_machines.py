@@ -135,7 +135,7 @@ def test_the_unit_holds_the_mount_of_the_directory(name: str) -> None:
     assert "systemctl enable --now --no-block train.service" in text(name, preparing)
 
 
-def test_the_page_says_the_units_numbers() -> None:
+def test_the_page_has_the_numbers_of_the_unit() -> None:
     service = unit(text("gce", "train.service"))["Service"]
     for key in ("RestartForceExitStatus", "Restart", "RestartSec", "TimeoutStopSec"):
         assert f"`{key}={service[key]}`" in page("gce")

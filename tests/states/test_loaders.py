@@ -105,7 +105,7 @@ def rest(batches):
 
 @pytest.mark.parametrize("taken_before", [0, 5])
 @pytest.mark.parametrize("name", GRAIN)
-def test_an_iterator_of_grain_goes_on_exactly(name, taken_before):
+def test_an_iterator_of_grain_resumes_exactly(name, taken_before):
     batches = GRAIN[name]()
     for _ in range(7):
         next(batches)
@@ -255,7 +255,7 @@ def generated():
         (None, r"None of type NoneType; expected .*state_dict\(\)"),
     ],
 )
-def test_what_is_no_loader_is_refused(loader, said):
+def test_an_object_that_is_no_loader_is_refused(loader, said):
     with pytest.raises(errors.ConfigurationError, match=said):
         LoaderState("data", loader, registry=None)
 

@@ -151,7 +151,7 @@ def test_another_dtype_and_another_kind_of_random_keys_are_errors() -> None:
             loaded(saved(value), here)
 
 
-def test_what_cannot_be_saved_is_named() -> None:
+def test_an_unsavable_leaf_is_named() -> None:
     with pytest.raises(errors.SaveError, match=r"\['w'\].*object object"):
         saved({"w": object()})
     donated = jnp.zeros(3)

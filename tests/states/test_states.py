@@ -224,7 +224,7 @@ def test_a_worker_that_loads_from_two_commits_is_warned(directory, monkeypatch, 
     tfpreempt.save_all_states()  # of worker 1: nothing is refused
 
 
-def test_a_state_in_a_file_is_not_said_to_be_missing(directory, caplog):
+def test_a_state_in_a_file_is_not_reported_as_missing(directory, caplog):
     late = Words("late", "own", registry=None)
     tfpreempt.save_state(late, directory)
     words = Words("words", "one")
@@ -234,7 +234,7 @@ def test_a_state_in_a_file_is_not_said_to_be_missing(directory, caplog):
     del words
 
 
-def test_lost_restarts_are_told_of(directory, monkeypatch, caplog):
+def test_lost_restarts_are_logged(directory, monkeypatch, caplog):
     words = Words("words", "one")
     restart(monkeypatch, 2)
     tfpreempt.save_all_states()
@@ -345,7 +345,7 @@ class Broken(Words):
         self._fail("sync")
 
 
-def test_a_directory_that_is_gone_is_not_made_anew(directory):
+def test_a_missing_directory_is_not_created_again(directory):
     words = Words("words", "one")
     tfpreempt.save_all_states()
     directory.rename(directory.with_name("away"))
@@ -435,7 +435,7 @@ sys.exit(bool({"tensorflow", "keras"} & sys.modules.keys()))
 
 
 @pytest.mark.parametrize("given", ["mine", State, None, Path("/dir")])
-def test_what_is_no_state(given, tmp_path):
+def test_only_a_state_is_accepted(given, tmp_path):
     with pytest.raises(errors.ConfigurationError, match=r"a tfpreempt\.State"):
         tfpreempt.load_state(given)
     with pytest.raises(errors.ConfigurationError, match=r"a tfpreempt\.State"):

@@ -117,7 +117,7 @@ def said(caplog, text):
     return [line for line in lines if text in line]
 
 
-def test_every_commit_is_copied_and_a_new_disk_goes_on(place, words):
+def test_every_commit_is_uploaded_and_a_new_disk_resumes(place, words):
     assert place.load(words) == "nothing"
     for number in range(3):
         place.save(words, str(number))
@@ -131,7 +131,7 @@ def test_every_commit_is_copied_and_a_new_disk_goes_on(place, words):
     assert place.copied() == [4, 3]
 
 
-def test_a_first_save_ranks_above_what_is_there(place, words):
+def test_a_first_save_ranks_above_older_commits(place, words):
     place.save(words, "old")
     place.wait()
     place.lose_disk()
@@ -142,7 +142,7 @@ def test_a_first_save_ranks_above_what_is_there(place, words):
     assert place.load(words) == "new"
 
 
-def test_a_place_below_files(place, words, tmp_path, monkeypatch):
+def test_a_mirror_below_a_file_is_refused(place, words, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(place.directory))
     there = f"file://{tmp_path}/there"
@@ -216,7 +216,7 @@ def test_a_forked_child_waits_for_nothing(place, words):
     assert found.mirror.is_open
 
 
-def test_what_is_fetched_goes_by_way_of_the_lease(place, words):
+def test_a_download_is_guarded_by_the_lease(place, words):
     """A process that was frozen while it fetched, and taken over meanwhile."""
     place.save(words, "kept")
     place.wait()
@@ -253,7 +253,7 @@ def test_a_damaged_copy_is_passed_over(place, words, caplog):
     assert place.copied()[0] == 3  # above the damaged one
 
 
-def test_where_all_copies_are_damaged_nothing_begins_anew(place, words):
+def test_a_start_is_refused_if_all_copies_are_corrupt(place, words):
     for text in ("one", "two"):
         place.save(words, text)
         place.wait()
@@ -390,7 +390,7 @@ def test_of_those_with_disks_of_their_own_each_fetches(
     assert place.fetched() == 2
 
 
-def test_what_is_gone_is_not_copied(place):
+def test_a_deleted_commit_is_not_uploaded(place):
     place.directory.mkdir()
     directory, files = str(place.directory), LocalFiles()
     made = standalone_mirror.StandaloneMirror(

@@ -118,7 +118,7 @@ for _ in range(3):
 """
 
 
-def test_any_order_of_registration_and_what_the_chief_has(workers):
+def test_any_order_of_registration_and_the_chiefs_values(workers):
     ckpt = workers.directory / "ckpt"
     first = workers.run(FOUR, FOUR)
     assert [code for code, _, _ in first] == [0, 0], first
@@ -135,7 +135,7 @@ def test_any_order_of_registration_and_what_the_chief_has(workers):
     assert [out.splitlines()[0] for _, out, _ in second] == [all_of_the_chief] * 2
 
 
-def test_what_each_worker_has_needs_a_handler(workers):
+def test_per_worker_states_need_a_handler(workers):
     program = """
 state = JsonState("mine", 1, per_worker=True)
 try:
@@ -150,7 +150,7 @@ except tfpreempt.errors.ConfigurationError as error:
     assert newest_verified(str(workers.directory / "ckpt")) is None
 
 
-def test_replicated_states_wait_for_nobody(workers):
+def test_replicated_states_wait_for_no_worker(workers):
     program = """
 state = JsonState("a", "of the chief")
 print(tfpreempt.save_all_states())
