@@ -466,7 +466,7 @@ CAMPAIGN = Campaign(
         "unmounted, or a file. Fixed "
         "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is_n"
         "ot_said_to_be_unmounted`, "
-        "`checkpoint/test_bad_disk.py::test_nor_to_be_a_file`).",
+        "`checkpoint/test_bad_disk.py::test_an_unreadable_directory_is_not_reported_as_a_file`).",
         "A single ESTALE error for the file of the lease was treated as the loss of "
         "the lease. Fixed "
         "(`checkpoint/test_bad_disk.py::test_a_lease_is_not_lost_where_a_network_forge"
@@ -481,7 +481,7 @@ CAMPAIGN = Campaign(
         "If a commit could not be read for a moment, `delete()` reported that the "
         "commit was already deleted, and deleted the commit's copy in the mirror. "
         "Fixed "
-        "(`checkpoint/test_bad_disk.py::test_nor_is_it_said_to_be_gone_already`).",
+        "(`checkpoint/test_bad_disk.py::test_an_unreadable_commit_is_not_reported_as_deleted`).",
     ),
     labels={
         "saves failed": "failed saves",

@@ -42,7 +42,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/cluster/test_mutations.py::"
     "test_skipping_a_dropped_save_that_needs_all_workers": (),
     # Random tables; a table of each kind of block stays.
-    "tests/checkpoint/test_bundle_table.py::test_what_is_written_is_read_in_order": (),
+    "tests/checkpoint/test_bundle_table.py::test_a_written_table_is_read_in_order": (),
     # Programs as long as a reader's; other tests make each of their calls.
     "tests/docs/test_notebooks.py::test_a_notebook_runs_top_to_bottom": (),
     "tests/docs/test_fit_pages.py::test_the_examples_run_one_after_the_other": (),
@@ -139,9 +139,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "20-begins1-keras",
     ),
     "tests/data/test_distribute.py::"
-    "test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place": (
-        "mwms-1-3",
-    ),
+    "test_every_replica_gets_tensorflows_samples_and_resumes": ("mwms-1-3",),
     # Each kind of pipeline; those that need rules of their own stay.
     "tests/checkpoint/test_shuffle_seeds.py::test_a_state_of_any_step_is_exact": (
         "repeated before the batch",
@@ -155,8 +153,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "by keys",
         "not reshuffled",
     ),
-    "tests/data/test_elastic.py::"
-    "test_a_place_that_is_not_in_global_batches_is_not_taken_for_one": (
+    "tests/data/test_elastic.py::test_a_position_not_in_global_batches_is_not_used": (
         "loop-auto-first1-second1",
         "fit-grain-first3-second3",
     ),

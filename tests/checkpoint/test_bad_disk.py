@@ -59,7 +59,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     return fail
 
 
-def test_a_directory_that_cannot_be_looked_at_is_not_said_to_be_unmounted(
+def test_an_unreadable_directory_is_not_reported_as_unmounted(
     tmp_path: Path, failing: Failing
 ) -> None:
     saver = open_directory(tmp_path, OwnContents())
@@ -68,14 +68,16 @@ def test_a_directory_that_cannot_be_looked_at_is_not_said_to_be_unmounted(
         save(saver, 1)
 
 
-def test_nor_to_be_a_file(tmp_path: Path, failing: Failing) -> None:
+def test_an_unreadable_directory_is_not_reported_as_a_file(
+    tmp_path: Path, failing: Failing
+) -> None:
     """The error was one of the configuration, in the middle of a save."""
     failing(tmp_path, "stat", calls={1})
     assert LocalStore(str(tmp_path)).uri
     assert LocalStore(str(tmp_path)).uri
 
 
-def test_a_link_that_leads_nobody_knows_where_is_in_no_listings_way(
+def test_an_unresolvable_link_does_not_break_a_listing(
     tmp_path: Path, failing: Failing
 ) -> None:
     """Into somebody's home, say, or a mount that is gone; it is not followed anyway."""
@@ -110,7 +112,9 @@ def test_a_commit_that_cannot_be_looked_at_is_not_passed_over_in_silence(
     assert (found is not None and found.step == 2) or "2" in said[0]
 
 
-def test_nor_is_it_said_to_be_gone_already(tmp_path: Path, failing: Failing) -> None:
+def test_an_unreadable_commit_is_not_reported_as_deleted(
+    tmp_path: Path, failing: Failing
+) -> None:
     """Where it was to be deleted, its copy in a bucket was, and it stayed."""
     saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
@@ -122,7 +126,7 @@ def test_nor_is_it_said_to_be_gone_already(tmp_path: Path, failing: Failing) -> 
         saver.delete(Checkpoint(str(tmp_path / "1")))
 
 
-def test_what_cannot_be_read_for_a_moment_ranks_below_what_is_saved_then(
+def test_a_temporarily_unreadable_commit_ranks_below_a_new_save(
     tmp_path: Path, broken: Any
 ) -> None:
     """It came back as the newest, in place of all that was saved since."""

@@ -167,7 +167,7 @@ def test_a_tensor_larger_than_a_thread_reads_at_once(tmp_path, rng):
     assert in_bytes(checkpoint.large.numpy()) == in_bytes(value.numpy())
 
 
-def test_what_was_read_is_the_variables_own(tmp_path, asked):
+def test_the_variable_owns_the_memory_that_was_read(tmp_path, asked):
     """Each trains on in its own memory, also where replicas got the same tensor."""
     cpus = tf.config.list_logical_devices("CPU")
     strategy = tf.distribute.MirroredStrategy([cpu.name for cpu in cpus])
@@ -194,7 +194,7 @@ def test_another_type_is_tensorflows_to_refuse(tmp_path, asked):
         restore(tf.train.Checkpoint(v=tf.Variable([1], dtype=tf.int32)), prefix)
 
 
-def test_other_files_and_what_comes_later_are_read_as_ever(tmp_path, asked):
+def test_other_files_and_later_restores_use_tensorflows_reader(tmp_path, asked):
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
     checkpoint = tf.train.Checkpoint(v=tf.Variable([1.0]))
     for prefix in (one, other):
@@ -393,7 +393,7 @@ def test_damage_is_refused_as_by_a_verification(run, monkeypatch, how, place):
     assert run.numbers == {1}
 
 
-def test_what_was_verified_is_restored_if_the_files_change(run):
+def test_verified_tensors_are_restored_even_if_the_files_change(run):
     newest = run.directory.newest()
     damage(os.path.join(newest.path, "ckpt.data-00001-of-00003"))
     run.directory.restore(newest)

@@ -169,7 +169,7 @@ def test_thousands_of_small_variables(tmp_path):
     assert_same(prefix)
 
 
-def test_what_is_not_dense_is_left_to_tensorflow(tmp_path):
+def test_tensorflow_writes_tensors_that_are_not_dense(tmp_path):
     """Strings, variants, slices, variables without a value, and what is quantized."""
     sliced = {"whole": {"4 0,2": tf.constant([1, 2]), "4 2,2": tf.constant([3, 4])}}
     without_value = private_api.saveable_object.SaveSpec(
@@ -191,7 +191,7 @@ def test_what_is_not_dense_is_left_to_tensorflow(tmp_path):
     assert int(next(fresh.data)) == 1
 
 
-def test_what_lies_on_another_machine_is_left_to_tensorflow(tmp_path, monkeypatch):
+def test_tensorflow_writes_values_on_another_machine(tmp_path, monkeypatch):
     """A machine's name may begin as another's does: `.../task:1` and `.../task:10`."""
     context = private_api.eager_context.Context
     for here in ("/job:worker/replica:0/task:0", "/job:localhost/replica:0/task:"):
@@ -385,7 +385,9 @@ def test_options_are_tensorflows_to_follow(tmp_path, everything):
 # --- faults --------------------------------------------------------------------------
 
 
-def test_what_is_captured_for_an_asynchronous_save_is_never_torn(tmp_path, everything):
+def test_a_captured_state_does_not_change_during_an_asynchronous_save(
+    tmp_path, everything
+):
     """Every variable changes between the capture and the write, in each way there is:
     assigned anew, a row of it, and in the memory that it had, by whoever has that."""
     job = Job(tmp_path)
@@ -420,7 +422,7 @@ def stock_values(directory):
     return {"weight": read("weight").tolist(), **values}
 
 
-def test_what_nothing_else_has_is_not_copied():
+def test_unshared_memory_is_not_copied():
     """As the bytes of a tensor that was fetched from a GPU."""
     data = np.arange(64, dtype=np.uint8)
     shared = bundle_writer.DenseTensor(
@@ -455,7 +457,7 @@ def test_copies_use_the_memory_of_copies_of_the_same_size(at_once, monkeypatch):
     assert tensor_copies.copied(tensors[:1], 2, memory)[1].nbytes == 8
 
 
-def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
+def test_captured_tensors_are_written_by_another_thread(tmp_path, everything):
     job = Job(tmp_path)
     job.weight.assign([5.0, 5.5])
     captured = capture_part(job.saver, 5, "run-5", CancellationToken())
@@ -470,7 +472,7 @@ def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
     assert Job(tmp_path).restore()[1] == 5.0
 
 
-def test_what_is_captured_and_given_up_leaves_nothing(tmp_path, everything):
+def test_a_capture_that_is_given_up_leaves_no_files(tmp_path, everything):
     job = Job(tmp_path)
     capture_part(job.saver, 5, "run-5", CancellationToken()).discard()
     assert os.listdir(tmp_path) == [".tfpreempt-directory"]

@@ -74,7 +74,7 @@ def test_threads_that_come_at_once_make_one(root):
     assert copies(root) == []
 
 
-def test_who_fails_leaves_it_to_the_next(root):
+def test_the_next_process_makes_the_copy_after_a_failure(root):
     def failing(path):
         os.makedirs(path)
         pathlib.Path(path, "half").write_text("")
@@ -89,7 +89,7 @@ def test_who_fails_leaves_it_to_the_next(root):
     assert copies(root) == []
 
 
-def test_half_a_copy_that_nobody_wants_goes_after_a_day(root):
+def test_an_unused_incomplete_copy_is_deleted_after_a_day(root):
     part = pathlib.Path(root, "old.part")
     part.mkdir()
     pathlib.Path(root, "old.claim").touch()
@@ -152,7 +152,7 @@ def test_a_copy_that_another_makes_is_not_waited_for_for_ever(root):
     assert copies(root) == []
 
 
-def test_readers_that_come_and_go_find_what_they_asked_for(root, rng):
+def test_concurrent_readers_find_their_copies(root, rng):
     plans = [[rng.choice("abc") for _ in range(6)] for _ in range(4)]
     wrong = []
 

@@ -13,7 +13,7 @@ from tfpreempt.checkpoint.directory.checkpoint_state import CheckpointStateFile
 from tfpreempt.storage.files import LocalFiles
 
 
-def test_what_tensorflow_writes(tmp_path):
+def test_a_file_of_tensorflow_is_read(tmp_path):
     (tmp_path / "checkpoint").write_text(
         'model_checkpoint_path: "ckpt-3"\n'
         'all_model_checkpoint_paths: "a \\"b\\" \\303\\244"\n'
@@ -40,13 +40,13 @@ def test_nothing_and_rubbish(tmp_path):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_any_path_comes_back(tmp_path, path):
+def test_any_path_is_read_back(tmp_path, path):
     written = CheckpointStateFile(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
     (tmp_path / "checkpoint").write_bytes(checkpoint_state.to_bytes(written))
     assert checkpoint_state.read(str(tmp_path)) == written
 
 
-def test_what_is_deleted_is_taken_out(tmp_path):
+def test_a_deleted_checkpoint_is_removed_from_the_file(tmp_path):
     def write(*names):
         times = tuple(map(float, range(len(names))))
         given = CheckpointStateFile(latest=names[-1], paths=names, timestamps=times)
@@ -66,7 +66,7 @@ def test_what_is_deleted_is_taken_out(tmp_path):
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("escape", ["q", "?", "x", "x4", "8", "400", "777", "\n"])
 @pytest.mark.filterwarnings("error")
-def test_a_line_with_an_escape_that_nobody_writes_says_nothing(tmp_path, escape):
+def test_a_line_with_an_unknown_escape_is_ignored(tmp_path, escape):
     text = f'model_checkpoint_path: "c"\nall_model_checkpoint_paths: "c\\{escape}"\n'
     (tmp_path / "checkpoint").write_text(text)
     assert checkpoint_state.read(str(tmp_path)) == CheckpointStateFile(latest="c")

@@ -74,7 +74,7 @@ def test_saving_below_a_file_is_a_save_error(tmp_path):
         write_part(saver, 1, "a")
 
 
-def test_the_lease_tells_shared_storage_from_other_storage(tmp_path):
+def test_the_lease_distinguishes_shared_from_separate_storage(tmp_path):
     shared, other = tmp_path / "shared", tmp_path / "other"
     shared.mkdir()
     other.mkdir()
@@ -164,7 +164,7 @@ def test_a_path_where_tensorflow_would_find_nothing_again(tmp_path, character):
         (errno.EDQUOT, "the quota is used up"),
     ],
 )
-def test_what_is_used_up_is_told_apart(number, says):
+def test_used_up_resources_are_distinguished(number, says):
     """TensorFlow calls all of these RESOURCE_EXHAUSTED; its words are the system's."""
     said = os.strerror(number)
     assert says in os_errors.advice_on(f"/run/5/ckpt; {said} [Op:SaveV2]")
@@ -203,7 +203,7 @@ def test_a_file_system_that_cannot_sync_directories_above_is_no_matter(
     assert os_errors.check_directory(str(directory)) == str(directory)
 
 
-def test_nor_is_a_sick_one_above_a_directory_that_was_there(tmp_path, monkeypatch):
+def test_a_disk_error_above_an_existing_directory_is_ignored(tmp_path, monkeypatch):
     def fail(self, path):
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 

@@ -71,7 +71,7 @@ def test_a_second_download_fetches_nothing(store, tmp_path):
     assert gets(store) == before
 
 
-def test_what_was_damaged_on_disk_is_fetched_again(store, tmp_path):
+def test_a_corrupt_local_file_is_downloaded_again(store, tmp_path):
     commit = put_commit(store, LARGE)
     download.download(commit, str(tmp_path))
     (tmp_path / "small").write_bytes(b"t" * 99)
@@ -172,7 +172,7 @@ def test_a_file_is_durable_before_the_next_one_is_fetched(tmp_path):
     assert synced["small"] == ["big"]
 
 
-def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
+def test_the_first_error_is_raised_and_the_next_call_resumes(store, tmp_path):
     commit = put_commit(store, LARGE)
     count = -(-len(LARGE["big"]) // 10_000)
     # after the look at its size and four ranges of the large file
@@ -207,7 +207,7 @@ def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
 
 
 @pytest.mark.slow  # waits in real time
-def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path):
+def test_a_hung_thread_delays_neither_the_deadline_nor_the_end(tmp_path):
     release = threading.Event()
 
     class Hanging(FaultyObjectStore):
@@ -325,7 +325,7 @@ download.download(catalog.read(catalog.unread_entry(store)), sys.argv[2], thread
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_has_fetched_is_kept(tmp_path):
+def test_a_download_of_a_killed_process_is_kept(tmp_path):
     root, target = str(tmp_path / "root"), str(tmp_path / "out")
     commit = put_commit(LocalStore(root), LARGE, at="")
     done = subprocess.run([sys.executable, "-c", KILLED, root, target], timeout=60)

@@ -127,14 +127,14 @@ def test_a_file_of_the_same_size_is_not_written_over_either(store, tmp_path):
     download.download(commit, str(tmp_path))
 
 
-def test_a_full_disk_says_what_to_do(store, tmp_path):
+def test_the_error_for_a_full_disk_has_advice(store, tmp_path):
     error = OSError(28, "No space left on device")
     faulty = FaultyFiles(fail_at=3, error=error)
     with pytest.raises(errors.CheckpointError, match="disk is full"):
         download.download(put_commit(store), str(tmp_path), files=faulty)
 
 
-def test_space_is_counted_without_what_is_there(store, tmp_path, monkeypatch):
+def test_needed_space_excludes_downloaded_bytes(store, tmp_path, monkeypatch):
     contents = {"big": b"x" * 100_000}
     commit = put_commit(store, contents)
     download.download(commit, str(tmp_path))

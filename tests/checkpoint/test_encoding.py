@@ -54,7 +54,7 @@ def test_values_come_back_with_their_type(value):
     assert repr(back) == repr(value)
 
 
-def test_every_bit_of_a_nan_comes_back():
+def test_every_bit_of_a_nan_is_restored():
     bits = bytes.fromhex("fff8000000000abc")
     value = struct.unpack(">d", bits)[0]
     assert struct.pack(">d", carried(value)) == bits
@@ -96,7 +96,7 @@ def test_arrays_come_back_writable():
         (np.zeros(2, "i4,f4"), r"it is an array of dtype \[\('f0'"),
     ],
 )
-def test_what_would_not_come_back_is_refused_by_its_path(value, said):
+def test_a_value_that_cannot_be_restored_is_refused_by_its_path(value, said):
     with pytest.raises(errors.SaveError, match=said):
         encode(value, "it")
 

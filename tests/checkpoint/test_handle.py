@@ -191,7 +191,7 @@ def test_restore_calls_restore_with_the_prefix(any_handle, request):
         assert target.bytes == FILES["ckpt.index"]
 
 
-def test_a_path_that_tensorflow_takes_for_a_pattern_is_told(tmp_path):
+def test_a_path_that_tensorflow_reads_as_a_pattern_is_refused(tmp_path):
     place = save(open_directory(tmp_path / "lr=[1,2]", OwnContents()), 1).path
 
     class Restorable:
@@ -254,7 +254,7 @@ def test_a_refused_copy_leaves_no_directory(store, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_threads_that_copy_to_one_place_wait_for_each_other(remote, tmp_path):
+def test_threads_that_copy_to_one_directory_wait_for_each_other(remote, tmp_path):
     copied = []
 
     def copy():
@@ -516,7 +516,7 @@ def test_a_handle_is_not_a_path(own, remote):
         assert not os.path.exists(str(handle))
 
 
-def test_repr_says_where(own, remote, tmp_path):
+def test_repr_shows_the_path(own, remote, tmp_path):
     assert repr(own) == f"Checkpoint({own.path!r}, step=6, local)"
     assert repr(remote) == f"Checkpoint({remote.path!r}, remote in memory://)"
     assert remote.step == 7
@@ -524,7 +524,7 @@ def test_repr_says_where(own, remote, tmp_path):
     assert repr(Checkpoint("gs://bucket/x/")) == "Checkpoint('gs://bucket/x', remote)"
 
 
-def test_equal_are_those_of_the_same_place(own, remote, store):
+def test_references_with_the_same_path_are_equal(own, remote, store):
     assert own == Checkpoint(own.path) == Checkpoint(f"file://{own.path}")
     assert hash(own) == hash(Checkpoint(own.path))
     assert remote == Checkpoint(remote.path, store)
@@ -533,7 +533,7 @@ def test_equal_are_those_of_the_same_place(own, remote, store):
     assert pickle.loads(pickle.dumps(own)) == own
 
 
-def test_names_of_the_wrong_place(own, store, remote):
+def test_invalid_paths_of_a_reference_are_refused(own, store, remote):
     with pytest.raises(errors.ConfigurationError, match="directory of this machine"):
         Checkpoint.from_directory("gs://bucket/x")
     with pytest.raises(errors.ConfigurationError, match="directory of this machine"):

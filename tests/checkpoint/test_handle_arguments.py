@@ -35,7 +35,7 @@ class LikeAManager:
         (LikeAManager(), "pass the .checkpoint"),
     ],
 )
-def test_what_cannot_be_restored_into(handle, given, advice):
+def test_objects_that_cannot_be_restored(handle, given, advice):
     with pytest.raises(errors.ConfigurationError, match=f"expected a.*{advice}"):
         handle.restore(given)
 
@@ -59,7 +59,7 @@ def test_a_scheme_is_no_file_system():
 @pytest.mark.parametrize(
     "uri", ["gs://", "s3://", "gs:///x", "gs://UPPER/x", "gs://bucket/a//b", "s3://b/x"]
 )
-def test_a_uri_that_can_be_no_place_is_refused_when_it_is_named(uri):
+def test_an_invalid_uri_is_refused_by_the_constructor(uri):
     with pytest.raises(errors.ConfigurationError, match=uri):
         Checkpoint(uri)
 

@@ -68,7 +68,7 @@ def test_a_run_publishes_on_no_commit_that_another_run_made_since(name: str) -> 
         head.follow(found, lease)
 
 
-def test_what_comes_while_the_lease_is_held_is_of_this_run() -> None:
+def test_commits_under_the_lease_belong_to_this_run() -> None:
     head, lease = Head(), Lease()
     head.follow([], lease)
     head.follow([commit("fetched", 7)], lease)

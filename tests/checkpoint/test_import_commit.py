@@ -116,7 +116,7 @@ def test_the_later_one_here_stays(tmp_path):
     assert start(first, store) == 20
 
 
-def test_a_copy_replaces_what_was_damaged_here_as_often_as_it_is(tmp_path):
+def test_a_mirrored_copy_replaces_a_corrupt_commit_every_time(tmp_path):
     store = FaultyObjectStore()
     commit(tmp_path, 10)
     mirrored(store, commit(tmp_path, 20))
@@ -126,7 +126,7 @@ def test_a_copy_replaces_what_was_damaged_here_as_often_as_it_is(tmp_path):
         assert start(tmp_path, store) == 20
 
 
-def test_a_damaged_commit_that_is_fetched_anew_is_no_loss_at_any_line(tmp_path):
+def test_a_crash_while_a_corrupt_commit_is_replaced_loses_nothing(tmp_path):
     """TensorFlow's state file names it all the while."""
     store, files = FaultyObjectStore(), FaultyFiles()
     mirrored(store, commit(tmp_path / "base", 10))

@@ -171,7 +171,7 @@ def keys(value: object) -> set[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [*KINDS, *APART])
-def test_what_is_left_today_has_the_form_of_the_newest_that_is_kept(
+def test_files_written_today_have_the_form_of_the_newest_kept_files(
     kind: str, here: Place, tmp_path: Path
 ) -> None:
     newest = [path for path in KEPT if kind_of(path) == kind][-1]

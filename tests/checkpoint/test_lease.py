@@ -98,7 +98,7 @@ def is_free(directory):
 # --- the quiet path ------------------------------------------------------------------
 
 
-def test_a_directory_that_nobody_has_is_taken_at_once_and_left_without_a_trace(
+def test_a_free_lease_is_acquired_at_once_and_leaves_no_files(
     tmp_path,
 ):
     pause = Waiting()
@@ -117,7 +117,7 @@ def test_one_that_is_dropped_is_released(tmp_path):
     assert is_free(tmp_path)
 
 
-def test_who_ends_hard_lets_go_of_all(tmp_path):
+def test_a_hard_exit_releases_every_lease(tmp_path):
     directories = [tmp_path / "one", tmp_path / "two"]
     for each in directories:
         each.mkdir()
@@ -164,7 +164,7 @@ def test_a_forked_child_does_not_hold_it(tmp_path):
     save(saver, 1)
 
 
-def test_others_learn_what_runs_and_not_by_which_arguments(monkeypatch):
+def test_the_record_has_the_program_but_not_its_arguments(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/home/me/train.py", "--key=secret"])
     assert this_process(GRACE).program == "train.py"
 
@@ -181,7 +181,7 @@ def test_others_learn_what_runs_and_not_by_which_arguments(monkeypatch):
     ],
     ids=["no such process", "another process", "before exec"],
 )
-def test_what_is_provably_dead_is_taken_over_at_once(tmp_path, holder, caplog):
+def test_the_lease_of_an_exited_process_is_taken_over_at_once(tmp_path, holder, caplog):
     Other(tmp_path, **holder)
     pause = Waiting()
     acquired(tmp_path, pause)
@@ -216,7 +216,7 @@ def test_of_another_boot_nothing_is_known_whatever_the_machine_is_called(tmp_pat
 
 
 @pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
-def test_a_process_that_is_hidden_from_this_user_is_not_dead(monkeypatch, error):
+def test_a_process_hidden_from_this_user_counts_as_running(monkeypatch, error):
     def hidden(pid):
         raise error("/proc is mounted with hidepid")
 
@@ -243,7 +243,7 @@ NEIGHBOR = dataclasses.replace(HERE, pid=os.getppid(), started=HERE.started + 1)
         ),
     ],
 )
-def test_a_start_time_says_something_where_two_can_be_compared(holder, here, is_dead):
+def test_start_times_count_only_if_they_can_be_compared(holder, here, is_dead):
     assert holder.is_dead(here) is is_dead
 
 
@@ -275,7 +275,7 @@ def test_without_a_proc_of_this_process_nothing_is_read_there(monkeypatch, own):
 
 
 @pytest.mark.slow  # starts a process
-def test_a_zombie_is_dead(tmp_path):
+def test_a_zombie_counts_as_exited(tmp_path):
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -287,7 +287,7 @@ def test_a_zombie_is_dead(tmp_path):
 # --- who waits -----------------------------------------------------------------------
 
 
-def test_a_start_goes_on_as_soon_as_the_holder_leaves(tmp_path, caplog):
+def test_a_start_continues_as_soon_as_the_holder_exits(tmp_path, caplog):
     other = Other(tmp_path)
     pause = Waiting(lambda waited: other.leave() if waited > 12 else other.renew())
     acquired(tmp_path, pause)
@@ -297,7 +297,7 @@ def test_a_start_goes_on_as_soon_as_the_holder_leaves(tmp_path, caplog):
     assert "process 4711 on node-7" in said[0]
 
 
-def test_what_nobody_renews_is_taken_over(tmp_path, caplog):
+def test_a_lease_without_renewals_is_taken_over(tmp_path, caplog):
     other = Other(tmp_path)
     pause = Waiting(lambda waited: other.renew() if waited < 5 else None)
     acquired(tmp_path, pause)
@@ -332,7 +332,7 @@ def test_a_living_holder_is_named_when_its_time_to_leave_is_over(
     assert [e for e in sorted(tmp_path.rglob("*")) if e.name != "renewals"] == before
 
 
-def test_a_pause_of_who_waits_is_no_silence_of_the_holder(tmp_path):
+def test_a_suspended_waiter_does_not_expire_the_lease(tmp_path):
     """Both were on one machine that stood still, or this process was stopped."""
     other = Other(tmp_path, grace_seconds=0.0)
     polls = iter(range(1000))
@@ -341,7 +341,7 @@ def test_a_pause_of_who_waits_is_no_silence_of_the_holder(tmp_path):
         acquired(tmp_path, pause)
 
 
-def test_a_clock_that_stands_still_ends_the_wait_too(tmp_path):
+def test_a_stopped_clock_ends_the_wait_too(tmp_path):
     other = Other(tmp_path)
     with pytest.raises(errors.DirectoryLockedError):
         acquired(tmp_path, Waiting(lambda waited: other.renew(), takes=0.0))
@@ -374,7 +374,7 @@ def test_a_pause_is_measured_from_look_to_look(tmp_path, monkeypatch):
     assert passed == [7, 7]  # whatever part of it the looks took
 
 
-def test_a_record_that_nobody_can_read_is_waited_for(tmp_path):
+def test_the_holder_of_an_unreadable_record_is_waited_for(tmp_path):
     Other(tmp_path)
     (tmp_path / layout.LEASE / THEIRS / "holder").write_bytes(b"\xff{")
     pause = Waiting()
@@ -393,7 +393,7 @@ def test_a_record_that_nobody_can_read_is_waited_for(tmp_path):
         HERE.to_json().replace(b"1", b"true"),
     ],
 )
-def test_a_hostile_record_is_nobody(data):
+def test_a_hostile_record_is_an_unknown_holder(data):
     holder = from_json(data, "token")
     assert (holder.pid, holder.token) == (0, "token")
     assert not holder.is_dead(HERE)
@@ -404,7 +404,7 @@ def test_a_record_is_read_as_it_was_written():
     assert isinstance(HERE, LeaseOwner)
 
 
-def test_what_a_start_left_that_was_killed_goes(tmp_path):
+def test_files_of_a_killed_start_are_removed(tmp_path):
     left = tmp_path / f"{layout.LEASE}.{DEAD}" / DEAD
     left.mkdir(parents=True)
     (left / "holder").write_bytes(b"{")
@@ -413,7 +413,7 @@ def test_what_a_start_left_that_was_killed_goes(tmp_path):
     lease.release()
 
 
-def test_what_else_lies_where_leases_do_is_no_lease(tmp_path):
+def test_other_files_among_the_leases_are_no_lease(tmp_path):
     (tmp_path / f"{layout.LEASE}.junk").write_bytes(b"")
     lease = acquired(tmp_path)
     for name in (".nfs0001", "zzz"):
@@ -451,7 +451,7 @@ class Stale(LocalLeaseFileSystem):
         return found
 
 
-def test_what_another_client_of_nfs_removed_meanwhile_is_gone(tmp_path):
+def test_a_lease_removed_by_another_nfs_client_is_lost(tmp_path):
     Other(tmp_path, pid=2**22 + 1, boot=HERE.boot)
     lease = acquired(tmp_path, disk=Stale())
     lease.check()
@@ -488,7 +488,7 @@ class Foreign(LocalLeaseFileSystem):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
-def test_a_dead_holder_of_another_user_is_named(tmp_path):
+def test_an_exited_holder_of_another_user_is_named(tmp_path):
     Other(tmp_path, pid=2**22 + 1, boot=HERE.boot)
     with pytest.raises(
         errors.SaveError, match=r"process 4194305 .*Delete the lease as"
@@ -557,7 +557,7 @@ def test_a_holder_commits_and_leaves_nothing_in_the_lease(tmp_path):
     lease.release()
 
 
-def test_who_lost_it_commits_nothing_whatever_was_staged(tmp_path):
+def test_a_process_without_its_lease_commits_nothing(tmp_path):
     lease, saver = leased(tmp_path)
     heard = []
     lease.on_loss(heard.append)
@@ -576,7 +576,7 @@ def test_who_lost_it_commits_nothing_whatever_was_staged(tmp_path):
     assert DirectoryLease(str(tmp_path)).has(THIEF)
 
 
-def test_who_lost_it_deletes_no_commit(tmp_path):
+def test_a_process_without_its_lease_deletes_no_commit(tmp_path):
     _, saver = leased(tmp_path)
     save(saver, 1)
     first = Checkpoint(str(tmp_path / "1"))
@@ -586,7 +586,7 @@ def test_who_lost_it_deletes_no_commit(tmp_path):
     assert saver.newest().step == 1
 
 
-def test_who_lost_it_amid_a_deletion_removes_no_file_of_the_next_run(tmp_path):
+def test_a_lease_lost_during_a_deletion_protects_the_next_run(tmp_path):
     """The next run may have a commit under the same name by then."""
 
     class Frozen(LocalFiles):
@@ -613,7 +613,7 @@ def test_who_lost_it_amid_a_deletion_removes_no_file_of_the_next_run(tmp_path):
     assert all((tmp_path / "1" / each.name).exists() for each in manifest.files)
 
 
-def test_who_lost_it_lets_no_manager_delete(tmp_path):
+def test_a_manager_without_the_lease_deletes_nothing(tmp_path):
     class Frozen(LocalFiles):
         def remove(self, path):
             super().remove(path)
@@ -672,7 +672,7 @@ def test_a_move_through_a_lease_that_is_gone_from_the_server_is_a_loss(tmp_path)
 
 
 @pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])
-def test_what_is_renamed_to_a_name_that_readers_go_by_is_fenced_too(tmp_path, name):
+def test_a_rename_to_a_name_for_readers_is_fenced_too(tmp_path, name):
     (tmp_path / "made").write_bytes(b"")
     lease = acquired(tmp_path)
     steal(tmp_path)
@@ -697,7 +697,7 @@ def test_a_takeover_ends_a_deletion_whose_directories_are_kept_open(tmp_path):
 
 
 @pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])
-def test_who_wakes_after_a_takeover_writes_into_nobody_elses_file(tmp_path, name):
+def test_a_process_that_wakes_after_a_takeover_changes_no_foreign_file(tmp_path, name):
     """It was frozen before it wrote, and wakes amid the other one's write."""
     (tmp_path / name).write_bytes(b"older")
 
@@ -772,7 +772,7 @@ def test_a_run_that_let_go_does_not_mix_its_steps_with_those_of_another(
     assert is_free(tmp_path)  # for the other one
 
 
-def test_commits_of_the_run_that_it_goes_on_from_are_no_loss(tmp_path, monkeypatch):
+def test_commits_of_the_resumed_run_do_not_end_the_lease(tmp_path, monkeypatch):
     commit_of_another_run(tmp_path, 1, monkeypatch)
     lease, saver = leased(tmp_path)
     lease.head.follow(catalog.scan(str(tmp_path)), lease)
@@ -802,7 +802,7 @@ def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
     assert saver.newest().step == 2
 
 
-def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
+def test_a_thread_renews_the_lease_and_reports_its_loss(tmp_path, monkeypatch):
     quick = RenewalIntervals(renewal=0.01, expiry=EXPIRY, poll=POLL)
     monkeypatch.setattr("tfpreempt.checkpoint.lease.directory_lease.PACE", quick)
     lease, heard = acquired(tmp_path), []
@@ -828,7 +828,7 @@ def test_letting_go_amid_a_look_of_another_thread_is_no_loss(tmp_path, monkeypat
     assert (heard, lease.token is None) == ([], False)
 
 
-def test_a_loss_before_anybody_listens_is_told(tmp_path):
+def test_a_loss_before_the_registration_is_reported(tmp_path):
     lease, heard = acquired(tmp_path), []
     steal(tmp_path)
     with pytest.raises(errors.LeaseLostError):
@@ -837,7 +837,7 @@ def test_a_loss_before_anybody_listens_is_told(tmp_path):
     assert len(heard) == 1
 
 
-def test_a_loss_while_the_start_still_tidies_is_told(tmp_path, monkeypatch):
+def test_a_loss_during_the_cleanup_of_a_start_is_reported(tmp_path, monkeypatch):
     """On a slow disk that takes long, and the thread renews meanwhile."""
     quick = RenewalIntervals(renewal=0.01, expiry=EXPIRY, poll=POLL)
     monkeypatch.setattr("tfpreempt.checkpoint.lease.directory_lease.PACE", quick)

@@ -150,7 +150,7 @@ def unshared(*options):
     return command
 
 
-def test_a_live_holder_in_another_time_namespace_is_not_dead(run):
+def test_a_running_holder_in_another_time_namespace_has_not_exited(run):
     """The start time of a process is another one there."""
     wrap = unshared("--time", "--fork", "--boottime", "100000", "--")
     first = run()
@@ -193,7 +193,7 @@ def test_a_frozen_one_that_wakes_after_a_takeover_commits_nothing(run, tmp_path)
     assert newest(tmp_path) == 4
 
 
-def test_of_two_starts_one_is_refused_and_told_who_is_there(run, tmp_path):
+def test_one_of_two_starts_is_refused_with_the_name_of_the_holder(run, tmp_path):
     runs = [run(expiry=2.0, grace=0.5, margin=0.0) for _ in range(2)]
     for each in runs:
         each.tell()
@@ -242,7 +242,7 @@ def test_a_frozen_one_that_wakes_after_a_takeover_saves_no_state(run, tmp_path):
     assert first.hear().startswith("LeaseLostError")
 
 
-def test_a_start_goes_on_when_the_first_one_has_left(run, tmp_path):
+def test_a_start_continues_when_the_first_run_has_exited(run, tmp_path):
     first = run()
     first.save()
     second = run(grace=30.0)

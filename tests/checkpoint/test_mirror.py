@@ -184,7 +184,7 @@ def test_the_state_file_names_no_commit_of_states_alone(tmp_path, store, make_mi
 
 
 @pytest.mark.slow  # waits in real time
-def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
+def test_a_failed_upload_is_logged_once_and_retried(tmp_path, make_mirror, caplog):
     faults = {0: errors.SaveError("503"), 1: errors.SaveError("503 again")}
     told = Journal()
     store = FaultyObjectStore(faults)
@@ -269,7 +269,7 @@ def test_when_the_machine_goes_the_newest_comes_first(tmp_path, store, make_mirr
     assert markers[0].startswith("6.")
 
 
-def test_it_waits_no_longer_than_it_is_told(tmp_path, store, make_mirror):
+def test_a_wait_ends_at_its_timeout(tmp_path, store, make_mirror):
     mirror = make_mirror(Gate(store))
     mirror.add(commit(tmp_path, 5))
     assert not mirror.finish(0.05)
@@ -334,7 +334,7 @@ def test_of_a_backlog_the_newest_comes_first(tmp_path, store, make_mirror):
     assert [name.split(".")[0] for name in markers] == ["5", "7", "6"]
 
 
-def test_what_the_last_run_left_half_is_finished(tmp_path, make_mirror):
+def test_an_incomplete_upload_of_the_last_run_is_completed(tmp_path, make_mirror):
     entry = commit(tmp_path, 5)
     store = FaultyObjectStore({6: SimulatedCrash("killed")})
     with pytest.raises(SimulatedCrash):

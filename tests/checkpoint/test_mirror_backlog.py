@@ -39,7 +39,7 @@ def test_commits_that_come_faster_than_they_are_copied_are_kept_in_order(
     assert [name.split(".")[0] for name in folders(store)] == ["8"]
 
 
-def test_who_was_hurried_goes_on_with_the_backlog(tmp_path, store, make_mirror):
+def test_a_hurried_mirror_uploads_the_backlog_later(tmp_path, store, make_mirror):
     gate = Gate(store)
     mirror = make_mirror(gate, max_to_keep=None)
     mirror.add(commit(tmp_path, 5))
@@ -56,7 +56,7 @@ def test_who_was_hurried_goes_on_with_the_backlog(tmp_path, store, make_mirror):
     assert len(folders(store)) == 3
 
 
-def test_nobody_waits_for_what_will_not_be_copied(tmp_path, store, make_mirror):
+def test_no_wait_for_commits_that_will_not_be_uploaded(tmp_path, store, make_mirror):
     mirror = make_mirror()
     entry = commit(tmp_path, 5)
     damage(os.path.join(entry.path, "ckpt.index"))
@@ -135,7 +135,7 @@ def test_the_state_file_names_the_newest_whatever_comes_last(
     assert target.getvalue().startswith(b'model_checkpoint_path: "7.')
 
 
-def test_a_commit_that_ranks_below_what_the_store_has_is_not_copied(
+def test_a_commit_older_than_the_stores_newest_is_not_uploaded(
     tmp_path, store, make_mirror, caplog
 ):
     """The start could not look; retention would delete the copy at once."""

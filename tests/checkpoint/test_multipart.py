@@ -127,7 +127,7 @@ def killed(store, entry, at):
     store.revive()
 
 
-def test_parts_of_a_dead_upload_are_used_again(tmp_path):
+def test_parts_of_a_killed_upload_are_used_again(tmp_path):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     killed(store, entry, at=9)
     there, before = left_parts(store), len(store.operations)
@@ -138,7 +138,7 @@ def test_parts_of_a_dead_upload_are_used_again(tmp_path):
     assert len(folders(store)) == 1
 
 
-def test_a_broken_part_of_a_dead_upload_is_sent_again(tmp_path):
+def test_a_corrupt_part_of_a_killed_upload_is_sent_again(tmp_path):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     killed(store, entry, at=9)
     broken = left_parts(store)[0]
@@ -158,7 +158,7 @@ def test_parts_of_another_size_are_sent_again(tmp_path):
     assert left_parts(store) == []
 
 
-def test_what_is_composed_already_needs_no_parts(tmp_path):
+def test_a_composed_file_needs_no_parts(tmp_path):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     compose = next(
         number
@@ -211,7 +211,7 @@ def test_a_part_that_arrives_broken_is_sent_again(tmp_path):
 
 
 @pytest.mark.parametrize("make", [damage, lambda path: open(path, "w").close()])
-def test_what_is_damaged_here_is_not_composed(tmp_path, make):
+def test_a_corrupt_local_file_is_not_composed(tmp_path, make):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     make(str(tmp_path / "5" / "ckpt.index"))
     with pytest.raises(errors.CheckpointCorruptedError, match=r"ckpt\.index"):
@@ -238,7 +238,7 @@ def test_parts_that_somebody_takes_away_end_the_upload(tmp_path):
 # --- sweeping ------------------------------------------------------------------------
 
 
-def test_parts_of_an_upload_that_goes_on_are_left_alone(tmp_path):
+def test_parts_of_a_running_upload_are_kept(tmp_path):
     store, old, new = FaultyObjectStore(), commit(tmp_path, 5), commit(tmp_path, 6)
     uploaded(store, old)
     killed(store, new, at=9)
@@ -286,9 +286,7 @@ class Keeping(FaultyObjectStore):
         raise error
 
 
-def test_where_nothing_may_be_deleted_parts_stay_and_that_is_said_once(
-    tmp_path, caplog
-):
+def test_parts_stay_with_one_warning_if_nothing_may_be_deleted(tmp_path, caplog):
     store, entry = Keeping(), commit(tmp_path, 5)
     uploaded(store, entry, **IN_PARTS)
     retention = Retention(store, RetentionPolicy(), 0)

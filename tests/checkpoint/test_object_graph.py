@@ -132,7 +132,7 @@ def count(checkpoint):
     ],
 )
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_a_changed_graph_is_found_anew_and_another_is_not(
+def test_only_a_changed_graph_is_searched_again(
     change, searches, is_prepared, tmp_path
 ):
     """Whether a save has searched before, or a preparation."""
@@ -280,7 +280,7 @@ class Shifted(private_api.trackable_base.Trackable):
 
 
 @pytest.mark.parametrize("attribute", ["_value", "_variable", "obj"])
-def test_an_object_around_a_variable_saves_what_it_says(attribute, tmp_path):
+def test_an_object_around_a_variable_saves_its_own_value(attribute, tmp_path):
     shifted = Shifted(attribute)
     inner = getattr(shifted, attribute)
     saves = Saves(tf.train.Checkpoint(v=inner, shifted=shifted), tmp_path)
@@ -336,7 +336,7 @@ def test_a_save_reads_the_variable_that_a_property_returns_now(tmp_path):
     saves.save()
 
 
-def test_small_variables_are_no_part_of_what_workers_deal_out(tmp_path):
+def test_small_variables_are_not_divided_among_workers(tmp_path):
     """Another worker finds the same tensors in each save: none that are small."""
     checkpoint = tf.train.Checkpoint(large=dense(100), small=dense(2))
     graph = attach(checkpoint).graph

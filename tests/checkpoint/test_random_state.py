@@ -148,7 +148,7 @@ def test_a_new_worker_draws_as_the_others_where_all_drew_the_same():
     assert first == second == new
 
 
-def test_a_new_worker_draws_for_itself_what_each_drew_for_itself():
+def test_a_new_worker_draws_its_own_numbers_from_separate_generators():
     files = [saved_by(worker, has_own_numpy=True) for worker in range(2)]
     first, second, new = (folded(files, worker) for worker in range(3))
     assert folded(files, 2) == new  # the same in each restart

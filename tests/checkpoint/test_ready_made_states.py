@@ -54,14 +54,14 @@ JSON = st.recursive(
 @pytest.mark.slow  # searches long
 @settings(max_examples=100)
 @given(JSON)
-def test_json_comes_back(value):
+def test_json_is_restored(value):
     data = saved(JsonState("x", value, registry=None))
     back = load(JsonState("x", registry=None), data).value
     assert back == value
     assert repr(back) == repr(value)  # 1 is not 1.0, 0.0 is not -0.0
 
 
-def test_json_keeps_what_is_not_finite():
+def test_json_keeps_numbers_that_are_not_finite():
     data = saved(JsonState("x", [math.nan, math.inf], registry=None))
     first, second = load(JsonState("x", registry=None), data).value
     assert math.isnan(first)
@@ -87,7 +87,7 @@ CIRCLE.append(CIRCLE)
         (object(), "is a object"),
     ],
 )
-def test_what_json_would_change_is_refused(value, said):
+def test_a_value_that_json_would_change_is_refused(value, said):
     state = JsonState("settings", value, registry=None)
     with pytest.raises(errors.SaveError, match=said) as caught:
         saved(state)
@@ -138,7 +138,7 @@ def test_steps():
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "3", None, 1 << 63])
-def test_what_is_no_step(value):
+def test_invalid_steps_are_refused(value):
     with pytest.raises(errors.ConfigurationError, match="StepCounter"):
         StepCounter(value=value, registry=None)
     with pytest.raises(errors.CheckpointCorruptedError, match="'step'"):

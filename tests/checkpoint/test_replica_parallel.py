@@ -194,7 +194,7 @@ def test_few_tensors_are_cut():
     assert all(each.rows is None for share in shares for each in share)
 
 
-def test_what_cannot_be_cut_stays_whole():
+def test_a_tensor_that_cannot_be_cut_stays_whole():
     whole = tensor("whole", (4000,), can_be_cut=False)
     shares = partition(
         [TensorSlice(tensor=whole), TensorSlice(tensor=tensor("b", (10,)))], 2
@@ -202,7 +202,7 @@ def test_what_cannot_be_cut_stays_whole():
     assert [[each.rows for each in share] for share in shares] == [[None], [None]]
 
 
-def test_what_cannot_be_cut_leaves_the_rest_to_be_evened_out():
+def test_shares_with_uncuttable_tensors_are_evened_out():
     """Three workers, and one tensor of half precision that is most of the model."""
     whole = tensor("whole", (3 << 18,), can_be_cut=False)
     shares = partition(
@@ -226,7 +226,7 @@ def test_the_next_largest_is_cut_where_the_largest_cannot_be():
 # --- what all workers hold -----------------------------------------------------------
 
 
-def test_what_a_strategy_keeps_equal_on_all_workers_is_dealt_out():
+def test_variables_equal_on_all_workers_are_divided():
     keras = pytest.importorskip("keras")
     alone = tf.distribute.MultiWorkerMirroredStrategy()  # of one worker
     first_only = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -321,7 +321,7 @@ def test_a_worker_reads_no_more_than_its_share(tmp_path):
     job.check(1)
 
 
-def test_what_a_share_takes_is_told_with_what_is_staged(tmp_path, monkeypatch):
+def test_the_duration_of_a_share_is_reported_with_the_save(tmp_path, monkeypatch):
     job = Job(tmp_path)
     assert all(worker.stage(1).share_seconds > 0.0 for worker in job.workers[::-1])
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1 << 20)
@@ -331,7 +331,7 @@ def test_what_a_share_takes_is_told_with_what_is_staged(tmp_path, monkeypatch):
 # --- shares that are not used --------------------------------------------------------
 
 
-def test_the_chief_writes_the_share_of_who_never_said_that_it_is_written(tmp_path):
+def test_the_chief_writes_the_share_of_a_silent_worker(tmp_path):
     job = Job(tmp_path)
     job.save(1)
     job.save(2, done=[0])
@@ -422,7 +422,7 @@ def test_one_number_that_differs_on_a_worker_is_in_no_commit(
     assert len(caplog.messages) <= 1  # the row may be in the chief's own share
 
 
-def test_what_differs_once_is_the_chiefs_from_then_on(tmp_path, caplog):
+def test_the_chief_writes_a_tensor_that_differed_before(tmp_path, caplog):
     """A variable that each worker sets by itself is said once."""
     job = Job(tmp_path, [(300, 100)] * 8)
     [chief, other] = job.workers
@@ -489,7 +489,7 @@ def test_a_worker_with_another_model_writes_nothing_into_the_commit(tmp_path, ca
     job.check(1)
 
 
-def test_who_comes_too_late_changes_nothing_of_a_commit(tmp_path):
+def test_a_late_worker_changes_no_file_of_a_commit(tmp_path):
     """It was frozen, and given up, in the midst of its write."""
     job = Job(tmp_path)
     job.train(2)
@@ -541,7 +541,7 @@ def test_options_are_tensorflows_to_follow(tmp_path):
     assert not parts_of(Worker(tmp_path, 1), 1, options=options)
 
 
-def test_what_is_written_while_training_goes_on_is_the_chiefs(tmp_path):
+def test_the_chief_alone_writes_asynchronous_saves(tmp_path):
     [chief, other] = Job(tmp_path).workers
     captured = [
         capture_part(each.saver, 1, "run-1", CancellationToken())
@@ -680,7 +680,9 @@ def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
     ],
     ids=["NumPy's", "TensorFlow's"],
 )
-def test_nor_does_one_that_cannot_be_read(tmp_path, caplog, monkeypatch, error):
+def test_an_unreadable_share_does_not_fail_the_save(
+    tmp_path, caplog, monkeypatch, error
+):
     """From a GPU, say."""
 
     def replicated(*arguments, **options):
@@ -725,7 +727,7 @@ def test_a_share_of_a_save_that_failed_goes_with_the_next_save(tmp_path):
     assert shares_on_disk(tmp_path) == []
 
 
-def test_so_does_the_share_of_who_was_given_up(tmp_path):
+def test_the_share_of_a_given_up_worker_is_deleted_later(tmp_path):
     job = Job(tmp_path)
     [chief, other] = job.workers
     job.train(1)

@@ -68,7 +68,7 @@ def test_without_a_rule_the_restart_is_refused(tmp_path: Path) -> None:
     assert [state.text for state in restore(tmp_path, 2, words)] == ["of 0", "of 1"]
 
 
-def test_a_rule_gets_what_all_have_saved(tmp_path: Path) -> None:
+def test_a_reshard_rule_gets_the_files_of_all_workers(tmp_path: Path) -> None:
     def joined(registry: StateRegistry, worker: int) -> State:
         return Joined("w", f"of {worker}", per_worker=True, registry=registry)
 

@@ -42,7 +42,7 @@ def steps(directory):
     return [c.step for c in restore.find_candidates(str(directory))]
 
 
-def test_the_last_commit_wins_not_the_highest_step_nor_the_youngest_file(three):
+def test_the_last_commit_wins_not_the_highest_step_or_newest_file(three):
     for name in ("10", "30"):
         os.utime(three / name / "COMMITTED", (4e9, 4e9))
     assert steps(three) == [20, 30, 10]
@@ -222,7 +222,7 @@ def test_a_witness_that_was_never_whole_goes_with_its_commit(tmp_path):
     assert not (tmp_path / "run" / "1").exists()
 
 
-def test_a_save_that_dies_where_a_deleted_commit_was_is_no_loss(tmp_path):
+def test_a_killed_save_under_the_name_of_a_deleted_commit_is_no_loss(tmp_path):
     """TensorFlow's state file still names what somebody deleted by hand."""
     directory = tmp_path / "run"
     save(open_directory(directory, OwnContents()), 10)
@@ -238,7 +238,7 @@ def test_a_save_that_dies_where_a_deleted_commit_was_is_no_loss(tmp_path):
     assert set(found) == {10, None}
 
 
-def test_no_save_of_a_save_fn_that_dies_is_a_loss(tmp_path):
+def test_a_killed_save_of_a_save_fn_is_no_loss(tmp_path):
     """Its file is whole, and somebody else's, as long as nothing is committed."""
     directory = tmp_path / "run"
     payload = FunctionContents(str(directory))
@@ -257,7 +257,7 @@ def test_no_save_of_a_save_fn_that_dies_is_a_loss(tmp_path):
 
 
 @pytest.mark.parametrize("dies_at", ["MANIFEST.json", "ckpt-5.tfpreempt", "COMMITTED"])
-def test_what_the_user_saves_over_a_dead_save_of_ours_is_theirs(tmp_path, dies_at):
+def test_a_users_save_over_a_killed_save_belongs_to_the_user(tmp_path, dies_at):
     payload = FlatContents(str(tmp_path))
     dry = FaultyFiles()
     save(
@@ -281,7 +281,7 @@ def test_what_the_user_saves_over_a_dead_save_of_ours_is_theirs(tmp_path, dies_a
     assert candidate.kind.value == "external"
 
 
-def test_what_the_user_saves_over_a_commit_that_lost_its_marker_is_theirs(tmp_path):
+def test_a_users_save_over_a_commit_without_marker_is_the_users(tmp_path):
     save(open_directory(tmp_path, FlatContents(str(tmp_path))), 1)
     marker = tmp_path / "ckpt-1.tfpreempt" / "COMMITTED"
     marked = marker.stat().st_mtime
@@ -334,7 +334,7 @@ def test_a_damaged_flat_commit_is_not_taken_for_somebody_elses(tmp_path, name, h
     assert len(lost) == 1
 
 
-def test_what_the_state_file_names_is_lost_if_it_is_damaged(tmp_path):
+def test_a_corrupt_checkpoint_named_in_the_state_file_is_a_loss(tmp_path):
     """Any other file may only be called as an index of a checkpoint is."""
     (tmp_path / "faiss.index").write_bytes(b"of another program")
     (tmp_path / "ckpt-1.index").write_bytes(b"cut sho")
@@ -375,7 +375,7 @@ def test_so_are_others_while_an_older_one_is_there(tmp_path):
     assert not any("ckpt-2.index" in each for each in lost)
 
 
-def test_a_commit_of_a_save_fn_without_its_index_is_told_and_not_forgotten(tmp_path):
+def test_a_commit_of_a_save_fn_without_its_index_is_reported(tmp_path):
     """TensorFlow's state file names none of these."""
     saver = open_directory(tmp_path, FunctionContents(str(tmp_path)))
     for step in (1, 2, 3):
@@ -398,7 +398,7 @@ def test_a_deletion_that_was_cut_short_is_finished_with_the_next_sweep(tmp_path)
     assert (tmp_path / "ckpt-2.tfpreempt").exists()
 
 
-def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
+def test_corruption_found_only_by_the_restore_has_advice(tmp_path):
     class Damaged(OwnContents):
         def restore(self, prefix, with_data=True, is_partial=False):
             raise errors.CheckpointCorruptedError(f"{prefix} has another checksum.")
@@ -500,7 +500,7 @@ def test_a_copied_directory_is_still_ours(tmp_path):
     assert (candidate.kind.value, candidate.step) == ("flat", 1)
 
 
-def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_path):
+def test_an_incomplete_flat_save_counts_after_a_save_of_the_user(tmp_path):
     def die(name):
         if name.endswith(".index"):
             (tmp_path / name).write_bytes(b"torn")
@@ -522,7 +522,7 @@ def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_pa
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
-def test_what_two_saves_left_half_is_no_one_elses(tmp_path, is_settled):
+def test_files_of_two_incomplete_saves_are_no_checkpoint(tmp_path, is_settled):
     """The second one died before it wrote anything: the first one's index was there."""
 
     def die(name):
@@ -545,7 +545,9 @@ def test_what_two_saves_left_half_is_no_one_elses(tmp_path, is_settled):
 
 
 @pytest.mark.timeout(20)
-def test_a_check_of_many_bytes_is_said_and_shown(three, monkeypatch, caplog):
+def test_the_check_of_a_large_commit_is_logged_and_shows_a_bar(
+    three, monkeypatch, caplog
+):
     restore.verify(restore.find_candidates(str(three))[0])
     assert caplog.messages == []
     monkeypatch.setattr(restore, "MUCH", 1000)
@@ -566,7 +568,7 @@ RECORDS = [b"", b"[]", b"7", b"null", b'"half"', b"{", b"\xff", b"[" * 100_000]
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_an_intent_that_says_nothing_is_a_half_written_save(tmp_path, record):
+def test_an_unreadable_intent_is_an_incomplete_save(tmp_path, record):
     (tmp_path / "ckpt-1.index").write_bytes(b"somebody's")
     assert len(restore.find_candidates(str(tmp_path))) == 1
     (tmp_path / "ckpt-1.tfpreempt-intent").write_bytes(record)

@@ -228,7 +228,7 @@ def test_a_commit_whose_name_was_taken_counts_by_its_step(tmp_path):
     assert list(kept(tmp_path)) == ["1", "348.3", "400", "401"]
 
 
-def test_a_corrupt_commit_takes_no_place(tmp_path):
+def test_a_corrupt_commit_does_not_count_as_kept(tmp_path):
     opened = run_in(tmp_path, keep_every=100, best_by=("loss", "min", 1))
     for step, value in ((100, 2.0), (200, 1.0), (201, 3.0)):
         commit(opened, step, loss=value)
@@ -470,7 +470,7 @@ def test_a_deletion_at_the_url_is_noticed_after_the_upload_of_an_older_commit(
 # --- shown to users ------------------------------------------------------------------
 
 
-def test_inspect_says_why_each_commit_is_kept(tmp_path):
+def test_inspect_shows_why_each_commit_is_kept(tmp_path):
     path = str(tmp_path / "run")
     opened = run_in(path, keep_every=100, best_by=("loss", "min", 1))
     for step in (100, 110, 120, 130):

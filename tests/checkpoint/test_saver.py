@@ -69,7 +69,7 @@ def test_each_worker_gets_its_own_shard_and_the_chiefs_replicated_state(tmp_path
         assert saver.random_state.text == f"text{index}"
 
 
-def test_another_world_size_restores_what_is_everyones_with_one_warning(
+def test_another_number_of_workers_restores_shared_values_with_a_warning(
     tmp_path, caplog
 ):
     save_all(tmp_path, 3)
@@ -79,7 +79,7 @@ def test_another_world_size_restores_what_is_everyones_with_one_warning(
     assert "dataset iterator starts from the beginning" in record.getMessage()
 
 
-def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):
+def test_a_shard_of_a_lost_worker_is_omitted_with_a_warning(tmp_path, caplog):
     save_all(tmp_path, 3, complete=[0, 2])
     assert not (tmp_path / "5" / "worker-0001").exists()
     assert restore(tmp_path, 2, 3)[2] == ["text2", "text0"]
@@ -120,7 +120,7 @@ def test_retention_as_asked(tmp_path, keep):
     assert len(listed) == len(kept) + 1
 
 
-def test_retention_goes_on_where_somebody_else_deletes_meanwhile(tmp_path, caplog):
+def test_retention_continues_if_another_process_deletes_files(tmp_path, caplog):
     class Slow(LocalFiles):
         """Somebody tidies up by hand while a commit is written."""
 
@@ -141,7 +141,7 @@ def test_retention_refuses(tmp_path, keep):
         open_directory(tmp_path, OwnContents(), max_to_keep=keep)
 
 
-def test_start_removes_what_dead_saves_left(tmp_path):
+def test_a_start_removes_files_of_interrupted_saves(tmp_path):
     saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     write_part(saver, 2, "dead")
@@ -242,7 +242,7 @@ def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_pa
     assert str(tmp_path / "2") in problem
 
 
-def test_a_commit_stands_where_what_follows_it_finds_too_many_files_open(
+def test_a_commit_is_valid_if_later_work_has_too_many_open_files(
     tmp_path, broken, caplog
 ):
     broken(tmp_path / "checkpoint", errno.EMFILE)

@@ -119,7 +119,7 @@ def test_in_a_flat_commit_too(tmp_path, put, name):
     assert restored(tmp_path, "flat") == 1
 
 
-def test_a_state_file_that_cannot_be_read_is_said_and_made_anew(tmp_path, caplog):
+def test_an_unreadable_state_file_is_logged_and_written_again(tmp_path, caplog):
     commit(tmp_path, 1)
     commit(tmp_path, 2)
     (tmp_path / "checkpoint").unlink()
@@ -145,7 +145,7 @@ def test_a_strangers_index_that_cannot_be_read_is_passed_over(tmp_path, caplog, 
 
 
 @pytest.mark.parametrize("name", [*NEEDED, "ckpt.data-00001-of-00002"])
-def test_what_the_disk_does_not_give_back_is_damage(tmp_path, caplog, broken, name):
+def test_a_file_that_the_disk_cannot_read_is_corrupt(tmp_path, caplog, broken, name):
     commit(tmp_path, 1)
     commit(tmp_path, 2)
     broken(tmp_path / "2" / name)

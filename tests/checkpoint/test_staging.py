@@ -179,7 +179,7 @@ def test_a_worker_that_outlives_its_chief_gets_nothing_into_a_commit(tmp_path):
     assert leftovers(tmp_path) == set()
 
 
-def test_what_other_programs_put_into_the_staging_directory_stays(tmp_path):
+def test_files_of_other_programs_in_the_staging_directory_stay(tmp_path):
     staging = tmp_path / layout.STAGING
     for name in ("dead-1", "not ours", "fetch-1-00000000"):
         (staging / name).mkdir(parents=True)

@@ -148,7 +148,7 @@ print(open_directory(place).newest().step)
 
 
 @pytest.mark.slow  # starts an interpreter
-def test_a_mount_that_vanishes_and_comes_back(tmp_path):
+def test_a_mount_that_disappears_and_returns(tmp_path):
     if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespace can be made here")
     (tmp_path / "mount").mkdir()

@@ -57,7 +57,7 @@ def steal(store):
     return place
 
 
-def test_a_place_that_nobody_has_is_taken_at_once(store):
+def test_a_free_mirror_lease_is_acquired_at_once(store):
     pause = Waiting()
     first = acquired(store, pause)
     assert first.token == "1"
@@ -80,7 +80,7 @@ def test_a_start_waits_for_another_machine_and_names_it(store):
         acquired(store, Waiting(lambda waited: other.renew()))
 
 
-def test_what_nobody_renews_is_taken_over(store):
+def test_a_lease_without_renewals_is_taken_over(store):
     Other(store)
     pause = Waiting()
     assert acquired(store, pause).token == "2"
@@ -95,7 +95,7 @@ def test_a_leftover_of_an_earlier_version_is_taken_over_and_removed(store):
     assert not [name for name in store.list("lease/") if "0000000001" in name]
 
 
-def test_who_was_taken_over_finds_out(store):
+def test_a_holder_that_lost_its_lease_detects_the_loss(store):
     lease, heard = acquired(store), []
     lease.on_loss(heard.append)
     steal(store)
@@ -173,9 +173,7 @@ def test_a_mirror_copies_under_its_lease_and_marks_nothing_once_it_is_lost(
     assert ObjectStoreLease(store).read_owner().token == "2"
 
 
-def test_a_mirror_that_let_go_takes_nothing_again_until_training_goes_on(
-    store, tmp_path
-):
+def test_a_released_mirror_lease_is_acquired_again_by_training_only(store, tmp_path):
     """The upload that is under way when a machine goes away."""
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
@@ -233,7 +231,7 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
 
 
 @pytest.mark.parametrize("can_look", [True, False])
-def test_a_copy_of_what_the_run_before_had_committed_is_no_strangers(
+def test_an_upload_of_the_previous_runs_commit_is_no_foreign_commit(
     store, tmp_path, monkeypatch, can_look
 ):
     directory, journal = tmp_path / "run", Journal()
@@ -300,7 +298,7 @@ MANIFEST = b"""{"format": 1, "step": 3, "sequence": 7, "world_size": 1, "workers
  "versions": {}, "metadata": {}}"""
 
 
-def test_what_was_about_to_be_marked_is_marked_by_who_takes_over(store):
+def test_a_takeover_writes_the_pending_marker(store):
     """So that it cannot come to be a commit later, whenever the old one wakes."""
     old = Other(store)
     put(store, f"3.7-aa/{layout.MANIFEST}", MANIFEST)
@@ -313,7 +311,7 @@ def test_what_was_about_to_be_marked_is_marked_by_who_takes_over(store):
 
 
 @pytest.mark.parametrize("folder", ["../outside", "nothing", "damaged"])
-def test_what_cannot_be_a_commit_is_not_marked(store, folder):
+def test_no_marker_is_written_for_an_invalid_folder(store, folder):
     old = Other(store)
     put(store, f"damaged/{layout.MANIFEST}", b"{")
     old.place.record_pending_marker(old.token, folder)

@@ -25,7 +25,7 @@ def rest(iterator):
 
 
 @pytest.mark.parametrize("taken_before", [0, 1, 6])
-def test_an_iterator_goes_on_exactly(taken_before):
+def test_an_iterator_resumes_exactly(taken_before):
     iterator = iter(pipeline())
     state = DatasetIteratorState("data", iterator, registry=None)
     assert state.per_worker

@@ -81,7 +81,7 @@ def test_a_state_whose_cache_is_lost_is_refused(path: Path, lost: str) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_what_was_written_after_the_state_is_written_again(
+def test_cache_files_written_after_the_state_are_written_again(
     path: Path, after: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """TensorFlow refuses to: the lock file of the interrupted run is there."""

@@ -40,7 +40,7 @@ def test_an_object_keeps_its_name_when_another_comes_before_it() -> None:
     assert any(child is new for child in children.values())
 
 
-def test_what_takes_the_place_of_another_has_its_name() -> None:
+def test_an_object_that_replaces_another_has_its_name() -> None:
     module, new = tf.Module(), tf.Variable(2.0)
     module.held = Parts(tf.Variable(1.0))
     checkpoint = tf.train.Checkpoint(m=module)

@@ -123,7 +123,7 @@ def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when, way
     assert len(folders(store)) == 1
 
 
-def test_only_what_is_ours_is_deleted(tmp_path):
+def test_only_objects_of_tfpreempt_are_deleted(tmp_path):
     store = FaultyObjectStore()
     for step in (5, 6):
         uploaded(store, commit(tmp_path, step))
@@ -137,7 +137,7 @@ def test_only_what_is_ours_is_deleted(tmp_path):
     assert {"other/MANIFEST.json", "7.x/file", "readme"} <= set(store.list())
 
 
-def test_what_cannot_be_read_now_is_not_deleted(tmp_path, broken):
+def test_a_temporarily_unreadable_commit_is_not_deleted(tmp_path, broken):
     """Its manifest says what in the folder is ours; unread, all of it was deleted."""
     store = open_store(str(tmp_path / "mirror"))
     retention = Retention(store, RetentionPolicy(), 0)
@@ -179,7 +179,7 @@ def test_a_broken_transfer_is_sent_again(tmp_path):
     assert folders(store) == [folder_of(entry)]
 
 
-def test_what_is_damaged_here_is_not_uploaded(tmp_path):
+def test_a_corrupt_local_commit_is_not_uploaded(tmp_path):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     damage(str(tmp_path / "5" / "ckpt.index"))
     with pytest.raises(errors.CheckpointCorruptedError, match=r"ckpt\.index"):
@@ -188,7 +188,7 @@ def test_what_is_damaged_here_is_not_uploaded(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["link", "link above", "pipe"])
-def test_what_lies_elsewhere_is_not_uploaded(tmp_path, kind):
+def test_files_outside_of_the_directory_are_not_uploaded(tmp_path, kind):
     """Another user has put it in place of a file of the commit."""
     store, entry = FaultyObjectStore(), commit(tmp_path / "run", 5)
     secret = shutil.copytree(tmp_path / "run" / "5", tmp_path / "secret")

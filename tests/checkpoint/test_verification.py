@@ -123,7 +123,7 @@ def test_a_store_that_cannot_be_reached_is_no_damage():
         faults(store, "", [entry("f", b"x")])
 
 
-def test_what_the_tick_raises_ends_the_work_though_a_thread_is_stuck():
+def test_an_error_of_watch_ends_the_work_despite_a_stuck_thread():
     release = threading.Event()
 
     class Stuck(FaultyObjectStore):
@@ -158,7 +158,7 @@ def make_odd(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_no_file_is_a_fault_and_not_opened(tmp_path, kind):
+def test_a_path_that_is_no_regular_file_is_a_fault(tmp_path, kind):
     make_odd(tmp_path / "f", kind)
     (fault,) = faults(LocalStore(str(tmp_path)), "", [entry("f", b"")])
     said = {

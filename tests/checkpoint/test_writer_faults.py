@@ -92,7 +92,7 @@ def test_a_failed_collective_read_does_not_hide_the_first_error(
 @pytest.mark.parametrize("files", [FullDisk("make_dirs"), FullDisk(None)])
 @pytest.mark.parametrize("kind", [MemoryError, OSError, RuntimeError])
 @pytest.mark.parametrize("world", [1, 2])
-def test_who_cannot_take_part_in_the_collective_read_says_so(
+def test_a_worker_outside_of_the_collective_read_raises_an_error(
     tmp_path, monkeypatch, kind, files, world
 ):
     """The others are in it: this is no failure of a save as any other. It is one where
@@ -222,7 +222,7 @@ def test_an_index_that_tensorflow_cannot_read_is_passed_over(tmp_path, caplog):
     assert job.restore()[1] == 3.0
 
 
-def test_what_the_model_no_longer_has_is_named(tmp_path, caplog):
+def test_variables_that_the_model_no_longer_has_are_named(tmp_path, caplog):
     job = Job(tmp_path)
     for i in range(30):
         setattr(job.checkpoint, f"extra{i:02}", tf.Variable(float(i)))
@@ -271,7 +271,7 @@ def test_slots_that_an_optimizer_has_not_made_yet_are_no_surprise(tmp_path, capl
     assert "this program does not have" not in caplog.text
 
 
-def test_what_the_first_step_makes_is_no_surprise(tmp_path, caplog):
+def test_variables_of_the_first_step_are_no_mismatch(tmp_path, caplog):
     def job():
         made = Job(tmp_path)
         made.checkpoint.optimizer = keras.optimizers.Adam(0.1)
@@ -327,7 +327,7 @@ def shuffled(seed=3):
     return tf.data.Dataset.range(100).shuffle(10, seed=seed)
 
 
-def test_a_worker_without_its_shard_starts_its_data_anew(tmp_path, caplog):
+def test_a_worker_without_its_shard_reads_its_data_from_the_beginning(tmp_path, caplog):
     first = take(with_data(tmp_path / "other", shuffled()), 5)
     chief = with_data(tmp_path, shuffled(), cluster=cluster(0, 2))
     take(chief, 20)

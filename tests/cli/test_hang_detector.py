@@ -86,7 +86,7 @@ class Worker:
 # --- how long a boundary may take ----------------------------------------------------
 
 
-def test_who_has_told_nothing_is_not_known() -> None:
+def test_a_worker_without_a_heartbeat_is_unknown() -> None:
     assert WorkerProgress(5.0).limit == math.inf
 
 
@@ -135,7 +135,7 @@ def test_a_number_is_the_limit_of_all_other_steps() -> None:
         (500.0, [], 1000.0),  # no step is known yet
     ],
 )
-def test_auto_is_what_steps_take_many_times_over(
+def test_auto_is_a_multiple_of_the_step_time(
     first: float, seconds: list[float], limit: float
 ) -> None:
     worker = Worker(AUTO)
@@ -158,7 +158,7 @@ def test_a_first_step_is_known_though_many_more_are_seen_with_it() -> None:
     assert worker.life.limit == pytest.approx(600.0)
 
 
-def test_what_is_read_before_the_first_step_may_be_read_again() -> None:
+def test_auto_allows_for_data_read_again_before_a_step() -> None:
     """Such as what fills a shuffle buffer, at the beginning of each epoch."""
     worker = Worker(AUTO)
     worker.steps(200.0, stage=WorkerPhase.FIRST)
@@ -186,7 +186,7 @@ def test_the_steps_of_a_fit_are_known_without_its_callbacks() -> None:
     assert worker.left == pytest.approx(20 * 130.0)
 
 
-def test_a_validation_tells_nothing_of_steps() -> None:
+def test_a_validation_measures_no_step_time() -> None:
     worker = Worker(AUTO)
     worker.begin(1.0)
     worker.steps(10.0)
@@ -196,7 +196,7 @@ def test_a_validation_tells_nothing_of_steps() -> None:
     assert worker.life.limit == pytest.approx(200.0)
 
 
-def test_what_takes_long_is_over_when_it_is_over() -> None:
+def test_a_long_phase_has_no_timeout_and_then_steps_have_one() -> None:
     worker = Worker(5.0)
     worker.begin(1.0)
     worker.tells(1.0, sign(worker.boundaries, stage=WorkerPhase.APART))
@@ -238,7 +238,7 @@ class Told:
         return None if due is None else due - self.now
 
 
-def test_the_first_who_is_late_is_late_for_all() -> None:
+def test_the_first_late_worker_sets_the_timeout_of_all() -> None:
     told = Told(2)
     told.tell(0, sign(5))
     told.tell(1, sign(5))
@@ -274,7 +274,7 @@ def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
 
 @pytest.mark.slow  # starts a process
 @pytest.mark.parametrize("stage", list(WorkerPhase))
-def test_what_a_process_told_that_has_ended_is_forgotten(stage: WorkerPhase) -> None:
+def test_the_heartbeat_of_an_ended_process_is_ignored(stage: WorkerPhase) -> None:
     """As in `sh -c "train && export"`: nothing is known of what goes on now."""
     told = Told(1)
     with a_process() as process:
@@ -310,7 +310,7 @@ def test_the_stacks_of_a_process_outlive_it() -> None:
     watch.close()
 
 
-def test_who_waits_for_one_that_hangs_is_in_nobody_s_way() -> None:
+def test_a_worker_that_waits_for_a_hung_worker_is_not_hung() -> None:
     """It is through with its data, say, and stands at the last boundary."""
     told = Told(2)
     told.tell(0, sign(5, stage=WorkerPhase.WAITS))
@@ -374,7 +374,7 @@ def test_a_stuck_loader_is_shown_and_started_again(supervised: Run) -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_a_worker_that_is_stopped_is_said_to_be(supervised: Run) -> None:
+def test_a_stopped_worker_is_reported_as_stopped(supervised: Run) -> None:
     program = WORKER + (
         "if restart: sys.exit()\n"
         "step()\n"
@@ -401,7 +401,7 @@ def test_hangs_have_a_budget(supervised: Run) -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_who_was_only_slow_may_finish(supervised: Run) -> None:
+def test_a_slow_worker_may_finish(supervised: Run) -> None:
     """It is asked to leave, as it would be by a notice, before it is killed."""
     program = WORKER + (
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
@@ -414,7 +414,7 @@ def test_who_was_only_slow_may_finish(supervised: Run) -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_without_the_option_nobody_is_watched(supervised: Run) -> None:
+def test_without_the_option_no_worker_has_a_timeout(supervised: Run) -> None:
     program = f"tell('told', os.environ.get({VARIABLE!r}, 'nothing'))"
     code, _, _ = supervised.run(program, environment={VARIABLE: "/proc/1/fd/0"})
     assert code == 0

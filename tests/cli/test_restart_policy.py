@@ -85,7 +85,7 @@ def test_after_a_preemption_the_others_get_the_grace_period(code: int) -> None:
     assert judge(code, now=90.0, asked_at=80.0) == SendSigkill()
 
 
-def test_who_ended_by_sigterm_before_its_handler_stood_keeps_nobody() -> None:
+def test_a_worker_killed_by_sigterm_does_not_delay_the_others() -> None:
     assert judge(-15) == SendSigterm()
     assert judge(-15, now=51.0, asked_at=50.0) == Wait(until=60.0)
     assert judge(-15, now=60.0, asked_at=50.0) == SendSigkill()
@@ -118,7 +118,7 @@ def test_without_a_grace_a_step_may_take_as_long_as_it_takes() -> None:
     assert judge(143, limits=limits, now=51.0) == Wait(until=85.0)
 
 
-def test_who_is_urged_gives_no_more_time() -> None:
+def test_a_repeated_ctrl_c_kills_the_workers() -> None:
     assert judge(stop_at=50.0, asked_at=50.0, urges=2) == SendSigkill()
     assert judge(143, stop_at=50.0, asked_at=50.0, urges=2) == SendSigkill()
     assert judge(stop_at=50.0, asked_at=50.0, urges=1) == Wait(until=80.0)
@@ -145,7 +145,7 @@ def test_the_killed_are_waited_for_and_then_given_up() -> None:
 
 
 @pytest.mark.parametrize("codes", [(), (0,), (143,)])
-def test_given_up_while_told_to_stop(codes: tuple[int, ...]) -> None:
+def test_unkillable_workers_after_a_signal_to_stop(codes: tuple[int, ...]) -> None:
     action = judge(*codes, now=65.0, stop_at=20.0, asked_at=20.0, killed_at=60.0)
     assert isinstance(action, ExitSupervisor)
     assert (action.cause, action.code) == (Cause.STOPPED, 143)
@@ -154,7 +154,7 @@ def test_given_up_while_told_to_stop(codes: tuple[int, ...]) -> None:
 # --- hangs ---------------------------------------------------------------------------
 
 
-def test_who_comes_to_no_boundary_in_time_is_asked_for_its_stacks_and_ended() -> None:
+def test_a_worker_without_a_boundary_in_time_writes_stacks_and_is_ended() -> None:
     assert judge(hang_due=60.0) == Wait(until=60.0)
     assert judge(hang_due=60.0, now=60.0) == DumpStacks()
     assert judge(hung_at=60.0, now=60.5) == Wait(until=61.0)
@@ -168,7 +168,7 @@ def test_others_that_train_on_after_one_has_finished_may_hang_too() -> None:
 
 
 @pytest.mark.parametrize("ends", [(143,), (1,)])
-def test_where_one_has_left_nobody_hangs(ends: tuple[int, ...]) -> None:
+def test_no_hang_is_detected_after_a_worker_has_exited(ends: tuple[int, ...]) -> None:
     """The others wait for it, and what is left of them ends by the rules for that."""
     assert judge(*ends, hang_due=40.0) in (SendSigterm(), Wait(until=80.0))
 
@@ -190,7 +190,7 @@ def test_a_hang_is_one_failure_whatever_ends_the_workers() -> None:
         )
 
 
-def test_who_finishes_after_all_was_only_slow() -> None:
+def test_a_worker_that_finishes_after_a_hang_was_only_slow() -> None:
     finished = ExitSupervisor(cause=Cause.FINISHED, code=0, spent=BudgetUsed())
     assert judge(0, 0, hung_at=50.0, asked_at=51.0) == finished
 
@@ -205,7 +205,7 @@ def test_one_hang_too_many() -> None:
     )
 
 
-def test_what_hangs_in_the_kernel_is_given_up() -> None:
+def test_a_process_that_hangs_in_the_kernel_is_given_up() -> None:
     given_up = judge(now=65.0, hung_at=40.0, asked_at=41.0, killed_at=60.0)
     assert isinstance(given_up, ExitSupervisor)
     assert (given_up.cause, given_up.code) == (Cause.HANG, 137)

@@ -36,7 +36,7 @@ def test_all_finish(supervised: Run) -> None:
     assert "hello" in supervised.log(1)
 
 
-def test_who_keeps_nothing_in_the_checkpoint_directory_is_told_of_it(
+def test_a_run_without_commits_in_the_directory_is_warned(
     supervised: Run,
 ) -> None:
     kept = """
@@ -573,7 +573,9 @@ def test_a_start_without_descriptors_is_tried_again(supervised: Run) -> None:
     assert "preemptions: 1, failures: 1" in err
 
 
-def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> None:
+def test_a_program_behind_a_shell_gets_sigterm_and_is_waited_for(
+    supervised: Run,
+) -> None:
     command = ["sh", "-c", f"{sys.executable} -I -S worker.py; true"]
     supervised.start("until_told()", command=command)
     pid = supervised.wait_told("ready-0-0")
@@ -637,7 +639,7 @@ def guard_of(worker: str) -> str:
     return next(each for each in children if each != worker)
 
 
-def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -> None:
+def test_a_missing_checkpoint_directory_is_not_created_again(supervised: Run) -> None:
     """A file system that was unmounted: training would begin at 0 on the disk below."""
     program = "os.rename('ckpt', 'away'); sys.exit(143)"
     code, _, err = supervised.run(program, "--log-dir", "ckpt/logs")
@@ -648,7 +650,7 @@ def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -
     assert (supervised.directory / "away" / "journal" / "supervisor.jsonl").exists()
 
 
-def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -> None:
+def test_an_unread_console_does_not_delay_the_end(supervised: Run) -> None:
     program = "print('x' * 5_000_000); sys.exit(143)"
     process = supervised.start(program, "--max-preemptions", "0", wrapper=["env"])
     assert process is not None
@@ -656,7 +658,7 @@ def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -
     assert len(supervised.log(0)) > 5_000_000
 
 
-def test_a_console_that_stands_still_holds_up_no_notice(supervised: Run) -> None:
+def test_a_stalled_console_does_not_delay_a_notice(supervised: Run) -> None:
     program = """
 def commit(*_):
     tell("heard")

@@ -129,7 +129,7 @@ def test_a_notice_is_up_until_the_job_has_asked(
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_what_nobody_has_asked_for_was_not_told(
+def test_a_notice_that_no_client_requested_was_not_delivered(
     server: type[SimulatedMetadata], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfpreempt.cli.simulate.server.ASK_SECONDS", 0.2)
@@ -176,7 +176,7 @@ def test_a_server_that_is_started_again_may_have_its_old_address(
         assert second.environment() == first.environment()
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     with FakeGce() as fake:
         url = fake.url
     result = notify(url)

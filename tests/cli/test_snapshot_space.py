@@ -41,7 +41,7 @@ def test_a_quarter_is_shared_by_the_workers(place: Path) -> None:
         (directory / "files").mkdir()
 
 
-def test_what_was_asked_for_is_shared_too(place: Path) -> None:
+def test_requested_memory_is_divided_among_the_workers(place: Path) -> None:
     with lent(6 * GIB, 2, [place]) as given:
         assert given is not None
         assert (given.bytes, given.workers) == (3 * GIB, 2)
@@ -79,7 +79,7 @@ def test_more_than_there_is_is_refused(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mkdir", "_room", "_locked"])
-def test_what_fails_keeps_nothing_from_starting_unless_it_was_asked_for(
+def test_a_failure_stops_the_start_only_if_memory_was_requested(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -103,7 +103,7 @@ def test_what_fails_keeps_nothing_from_starting_unless_it_was_asked_for(
 
 
 @pytest.mark.slow  # starts a process
-def test_what_a_killed_supervisor_left_goes_at_the_next_start(place: Path) -> None:
+def test_memory_of_a_killed_supervisor_is_freed_at_the_next_start(place: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
         "from tfpreempt.cli.run import snapshot_space as memory\n"
@@ -165,7 +165,7 @@ def test_the_option_is_a_word_or_a_size() -> None:
         {"TFPREEMPT_SNAPSHOT_WORKERS": "0"},
     ],
 )
-def test_what_no_supervisor_has_said_is_nothing(
+def test_without_a_supervisor_there_is_no_snapshot_memory(
     tmp_path: Path, wrong: dict[str, str]
 ) -> None:
     right = {

@@ -87,7 +87,7 @@ def make_options(task: str | None) -> RunOptions:
     )
 
 
-def test_what_a_local_worker_is_told() -> None:
+def test_the_variables_of_a_local_worker() -> None:
     options = make_options(None)
     told = options.worker_environment(1, "ab-2", 2, (1001, 1002))
     assert json.loads(told.pop("TF_CONFIG"))["task"]["index"] == 1
@@ -112,7 +112,7 @@ def test_what_a_local_worker_is_told() -> None:
     assert options.journal_path == Path("/j/supervisor.jsonl")
 
 
-def test_a_worker_is_told_of_its_memory() -> None:
+def test_a_worker_gets_the_variables_of_its_memory() -> None:
     memory = SnapshotMemory(directory="/m", bytes=7)
     options = dataclasses.replace(make_options(None), memory=memory)
     told = options.worker_environment(0, "ab-2", 2, (1001,))
@@ -120,7 +120,7 @@ def test_a_worker_is_told_of_its_memory() -> None:
     assert told["TFPREEMPT_SNAPSHOT_BYTES"] == "7"
 
 
-def test_what_the_worker_of_a_real_cluster_is_told() -> None:
+def test_the_variables_of_a_worker_in_a_real_cluster() -> None:
     options = make_options("worker-3")
     told = options.worker_environment(0, "ab-2", 2, ())
     assert told["TF_CONFIG"] == "given"

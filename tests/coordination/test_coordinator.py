@@ -176,7 +176,7 @@ def test_without_a_worker_the_chief_commits_alone(store):
     assert chief.coordinator.wait(SOON) == ev.ExitDirective(Outcome.COMMITTED)
 
 
-def test_a_worker_that_is_reported_dead_is_given_up_at_once(store):
+def test_a_worker_reported_as_crashed_is_given_up_at_once(store):
     members = [Member(store, i) for i in range(2)]  # of three; the third never came
     store.dead_workers = lambda: frozenset({2})
     stand(members, 1, 1)
@@ -198,7 +198,7 @@ def test_a_wait_ends_at_the_deadline(store):
 
 
 @pytest.mark.slow  # waits in real time
-def test_who_waits_in_vain_says_for_whom_how_long_and_in_what(store):
+def test_a_timed_out_wait_names_workers_seconds_and_phase(store):
     """The part of one is missing; the other two wait in different phases."""
     members = [Member(store, i) for i in range(3)]
     stand(members, 1, 1, 1)
@@ -214,7 +214,7 @@ def test_who_waits_in_vain_says_for_whom_how_long_and_in_what(store):
     assert "from worker 0 in the save (all parts, then the commit)" in why
 
 
-def test_who_is_dead_is_named_with_the_phase(store):
+def test_a_crashed_worker_is_named_with_the_phase(store):
     members = [Member(store, i) for i in range(2)]  # of three; the third never came
     store.dead_workers = lambda: frozenset({2})
     stand(members, 1, 1)
@@ -247,7 +247,7 @@ def test_a_save_with_others_that_the_chief_has_given_up_is_ended(store, monkeypa
     assert member.coordinator.notes.lost_because == "worker 0: no memory"
 
 
-def test_who_has_its_verdict_is_not_ended_where_it_is(store, monkeypatch):
+def test_a_main_thread_with_a_directive_is_not_ended(store, monkeypatch):
     """The alarm rang as main had given up its wait, and ended it in the exit."""
     alarms = []
     monkeypatch.setattr(
@@ -289,7 +289,7 @@ def test_an_overrun_is_called_before_the_deadline(store):
 @pytest.mark.parametrize(
     ("is_saving", "said"), [(True, "the save did not end"), (False, "no step ended")]
 )
-def test_what_outlives_the_deadline_is_named(store, is_saving, said):
+def test_work_that_outlasts_the_deadline_is_named(store, is_saving, said):
     """A save that no round has asked for is no step."""
     member = Member(store, 1)
     member.coordinator.is_saving = is_saving
@@ -408,7 +408,7 @@ def test_a_notice_is_none_for_a_snapshot(store):
     assert "snapshot" not in told[NoticeKind.FINAL]
 
 
-def test_a_periodic_round_goes_on(members):
+def test_training_continues_after_a_periodic_round(members):
     stand(members, 3, 3, 3)
     members[0].coordinator.periodic()
     together(Member.decision, members)

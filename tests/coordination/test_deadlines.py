@@ -41,7 +41,7 @@ def deadlines_on(
 @pytest.mark.parametrize(
     ("grace", "end"), [(60.0, 60.0), (3600.0, 3600.0), (None, 30.0)]
 )
-def test_a_machine_that_was_told_may_be_going_until_some_time_after_its_deadline(
+def test_a_shutdown_stays_pending_for_a_while_after_the_deadline(
     grace: float | None, end: float
 ) -> None:
     """Also where the notice was served, and training goes on."""
@@ -139,7 +139,7 @@ def test_where_it_pays_the_last_call_leaves_time_for_the_save(
     assert alarms.times[-1] < clock.monotonic() + grace - save - 2 * step
 
 
-def test_training_goes_on_after_a_commit_until_the_last_call() -> None:
+def test_training_continues_after_a_commit_until_the_final_round() -> None:
     clock = FakeClock()
     deadlines = deadlines_on(clock, 1.0)
     deadlines.save_seconds = 10.0
@@ -202,7 +202,7 @@ def test_shards_are_waited_for_longer_than_counts_but_not_to_the_end(
         (None, 60.0, 21.0),  # nobody told a deadline
     ],
 )
-def test_a_deadline_leaves_time_to_write_the_share_of_one_who_never_answers(
+def test_a_deadline_reserves_time_for_the_share_of_a_silent_worker(
     total: float | None, share: float, waits: float
 ) -> None:
     assert wait(Key.DONE, total, share=share) == pytest.approx(waits)

@@ -49,7 +49,7 @@ def test_all_values_come_together_in_the_order_of_the_workers() -> None:
     ]
 
 
-def test_a_worker_is_given_up_once_however_often_it_is_reported_dead() -> None:
+def test_a_worker_often_reported_as_crashed_is_given_up_once() -> None:
     executor = RecordingExecutor()
     gathering = gather(executor)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_a_worker_is_given_up_once_however_often_it_is_reported_dead() -> None:
     assert executor.inserted == ["count/2", "count/1"]
 
 
-def test_who_has_answered_is_not_given_up() -> None:
+def test_a_worker_that_has_answered_is_not_given_up() -> None:
     executor = RecordingExecutor()
     gathering = gather(executor)
     executor.got(0, keys.encode(StepCount(5)))

@@ -32,7 +32,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("key", "value"), VALUES)
-def test_what_is_encoded_is_decoded(key, value):
+def test_an_encoded_value_is_decoded(key, value):
     text = keys.encode(value, {"worker": 3, "reason": "ü"})
     decoded, extra = keys.decode(key, text)
     assert decoded == value
@@ -40,7 +40,7 @@ def test_what_is_encoded_is_decoded(key, value):
     assert (extra["worker"], extra["reason"]) == (3, "ü")
 
 
-def test_what_travels_beside_never_changes_the_value():
+def test_extra_fields_never_change_the_value():
     text = keys.encode(StepCount(5), {"count": 99, "final": True})
     assert keys.decode(Key.COUNT, text)[0] == StepCount(5)
 

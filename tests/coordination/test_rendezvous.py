@@ -84,7 +84,7 @@ def test_a_check_that_raises_is_a_problem_too():
     assert [mine for _, mine, _ in results] == [0, None, 2]
 
 
-def test_the_chiefs_error_is_raised_there_and_told_to_the_others():
+def test_the_chiefs_error_is_raised_there_and_sent_to_the_others():
     def propose():
         raise CheckpointError("the directory is a file")
 
@@ -114,7 +114,7 @@ def test_a_missing_worker_is_named_in_time():
         assert said in str(error)
 
 
-def test_who_comes_at_the_very_end_is_not_missed(monkeypatch):
+def test_a_worker_that_answers_at_the_timeout_is_not_missing(monkeypatch):
     """The chief looked whom it lacked, and there was nobody: a ValueError."""
 
     def in_turn(do, jobs, *, watch, **how):
@@ -127,7 +127,7 @@ def test_who_comes_at_the_very_end_is_not_missed(monkeypatch):
     assert results == [({"ok": True, "step": 3}, i, {}) for i in range(3)]
 
 
-def test_a_dead_worker_is_not_waited_for(monkeypatch):
+def test_a_crashed_worker_is_not_waited_for(monkeypatch):
     """It was for five minutes, though the service had reported it after ten seconds."""
     monkeypatch.setattr(InMemoryStore, "dead_workers", lambda store: frozenset({2}))
     for error in start([0, 1], timeout=600.0):

@@ -82,7 +82,7 @@ def test_the_flag_is_raised_before_the_counter_is_read():
     assert actions[:2] == (ev.RaiseFlag(), ev.ReadCounter())
 
 
-def test_one_process_alone_saves_where_it_stands():
+def test_a_single_process_saves_at_its_current_boundary():
     state, _ = feed(
         ALONE,
         ev.LocalNotice(NoticeKind.FINAL),
@@ -146,7 +146,7 @@ def test_a_tombstone_loses_the_round_if_all_are_needed(collectives, boundary):
     assert actions == (Insert(Key.DECISION, 1, DecidedStep(boundary)),)
 
 
-def test_when_all_are_final_and_nobody_is_noticed_training_is_over():
+def test_training_is_over_if_all_counts_are_final_without_a_notice():
     state = ev.WorkerState(main=MainThreadState.FINISHING, counts=(StepCount(4, True),))
     _, actions = feed(
         CHIEF, ev.AllCountsReceived(1, (StepCount(4, True),)), state=state
@@ -154,7 +154,7 @@ def test_when_all_are_final_and_nobody_is_noticed_training_is_over():
     assert actions == (Insert(Key.NOTICE, 1, NoticeKind.FINISHED),)
 
 
-def test_who_finds_its_tombstone_never_saves():
+def test_a_worker_with_a_tombstone_never_saves():
     state = ev.WorkerState(watch=WatcherState.PUBLISHING, notice=NoticeKind.FINAL)
     state, _ = feed(OTHER, ev.OwnCount(1, Tombstone()), ev.Boundary(5), state=state)
     assert state.main is MainThreadState.LEAVING
@@ -188,6 +188,6 @@ def test_a_gone_store_before_the_commit_was_read_means_lost(main):
 @pytest.mark.parametrize(
     "late", [ev.GoodbyeSent(), ev.AllGoodbyesReceived(1), ev.AllStagedReceived(1, (1,))]
 )
-def test_what_comes_late_changes_nothing(late):
+def test_a_late_event_changes_nothing(late):
     state = ev.WorkerState(main=MainThreadState.ENDED, outcome=Outcome.COMMITTED)
     assert step(CHIEF, state, late) == (state, ())

@@ -90,7 +90,7 @@ def test_a_get_of_no_keys_does_nothing(executor):
     executor.get_each([], lambda index, text: None)
 
 
-def test_an_insert_tells_what_the_key_holds(executor, store):
+def test_an_insert_returns_the_value_of_the_key(executor, store):
     answers = Answers()
     store.insert("old", "first")
     executor.insert("old", "mine", answers)
@@ -139,7 +139,7 @@ def test_a_bug_in_a_callback_is_logged_and_ends_nothing(executor, store, caplog)
     assert "a bug in tfpreempt" in caplog.text
 
 
-def test_a_store_that_goes_is_told(executor, store, gone):
+def test_the_loss_of_the_store_is_reported(executor, store, gone):
     executor.get("a", lambda text: None)
     executor.get_each(["b"], lambda index, text: None)
     store.close()
@@ -150,7 +150,7 @@ def test_a_store_that_goes_is_told(executor, store, gone):
     assert isinstance(gone.take()[0], CoordinationServiceUnavailableError)
 
 
-def test_deaths_are_told_until_nobody_asks(executor, store):
+def test_crashed_workers_are_reported_until_the_request_ends(executor, store):
     told, until = Answers(), threading.Event()
     executor.watch_deaths(until, told)
     store.dead_workers = lambda: frozenset({2})
@@ -174,7 +174,7 @@ class Silent(InMemoryStore):
 
 
 @pytest.mark.slow  # waits in real time
-def test_a_store_that_falls_silent_is_told(gone):
+def test_a_silent_store_is_reported(gone):
     store = Silent()
     StoreExecutor(store, SystemClock(), gone).watch_store(
         "mine", threading.Event(), 0.5
@@ -185,7 +185,7 @@ def test_a_store_that_falls_silent_is_told(gone):
     store.thaws.set()
 
 
-def test_a_store_is_watched_until_nobody_asks(gone):
+def test_a_store_is_checked_until_the_request_ends(gone):
     store, until = Silent(), threading.Event()
     executor, rung = StoreExecutor(store, SystemClock(), gone), Answers()
     executor.watch_store("mine", until, 0.01)

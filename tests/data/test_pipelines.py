@@ -116,7 +116,7 @@ def test_any_structure():
 
 
 @pytest.mark.parametrize("make", [arrays, indexed, enlarged])
-def test_a_position_goes_on_exactly(make):
+def test_a_position_resumes_exactly(make):
     """At any batch, whether or not the iterators before are made again."""
     dataset = make()
     undisturbed = [numbers(dataset) for _ in range(5)]
@@ -137,7 +137,7 @@ def test_a_position_goes_on_exactly(make):
 
 
 @both
-def test_a_position_within_repeat_goes_on_exactly(make):
+def test_a_position_within_repeat_resumes_exactly(make):
     def take(iterator, count):
         return numbers(itertools.islice(iterator, count))
 
@@ -266,7 +266,7 @@ def test_bad_arguments(make, message):
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("steps", [None, 9])
-def test_fit_goes_on_exactly(library, steps):
+def test_fit_resumes_exactly(library, steps):
     """`fit` reads as it does; only what it would train with is recorded."""
     keras = pytest.importorskip(library)
     length = steps or BATCHES
@@ -336,7 +336,7 @@ def elsewhere(zygote, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_fresh_process_goes_on_exactly(elsewhere):
+def test_a_new_process_resumes_exactly(elsewhere):
     undisturbed = [numbers(dataset) for dataset in [arrays()] for _ in range(5)]
     expected = [undisturbed[2][3:], *undisturbed[3:]]
     assert elsewhere["continued"] == [expected, expected]
@@ -352,7 +352,7 @@ def test_global_batches_are_the_same_on_two_devices(elsewhere, key):
     assert elsewhere[key] == numbers(dataset)
 
 
-def test_the_place_in_slices_goes_on_exactly_and_is_small(elsewhere):
+def test_a_position_in_slices_resumes_exactly_and_is_small(elsewhere):
     assert elsewhere["slices_bytes"] < 4096
     dataset = arrays()
     iter(dataset)

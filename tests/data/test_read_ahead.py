@@ -29,18 +29,18 @@ def test_each_slice_lies_on_its_replicas_device(found: dict[str, Any]) -> None:
     assert found["devices"] == ["CPU:0", "CPU:1"]
 
 
-def test_none_is_copied_ahead_where_nobody_asked_for_it(found: dict[str, Any]) -> None:
+def test_slices_are_copied_ahead_only_on_request(found: dict[str, Any]) -> None:
     assert found["devices_of_what_nobody_asked_for"] == ["CPU:0", "CPU:0"]
 
 
-def test_the_place_is_that_of_training_however_far_was_read(
+def test_the_position_is_that_of_training_despite_reads_ahead(
     found: dict[str, Any],
 ) -> None:
     place = found["place_behind_what_was_read"]
     assert place == {"taken": [[n, n] for n in range(4)], "again": [3, 3]}
 
 
-def test_a_function_traced_before_a_restore_goes_on_from_what_was_restored(
+def test_a_function_traced_before_a_restore_uses_the_restored_position(
     found: dict[str, Any],
 ) -> None:
     by = found["function_that_holds_the_iterator"]
