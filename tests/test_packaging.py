@@ -123,7 +123,7 @@ def test_unknown_name_lists_the_known_ones() -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_other_systems_are_told_so_at_import() -> None:
+def test_an_import_on_another_system_raises_an_error() -> None:
     code = "import sys; sys.platform = 'darwin'; import tfpreempt"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
@@ -161,7 +161,7 @@ def commands(job: Mapping[str, Any]) -> list[str]:
     return [step["run"] for step in job["steps"] if "run" in step]
 
 
-def test_what_is_published_was_built_and_run_and_needs_no_token() -> None:
+def test_a_published_build_was_tested_and_needs_no_token() -> None:
     jobs = workflow("publish")["jobs"]
     assert jobs["publish"]["needs"] == ["build", "demo"]
     assert jobs["publish"]["permissions"] == {"id-token": "write"}

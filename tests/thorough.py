@@ -48,7 +48,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/docs/test_fit_pages.py::test_the_examples_run_one_after_the_other": (),
     "tests/docs/test_image_example.py::"
     "test_two_preemptions_at_random_change_no_result": (),
-    "tests/docs/test_readme.py::test_supervisor_example_runs_as_it_stands": (),
+    "tests/docs/test_readme.py::test_supervisor_example_runs_unchanged": (),
     "tests/docs/test_fit_pages.py::test_two_workers": (),
     "tests/docs/test_fit_pages.py::test_keras_on_jax": (),
     # On TensorFlow, tests/test_wheel.py runs the demo, with a preemption of one worker.

@@ -62,7 +62,7 @@ def test_a_life_of_one_step_counts_it_whole() -> None:
     assert life(0, 1).parts()["training"] == STEP
 
 
-def test_nothing_is_wasted_where_each_life_goes_on_from_the_last_step() -> None:
+def test_no_time_is_lost_if_each_process_resumes_at_the_last_step() -> None:
     found = account([life(0, 10), life(10, 10)], final=20)
 
     wall = 2 * (START_UP + 10 * STEP + 9 * SAVE + WAY_OUT)
@@ -106,7 +106,7 @@ def test_a_way_that_saves_nothing_has_no_goodput() -> None:
 @pytest.mark.parametrize(
     ("lives", "final"), [([life(0, 3)], 4), ([life(0, 3), life(5, 2)], 7)]
 )
-def test_a_state_with_steps_that_nobody_made_is_an_error(
+def test_a_state_with_untrained_steps_is_an_error(
     lives: Sequence[Life], final: int
 ) -> None:
     with pytest.raises(ValueError, match="the final state holds"):
@@ -114,7 +114,7 @@ def test_a_state_with_steps_that_nobody_made_is_an_error(
 
 
 @pytest.mark.parametrize("held", [8, 10])
-def test_a_state_may_be_what_was_saved_or_the_last_step(held: int) -> None:
+def test_a_state_may_be_the_saved_or_the_last_step(held: int) -> None:
     lives = [life(0, 10, saved=8), life(held, 2, saved=held + 2)]
 
     assert not list(disagreements(lives, final=held + 2))
@@ -164,7 +164,7 @@ def test_a_life_is_read_without_the_line_that_a_kill_cut() -> None:
         lines({"restored": 4}, {"step": 6, "began": 1.0, "ended": 2.0}),
     ],
 )
-def test_what_is_no_life_is_not_read_as_one(log: str) -> None:
+def test_a_log_that_describes_no_process_is_refused(log: str) -> None:
     with pytest.raises(ValueError, match=r"no life|then the steps"):
         read_life(log, 0.0, 1.0, (0, 0))
 
@@ -177,7 +177,7 @@ def pair(first: str, second: str) -> list[subprocess.Popen[bytes]]:
 FOREVER = "import time; time.sleep(600)"
 
 
-def test_a_worker_that_dies_takes_the_other_with_it() -> None:
+def test_a_crash_of_a_worker_ends_the_other_worker() -> None:
     processes = pair("import os; os.kill(os.getpid(), 9)", FOREVER)
 
     await_end(processes, grace=300.0)
@@ -193,7 +193,7 @@ def test_a_worker_that_leaves_by_itself_gives_the_other_the_grace() -> None:
     assert [process.returncode for process in processes] == [143, 42]
 
 
-def test_who_outstays_the_grace_is_killed() -> None:
+def test_a_process_that_outlasts_the_grace_period_is_killed() -> None:
     processes = pair(FOREVER, "raise SystemExit(143)")
 
     await_end(processes, grace=0.1)

@@ -55,7 +55,7 @@ def test_a_row_has_the_figure_the_bar_and_whether_it_is_met() -> None:
     assert (missed["ours_p95"], missed["ok"]) == (0.3, False)
 
 
-def test_what_is_polled_may_be_late_by_its_interval() -> None:
+def test_a_polled_source_may_be_late_by_its_interval() -> None:
     listed = [c for c in cases(URLS, Path("/nowhere")) if c.interval is not None]
     assert [(c.place, c.interval) for c in listed] == [
         ("file", 1.0),
@@ -95,7 +95,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize(
     "place", ["signal", "gce", "gce-maintenance", "file", "azure", "aws"]
 )
-def test_each_place_is_changed_and_calmed(
+def test_each_source_is_triggered_and_reset(
     world: World, place: str, rng: random.Random
 ) -> None:
     shortened = {

@@ -56,7 +56,7 @@ def call(function: str, *, thread: int, file: str = "a.py") -> Call:
     return Call(thread=thread, name=f"t{thread}", file=file, line=7, function=function)
 
 
-def test_a_row_counts_what_is_distinct_along_the_order_of_first_calls() -> None:
+def test_a_row_counts_distinct_functions_in_order_of_first_calls() -> None:
     calls = [
         call("f", thread=0),
         call("g", thread=1),  # the route changes its thread here,

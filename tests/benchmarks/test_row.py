@@ -39,7 +39,7 @@ def test_many_samples_are_counted_and_not_listed() -> None:
     assert "ours_all" not in row
 
 
-def test_circumstances_name_the_command_and_what_it_ran_on() -> None:
+def test_circumstances_name_the_command_and_the_machine() -> None:
     found = circumstances("python -m benchmarks b")
     assert found["command"] == "python -m benchmarks b"
     assert {"cores", "memory_gib", "memory", "disk", "python"} <= set(found["machine"])

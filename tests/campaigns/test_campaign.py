@@ -53,7 +53,7 @@ def record(directory: Path) -> list[dict[str, object]]:
     return [{**json.loads(line), "seconds": 0} for line in lines]
 
 
-def test_a_run_that_was_cut_off_goes_on(
+def test_an_interrupted_campaign_continues(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run(monkeypatch, "--seed", 5, "--trials", 20, "--record", tmp_path / "whole")
@@ -78,7 +78,7 @@ def test_one_trial_is_repeated_alone(
     assert {**again, "seconds": 0} == {**before, "seconds": 0}
 
 
-def test_a_fault_is_told_with_where_it_was() -> None:
+def test_a_fault_is_reported_with_its_trial() -> None:
     lines = list(dataclasses.replace(COINS).run((5, number) for number in range(20)))
     faults = [line["fault"] for line in lines if line["fault"]]
     assert faults

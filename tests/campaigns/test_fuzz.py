@@ -30,7 +30,7 @@ def test_seeds_are_read_as_they_are(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_is_kept_is_refused_or_read(name: str, tmp_path: Path) -> None:
+def test_kept_inputs_are_refused_or_read(name: str, tmp_path: Path) -> None:
     for number, data in enumerate(KNOWN[name]):
         attempt(NAMED[name], data, tmp_path / f"{number}")
 
@@ -42,7 +42,7 @@ def test_all_that_is_kept_belongs_to_a_target() -> None:
 
 
 @pytest.mark.parametrize(("name", "data"), KEPT, ids=[f"{n}" for n in range(len(KEPT))])
-def test_what_found_a_fault_is_refused_or_read(
+def test_inputs_that_found_a_fault_are_refused_or_read(
     name: str, data: bytes, tmp_path: Path
 ) -> None:
     attempt(NAMED[name], data, tmp_path)

@@ -102,7 +102,7 @@ def test_a_worker_goes_or_falls_silent(tried: Tried, framework: str, name: str) 
 
 @on_both
 @pytest.mark.parametrize("name", IN_CLOSE)
-def test_who_waits_in_close_is_not_held_by_a_chief_that_is_frozen(
+def test_a_frozen_chief_does_not_block_a_worker_in_close(
     tried: Tried, framework: str, name: str
 ) -> None:
     """Nobody is told to go, and no step follows that would fail."""

@@ -41,7 +41,7 @@ NEW: list[Step] = [["entry", DISK, "new", FILE, False], holds(FILE, b"12")]
 MOVE: Step = ["moved", DISK, "new", DISK, "name", FILE, False]
 
 
-def test_what_was_not_synced_is_lost_or_partly_there(tmp_path: Path) -> None:
+def test_unsynced_data_are_lost_or_partly_present(tmp_path: Path) -> None:
     contents = (b"", b"1", b"12", b"1\0", b"\0\0")
     assert left(tmp_path, *NEW) == {(), *((("new", each),) for each in contents)}
 
@@ -50,7 +50,7 @@ def test_a_synced_file_without_a_synced_name_is_whole_or_lost(tmp_path: Path) ->
     assert left(tmp_path, *NEW, synced(FILE)) == {(), (("new", b"12"),)}
 
 
-def test_what_was_synced_is_there(tmp_path: Path) -> None:
+def test_synced_data_are_present(tmp_path: Path) -> None:
     steps = [*NEW, synced(FILE), synced(DISK)]
     assert left(tmp_path, *steps) == {(("new", b"12"),)}
 
@@ -60,7 +60,7 @@ def test_a_move_is_done_or_not(tmp_path: Path) -> None:
     assert left(tmp_path, *steps) == {(("new", b"12"),), (("name", b"12"),)}
 
 
-def test_a_move_overtakes_what_it_moves(tmp_path: Path) -> None:
+def test_a_move_may_be_durable_before_the_moved_data(tmp_path: Path) -> None:
     """The well-known file of no bytes, where one is moved over another too soon."""
     old: list[Step] = [["entry", DISK, "name", OTHER, False], holds(OTHER, b"old")]
     old += [synced(OTHER), synced(DISK)]
@@ -69,7 +69,7 @@ def test_a_move_overtakes_what_it_moves(tmp_path: Path) -> None:
     assert (("name", b""),) in found
 
 
-def test_a_second_move_of_a_file_leaves_it_in_one_place(tmp_path: Path) -> None:
+def test_a_file_moved_twice_has_one_path(tmp_path: Path) -> None:
     steps = [*NEW, synced(FILE), synced(DISK), MOVE]
     again: Step = ["moved", DISK, "name", DISK, "last", FILE, False]
     names = [[name for name, _ in files] for files in left(tmp_path, *steps, again)]
@@ -89,7 +89,7 @@ def test_a_folder_takes_its_files_along(tmp_path: Path, is_synced: bool) -> None
     assert found == {(("file", b"12"),)} | (set() if is_synced else {()})
 
 
-def test_who_wrote_a_file_syncs_it_and_nobody_else(tmp_path: Path) -> None:
+def test_only_the_writer_of_a_file_syncs_its_data(tmp_path: Path) -> None:
     for steps, is_whole in (
         ([synced(FILE, 1)], True),
         ([synced(FILE, 0)], False),
@@ -101,7 +101,7 @@ def test_who_wrote_a_file_syncs_it_and_nobody_else(tmp_path: Path) -> None:
         assert (len(found) == 1) == is_whole, (steps, found)
 
 
-def test_who_syncs_a_directory_syncs_the_names_of_all(tmp_path: Path) -> None:
+def test_a_sync_of_a_directory_syncs_every_name(tmp_path: Path) -> None:
     new: Step = ["entry", DISK, "new", FILE, False]
     steps = [new, holds(FILE, b"12", 1), synced(FILE, 1), synced(DISK, 0)]
     assert left(tmp_path, *steps) == {(("new", b"12"),)}

@@ -21,14 +21,14 @@ def samples(first: Sample, **more: float) -> dict[str, list[Sample]]:
     }
 
 
-def test_what_stays_or_comes_and_goes_is_flat() -> None:
+def test_constant_or_fluctuating_memory_is_flat() -> None:
     for sample in (SUPERVISOR, WORKER, FILES):
         check_flat(samples(sample))
         busy = {unit: value + 4 for unit, value in sample.items()}
         check_flat({"it": [sample, sample, busy] * 10 * ENOUGH})
 
 
-def test_so_is_what_tensorflow_keeps_of_each_step() -> None:
+def test_memory_that_tensorflow_keeps_per_step_is_flat() -> None:
     check_flat(samples(WORKER, steps=50, KiB=50 * KEPT))
 
 
@@ -42,6 +42,6 @@ def test_so_is_what_tensorflow_keeps_of_each_step() -> None:
         (FILES, {"files": 0.5}),
     ],
 )
-def test_what_grows_is_found(first: Sample, more: dict[str, float]) -> None:
+def test_growing_memory_is_found(first: Sample, more: dict[str, float]) -> None:
     with pytest.raises(AssertionError, match="more, it"):
         check_flat(samples(first, **more))

@@ -120,7 +120,7 @@ def test_leaving_out_a_late_worker_without_a_tombstone(patch):
 
 
 @pytest.mark.slow
-def test_a_worker_that_finds_its_tombstone_goes_on(patch):
+def test_a_worker_with_a_tombstone_continues(patch):
     def as_if_counted(old, settings, state, event):
         mine = ev.StepCount(state.at)
         return old(settings, state, ev.OwnCount(event.round, mine))
@@ -142,7 +142,7 @@ def test_the_host_leaves_before_the_byes(patch):
     assert found(Cluster(lengths=(1,))) & {"HOST LEFT", "LOST"}
 
 
-def test_who_is_through_leaves_without_waiting(patch):
+def test_a_finished_worker_exits_without_waiting(patch):
     def boundary(old, settings, state, event):
         if event.last and state.notice is None and state.watch is not WatcherState.GONE:
             return state_machine.ended(set_(state, outcome=Outcome.FINISHED))
@@ -153,7 +153,7 @@ def test_who_is_through_leaves_without_waiting(patch):
 
 
 @pytest.mark.slow
-def test_who_is_through_does_not_count_as_arrived(patch):
+def test_a_finished_worker_does_not_count_as_arrived(patch):
     def act(settings, state):
         target = state.decision.boundary
         if state.last and target is not None and state.at < target:
@@ -193,7 +193,7 @@ def test_a_share_of_another_step_is_taken(patch):
     assert found(Cluster(lengths=(1, 2), shares=True, **FREE)) == {"TORN"}
 
 
-def test_a_share_is_taken_from_one_who_has_died_while_it_wrote(patch):
+def test_a_share_of_a_worker_that_crashed_during_the_write_is_used(patch):
     def all_of_them(old, settings, state, event):
         return old(settings, state, ev.AllStagedReceived(event.round, (1,)))
 

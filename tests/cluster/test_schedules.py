@@ -63,7 +63,7 @@ def test_no_schedule_breaks_a_promise(seed):
 
 
 @pytest.mark.slow  # hundreds of schedules
-def test_random_schedules_reach_what_matters():
+def test_random_schedules_reach_the_important_states():
     """The test above proves nothing about what its schedules never do."""
     seen: collections.Counter[str] = collections.Counter()
     for seed in range(200):
@@ -169,7 +169,7 @@ def test_notices_at_all_workers_at_once_are_one():
     assert len(report.markers) == 1
 
 
-def test_who_is_far_from_a_save_that_was_dropped_still_answers_a_notice():
+def test_a_worker_far_from_a_dropped_save_answers_a_notice():
     """Nobody waits for its count until it has come to the boundary of that save."""
     report = run(
         Schedule(
@@ -255,7 +255,7 @@ SECOND = (1000, 1000)
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_step_of_ten_minutes_is_let_finish_where_nobody_told_a_deadline(world: int):
+def test_a_step_of_ten_minutes_may_finish_without_a_deadline(world: int):
     schedule = Schedule(
         lengths=(5,) * world,
         step_ms=(TEN_MINUTES,),
@@ -267,13 +267,13 @@ def test_a_step_of_ten_minutes_is_let_finish_where_nobody_told_a_deadline(world:
     assert [m.workers for m in report.markers] == [tuple(range(world))]
 
 
-def test_a_save_of_ten_minutes_is_let_finish_where_nobody_else_waits():
+def test_a_save_of_ten_minutes_may_finish_if_no_worker_waits():
     preempt = Preempt(at_step=2, grace_seconds=None)
     schedule = Schedule(lengths=(5,), save_ms=TEN_MINUTES, faults=(preempt,))
     assert outcomes(run(schedule)) == {Outcome.COMMITTED}
 
 
-def test_a_step_of_ten_minutes_ends_before_a_deadline_that_was_told():
+def test_a_step_of_ten_minutes_ends_before_a_known_deadline():
     schedule = Schedule(
         lengths=(5,), step_ms=(TEN_MINUTES,), faults=(Preempt(grace_seconds=20),)
     )
@@ -282,7 +282,7 @@ def test_a_step_of_ten_minutes_ends_before_a_deadline_that_was_told():
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_whoever_waits_for_a_long_step_waits_no_longer_than_save_timeout(slow: int):
+def test_a_wait_for_a_long_step_ends_at_the_peer_timeout(slow: int):
     """The others leave; who is in the step follows, and nobody stays for ever."""
     steps = [SECOND, SECOND]
     steps[slow] = TEN_MINUTES
@@ -301,7 +301,7 @@ def test_whoever_waits_for_a_long_step_waits_no_longer_than_save_timeout(slow: i
     assert waiting.ended_at_ms < 70_000
 
 
-def test_a_told_deadline_counts_after_one_that_was_not_told():
+def test_a_known_deadline_replaces_an_unknown_deadline():
     faults = (
         Preempt(at_step=4, grace_seconds=0),
         Preempt(at_step=4, grace_seconds=7),
@@ -327,7 +327,7 @@ def test_the_chief_that_committed_does_not_leave_as_lost():
     assert [w.outcome for w in report.workers[:2]] == [Outcome.COMMITTED] * 2
 
 
-def test_a_deadline_stands_in_the_fit_after_the_one_that_finished():
+def test_a_deadline_applies_to_the_fit_after_a_finished_fit():
     """The host freezes as all are through, so that one waits to say bye."""
     freeze = Freeze(at_ms=90, lasts_ms=5000)
     for grace in (1, 2, 3, 5):
@@ -378,7 +378,7 @@ def test_a_cluster_moves_one_event_at_a_time():
     assert not cluster.step()
 
 
-def test_who_dies_while_it_writes_its_share_leaves_that_to_the_chief() -> None:
+def test_the_chief_writes_the_share_of_a_crashed_worker() -> None:
     schedule = Schedule(
         lengths=(50, 50, 50),
         collective_save=False,
@@ -412,7 +412,7 @@ def test_before_a_deadline_the_chief_waits_no_longer_than_it_can_make_up_for() -
     assert [m.workers for m in report.markers] == [(0,)]
 
 
-def test_who_is_slower_than_the_chief_is_waited_for_where_nothing_else_helps() -> None:
+def test_a_slow_worker_is_waited_for_if_the_chief_has_no_time() -> None:
     """Given up at once, its share could not have been written in time either."""
     schedule = Schedule(
         lengths=(50, 50),

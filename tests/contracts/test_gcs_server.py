@@ -45,7 +45,7 @@ def crc_of(data):
 
 @pytest.mark.parametrize("data", [b"", b"hello", LARGE], ids=["0", "5", "9 MiB"])
 @pytest.mark.parametrize("checksum", ["md5", "crc32c", None])
-def test_what_is_uploaded_comes_back(bucket, data, checksum):
+def test_uploaded_bytes_are_downloaded(bucket, data, checksum):
     blob = bucket.blob("a/b c.bin")
     blob.metadata = {"writer": "me"}
     blob.upload_from_string(data, content_type="text/plain", checksum=checksum)
@@ -150,7 +150,7 @@ def test_a_resumable_upload_step_by_step(bucket):
     assert bucket.blob("x").exists() is False
 
 
-def test_an_upload_that_is_complete_says_so_again(bucket):
+def test_a_complete_upload_reports_its_completion_again(bucket):
     url = bucket.blob("x").create_resumable_upload_session(size=3)
     for body, content_range in ((b"abc", "bytes 0-2/3"), (b"", "bytes */3")):
         headers = {"Content-Range": content_range}
@@ -158,7 +158,7 @@ def test_an_upload_that_is_complete_says_so_again(bucket):
         assert (reply.status_code, reply.json()["size"]) == (200, "3")
 
 
-def test_what_was_deleted_takes_no_memory(bucket):
+def test_deleted_objects_need_no_memory(bucket):
     """Not as the end of an upload, which the server can still be asked about."""
     tracemalloc.start()
     try:
@@ -220,7 +220,7 @@ def test_preconditions_of_composing(bucket):
         bucket.blob("y").compose(parts)
 
 
-def test_what_cannot_be_composed(bucket):
+def test_invalid_compositions_are_refused(bucket):
     with pytest.raises(api.NotFound):
         bucket.blob("x").compose([bucket.blob("nothing")])
     with pytest.raises(api.BadRequest, match="0 source"):
@@ -288,7 +288,7 @@ def test_faults_are_ordered_by_request(server, bucket):
     assert server.requests[-1].headers["range"].startswith("bytes=9")
 
 
-def test_a_stall_ends_when_it_is_told(server, bucket):
+def test_a_stall_ends_at_up(server, bucket):
     bucket.blob("x").upload_from_string(b"hello")
     server.stall(1)
     got = []
@@ -305,7 +305,7 @@ def test_a_stall_ends_when_it_is_told(server, bucket):
 
 
 @pytest.mark.timeout(30)
-def test_a_stall_that_is_over_before_it_began_holds_nobody_up(server, bucket):
+def test_a_stall_that_ended_before_a_request_has_no_effect(server, bucket):
     """A slow machine may ask when the test that ordered the stall has gone on."""
     bucket.blob("x").upload_from_string(LARGE)
     server.cut_download(3 * MIB, stalls=True)

@@ -178,7 +178,7 @@ def test_botocore_is_refused_when_it_has_no_token(aws: FakeAws) -> None:
 @pytest.mark.parametrize(
     "headers", [{}, {"Metadata-Flavor": "x"}, {**GOOGLE, "X-Forwarded-For": "10.0.0.1"}]
 )
-def test_gce_refuses_what_did_not_come_from_a_client_of_its_own(
+def test_gce_refuses_requests_of_other_clients(
     gce: FakeGce, headers: dict[str, str]
 ) -> None:
     answer = ask(gce, "/computeMetadata/v1/instance/preempted", headers)
@@ -223,7 +223,7 @@ def test_gce_stale_etag_returns_at_once_and_a_content_has_one_etag(
     assert etags[0] == etags[2] != etags[1]
 
 
-def test_gce_wait_without_an_etag_misses_what_came_before(gce: FakeGce) -> None:
+def test_gce_wait_without_an_etag_misses_earlier_changes(gce: FakeGce) -> None:
     gce.preempt()
     answers: list[str] = []
     thread = threading.Thread(
@@ -312,7 +312,7 @@ def test_failures_are_counted_and_end() -> None:
         assert ask(fake, "/", body="x").text == "x"
 
 
-def test_a_request_that_is_held_up_meets_what_else_was_ordered() -> None:
+def test_a_stalled_request_gets_other_requested_faults() -> None:
     with Echo() as fake:
         fake.fail(1)
         fake.stall(2)
@@ -343,7 +343,7 @@ def test_down_drops_and_up_serves() -> None:
 
 
 @pytest.mark.parametrize("kind", [FakeGce, FakeAws, FakeAzure])
-def test_closing_ends_its_threads_and_what_waits(kind: type[FakeServer]) -> None:
+def test_closing_ends_threads_and_waiting_requests(kind: type[FakeServer]) -> None:
     before = set(threading.enumerate())
     fake = kind()
     fake.stall()
@@ -367,6 +367,6 @@ def test_closing_ends_its_threads_and_what_waits(kind: type[FakeServer]) -> None
     assert wait_until(lambda: set(threading.enumerate()) <= before)
 
 
-def test_hostile_servers_say_what_kinds_there_are() -> None:
+def test_an_unknown_kind_of_hostile_server_names_the_kinds() -> None:
     with pytest.raises(ValueError, match=r"expected one of.*endless"):
         HostileServer("friendly")

@@ -88,7 +88,7 @@ def test_has_a_stable_name(source: NoticeSource) -> None:
     assert source.name == source.name
 
 
-def test_quiet_says_nothing(rig: Rig, source: NoticeSource) -> None:
+def test_a_quiet_source_reports_nothing(rig: Rig, source: NoticeSource) -> None:
     heard: list[str] = []
     source.start(heard.append)
     source.rearm()
@@ -156,7 +156,7 @@ def test_garbage_is_a_notice_with_a_short_detail(
     assert len(heard[0].encode()) <= 4096
 
 
-def test_garbage_from_a_server_is_told_once_and_no_notice(
+def test_garbage_from_a_server_is_logged_once_and_no_notice(
     rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     if rig.trusts_garbage:
@@ -175,7 +175,7 @@ def test_garbage_from_a_server_is_told_once_and_no_notice(
     assert len(heard) == 1
 
 
-def test_a_server_that_stops_to_answer_and_comes_back(
+def test_a_server_that_stops_and_resumes_answering(
     rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not isinstance(rig, ServerRig):

@@ -91,7 +91,7 @@ def test_an_unseen_minor_is_named_once(
     ]
 
 
-def test_what_is_named_is_looked_for() -> None:
+def test_each_listed_name_is_searched() -> None:
     """A name that is nowhere is missing, in each of the forms of a name."""
     module = types.SimpleNamespace(Sample=Sample, function=print)
     there = ("function", "Sample", "Sample.method", "Sample.set_in_method")
@@ -145,7 +145,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("module", "name"),
     [("checkpoint.checkpoint", "object_metadata"), ("trackable.base", "Trackable")],
 )
-def test_what_saves_is_refused_before_there_is_a_handler(
+def test_missing_names_for_saves_are_reported_before_a_handler(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
     """One of the names is a base class, and wanted as soon as ours is imported."""

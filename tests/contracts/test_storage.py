@@ -66,7 +66,7 @@ def expect(why, request):
     [b"", b"x", bytes(range(256)) * 5000, LARGE],
     ids=["nothing", "a byte", "1 MiB", "20 MiB"],
 )
-def test_what_was_put_comes_back(store, data):
+def test_a_stored_object_is_read_back(store, data):
     assert put(store, "a/b/c.bin", data)
     assert get(store, "a/b/c.bin") == data
     found = summed(store, "a/b/c.bin")
@@ -144,7 +144,7 @@ def test_a_range_across_pieces(store):
     assert got == LARGE[start : start + length]
 
 
-def test_bytes_go_to_where_the_target_stands(store):
+def test_bytes_are_written_at_the_position_of_the_target(store):
     put(store, "x", b"hello")
     target = io.BytesIO(b"0123456789")
     target.seek(2)
@@ -286,7 +286,7 @@ class Failing(io.BytesIO):
     "error", [KeyError("mine"), OSError(5, "mine"), ConnectionError("mine")], ids=repr
 )
 @pytest.mark.parametrize("at", [0, 12 * MIB])
-def test_what_reading_the_source_raises_ends_the_put(store, error, at):
+def test_an_error_of_the_source_ends_the_put(store, error, at):
     with pytest.raises(type(error)) as caught:
         store.put_if_absent("x", Failing(LARGE, at, error))
     assert caught.value is error
@@ -328,7 +328,7 @@ def test_memory_is_bounded(store):
     assert max(sizes) <= 8 * MIB
 
 
-def test_what_writing_the_target_raises_is_raised(store):
+def test_an_error_of_the_target_is_raised(store):
     class Full(io.BytesIO):
         def write(self, data):
             raise error
@@ -416,7 +416,7 @@ def test_one_object_twice_and_one_that_was_composed(composer):
 
 
 @on_those_that_compose
-def test_who_composes_later_has_lost(composer, place, request):
+def test_the_second_composer_does_not_replace_the_object(composer, place, request):
     expect(place.not_first, request)
     first, second = put_parts(composer, b"first", b"second")
     assert composer.compose("x", [first])
@@ -473,7 +473,7 @@ def test_a_time_that_suffices_to_compose(composer):
     assert get(composer, "x") == b"ab"
 
 
-def test_the_fake_fails_where_it_is_told():
+def test_the_fake_fails_as_requested():
     store = FaultyObjectStore({1: OSError("cut")})
     put(store, "a", b"1")
     with pytest.raises(OSError, match="cut"):

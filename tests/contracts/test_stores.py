@@ -67,7 +67,7 @@ def in_thread(call):
     return thread, results
 
 
-def test_what_was_inserted_is_read(store):
+def test_an_inserted_value_is_read(store):
     store.insert("c/read", "välue {}")
     assert store.get("c/read") == "välue {}"
     assert store.get("c/read", timeout=SOON) == "välue {}"
@@ -133,15 +133,15 @@ def test_delete_takes_the_subtree_and_nothing_else(store):
     assert store.get("c/trees") == "c/trees"
 
 
-def test_deleting_what_is_not_there_is_no_error(store):
+def test_deleting_a_missing_key_is_no_error(store):
     store.delete("c/absent")
 
 
-def test_nobody_is_dead_at_first(store):
+def test_no_worker_is_reported_as_crashed_at_first(store):
     assert store.dead_workers() == frozenset()
 
 
-def test_a_store_that_is_gone_says_so_to_everyone(opened):
+def test_a_lost_store_raises_an_error_in_every_caller(opened):
     store, close = opened
     if close is None:
         pytest.skip("the service of this process cannot be closed and used again")

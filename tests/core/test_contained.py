@@ -64,7 +64,7 @@ def second_name(path: Path, elsewhere: Path) -> None:
         (second_name, WRITE, contained.UnsafeFileError),
     ],
 )
-def test_what_was_planted_is_refused(
+def test_links_made_by_another_user_are_refused(
     root: Path,
     plant: Callable[[Path, Path], None],
     flags: int,

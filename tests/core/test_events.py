@@ -18,7 +18,9 @@ from tfpreempt.core.events import Notice
         ("mine", ["of any", "type"], "mine (['of any', 'type'])"),
     ],
 )
-def test_a_notice_says_nothing_twice(source: str, detail: Any, origin: str) -> None:
+def test_the_origin_of_a_notice_repeats_nothing(
+    source: str, detail: Any, origin: str
+) -> None:
     notice = Notice(
         source=source, worker=0, grace_seconds=None, received_at=0.0, detail=detail
     )

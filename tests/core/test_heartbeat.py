@@ -58,7 +58,7 @@ def start(file: HeartbeatFile, program: str, *wrapper: str) -> subprocess.Popen[
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
 
 
-def test_what_a_process_tells_is_read(file: HeartbeatFile) -> None:
+def test_the_heartbeat_of_a_process_is_read(file: HeartbeatFile) -> None:
     assert file.read() is None
     with start(file, "wait_for_data()") as process:
         wait_until(lambda: file.read() is not None, "a heartbeat")

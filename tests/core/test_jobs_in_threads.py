@@ -15,7 +15,7 @@ from tfpreempt.core.threads import (
 
 
 @pytest.mark.parametrize("threads", [1, 4, 100])
-def test_what_comes_of_jobs_is_in_their_order(threads):
+def test_the_results_of_jobs_are_in_their_order(threads):
     done = map_in_threads(lambda n: n * n, range(50), threads=threads, name="test")
     assert done == [n * n for n in range(50)]
 

@@ -74,7 +74,7 @@ def test_a_record_has_times_worker_incarnation_and_the_event(tmp_path: Path) -> 
     }
 
 
-def test_what_no_copy_can_be_made_of_is_recorded_as_text(tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_copied_is_recorded_as_text(tmp_path: Path) -> None:
     """A user's notice source may say anything."""
     lock = threading.Lock()
     Journal(tmp_path, 0).record(dataclasses.replace(NOTICE, detail=lock))
@@ -172,7 +172,7 @@ def test_a_full_disk_does_not_reach_training(
 
 
 @pytest.mark.parametrize("place", ["the file", "the directory"])
-def test_a_link_is_not_followed_and_said(
+def test_a_link_is_not_followed_but_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     mine, directory = tmp_path / "mine", tmp_path / "journal"

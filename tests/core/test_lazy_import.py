@@ -28,7 +28,7 @@ def run_without(program: str) -> subprocess.CompletedProcess[str]:
         "from tfpreempt.states import TensorFlowRandomState",
     ],
 )
-def test_what_needs_tensorflow_says_which_to_install(program: str) -> None:
+def test_a_name_that_needs_tensorflow_names_the_install_command(program: str) -> None:
     done = run_without(program)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -60,7 +60,7 @@ def test_workers_of_a_cluster_are_refused_by_the_same_error(tmp_path: Path) -> N
     assert "TensorFlowMissingError: tfpreempt.handler.tensorflow_adapter" in done.stderr
 
 
-def test_who_connects_without_is_told_the_same() -> None:
+def test_connecting_without_tensorflow_names_the_install_command() -> None:
     done = run_without("import tfpreempt; tfpreempt.connect_to_cluster(None)")
     last = done.stderr.splitlines()[-1]
     error = "tfpreempt.errors.TensorFlowMissingError: connect_to_cluster() needs"
@@ -82,7 +82,7 @@ def test_the_error_is_an_import_error_and_ours() -> None:
     assert done.stdout == "caught\n" * 2, done.stderr
 
 
-def test_what_needs_none_works_without(tmp_path: Path) -> None:
+def test_names_without_tensorflow_work_without_it(tmp_path: Path) -> None:
     done = run_without(
         "import tfpreempt, tfpreempt.keras, tfpreempt.states as states\n"
         "tfpreempt.TerminationConfig(); tfpreempt.detect_platform()\n"
@@ -92,7 +92,7 @@ def test_what_needs_none_works_without(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_demo_says_so_before_it_starts_a_worker() -> None:
+def test_the_demo_reports_missing_packages_before_a_worker_starts() -> None:
     done = run_without(
         "sys.modules['jax'] = None; from tfpreempt.cli import main; main(['demo'])"
     )

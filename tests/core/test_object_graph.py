@@ -61,7 +61,7 @@ def test_slots_are_attributes() -> None:
     assert paths(it, root=Slotted(inner=it)) == ["root.inner"]
 
 
-def test_what_was_not_assigned_is_not_asked_for() -> None:
+def test_an_empty_slot_is_not_read() -> None:
     class Slots:
         __slots__ = ("__inner", "unset")
 
@@ -93,7 +93,7 @@ def test_circles_end() -> None:
     assert paths(one, one=one) == ["one", "one.itself", "one.other[0]"]
 
 
-def test_a_place_says_who_holds_it() -> None:
+def test_an_object_path_has_its_owner() -> None:
     numbers = [1, 2]
     *_, last = object_graph.walk({"m": Model(numbers=numbers)}, lambda kind: True)
     assert last.owner is numbers
@@ -136,7 +136,7 @@ def test_properties_are_not_called() -> None:
     assert paths(it, root=careful) == ["root.costly"]
 
 
-def test_what_is_installed_is_not_the_programs() -> None:
+def test_an_installed_class_is_no_user_code() -> None:
     assert object_graph.is_user_code(Model)
     installed = (int, logging.Logger, np.random.Generator, TerminationConfig)
     assert not any(map(object_graph.is_user_code, installed))
@@ -173,7 +173,7 @@ def test_a_library_is_one_outside_of_site_packages(
     assert object_graph.is_user_module.__wrapped__(name) == is_program
 
 
-def test_what_a_class_assigns_is_what_dis_shows() -> None:
+def test_assigned_attributes_equal_those_found_by_dis() -> None:
     many = " = ".join(f"self.name_{number}" for number in range(300))
     made: dict[str, Any] = {}
     exec(f"def assign(self, value):\n    {many} = value", made)
@@ -277,7 +277,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_of_what_a_walk_has_found_is_seen(
+def test_a_change_of_a_found_object_is_detected(
     change: Callable[[Model], None],
 ) -> None:
     model, reached = model_of_all_kinds(), object_graph.Reached()

@@ -93,7 +93,7 @@ def fork(zygote: Zygote, program: str, directory: Path, more: dict[str, str]) ->
 
 
 @pytest.mark.slow
-def test_the_loop_of_states_goes_on_and_is_listed(tmp_path: Path) -> None:
+def test_the_loop_of_states_resumes_and_is_listed(tmp_path: Path) -> None:
     (program,) = blocks("checkpoints/states.md")
     more = {"TFPREEMPT_CHECKPOINT_DIR": str(tmp_path / "ckpt")}
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_the_loop_of_states_goes_on_and_is_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_the_first_program_goes_on_from_the_bucket(
+def test_the_first_program_resumes_from_the_bucket(
     zygote: Zygote, tmp_path: Path
 ) -> None:
     (program,) = blocks("checkpoints/index.md")
@@ -142,7 +142,7 @@ def test_rules_asynchronous_saves_and_a_partial_restore(
 
 
 @pytest.mark.tensorflow
-def test_the_place_of_a_loader_is_kept(zygote: Zygote, tmp_path: Path) -> None:
+def test_the_position_of_a_loader_is_kept(zygote: Zygote, tmp_path: Path) -> None:
     *_, program = blocks("data.md")
     shown = "\nprint(len(seen), next(batches)[:3])"
     lines = [

@@ -25,5 +25,5 @@ def test_every_variable_of_the_package_has_its_row() -> None:
     assert sorted(rows) == sorted(used)
 
 
-def test_what_a_supervisor_lends_is_internal() -> None:
+def test_variables_of_the_supervisor_are_internal() -> None:
     assert {*VARIABLES, heartbeat.VARIABLE} <= set(listed("Internal variables"))

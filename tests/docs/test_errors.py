@@ -50,7 +50,7 @@ def test_every_error_that_a_user_meets_has_its_row() -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), ROWS)
-def test_a_row_says_all(name: str, row: str) -> None:
+def test_a_row_has_every_part(name: str, row: str) -> None:
     """What happened, what to do; what is lost stands there or above the table."""
     assert all(len(cell.strip()) > 5 for cell in row.split("|"))
     also = re.findall(r"Also an? `(?:[a-z]\w*\.)*(\w+)`", row)

@@ -250,7 +250,7 @@ def test_a_command_line_with_a_wrong_option_is_found(line: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(p for p in PAGES if blocks(p, "diff")))
-def test_what_a_diff_adds_is_in_a_file_beside_it(page: str) -> None:
+def test_the_lines_of_a_diff_are_in_the_file_beside_it(page: str) -> None:
     files = (DOCS / page).with_suffix("").rglob("*.py")
     there = {line for file in files for line in file.read_text("utf-8").splitlines()}
     lines = [line for block in blocks(page, "diff") for line in block.splitlines()]

@@ -24,7 +24,7 @@ def test_the_notebooks_are_there() -> None:
 
 
 @ALL
-def test_who_opens_a_notebook_sees_what_a_run_of_it_gave(path: Path) -> None:
+def test_a_notebook_contains_the_output_of_a_run(path: Path) -> None:
     cells = [c for c in notebooks.read(path).cells if c.cell_type == "code"]
     counts = [cell.execution_count for cell in cells]
     assert counts == [*range(1, len(cells) + 1)], "python -m tests.docs.notebooks"

@@ -59,7 +59,7 @@ def test_every_bench_has_a_figure() -> None:
     assert set(ALL) - names == set()
 
 
-def test_every_row_says_what_it_is() -> None:
+def test_every_row_names_its_measurement() -> None:
     common = {"bench", "command", "date", "load", "machine"}
     for figure in performance.recorded():
         for row in performance.rows_of(figure):

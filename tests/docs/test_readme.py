@@ -85,7 +85,7 @@ def run_to_end(zygote: Zygote, program: Path) -> str:
 
 
 @pytest.mark.tensorflow
-def test_run_example_commits_on_sigterm_and_goes_on(
+def test_run_example_commits_on_sigterm_and_resumes(
     zygote: Zygote, here: Place
 ) -> None:
     program = write(here.path, "train.py", "PreemptionCheckpointHandler")
@@ -97,7 +97,7 @@ def test_run_example_commits_on_sigterm_and_goes_on(
 
 
 @pytest.mark.tensorflow
-def test_fit_example_commits_on_sigterm_and_goes_on(
+def test_fit_example_commits_on_sigterm_and_resumes(
     zygote: Zygote, here: Place
 ) -> None:
     program = write(here.path, "fit.py", "PreemptionCallback")
@@ -112,7 +112,7 @@ def test_fit_example_commits_on_sigterm_and_goes_on(
 
 @pytest.mark.tensorflow
 @pytest.mark.multiprocess
-def test_supervisor_example_runs_as_it_stands(tmp_path: Path) -> None:
+def test_supervisor_example_runs_unchanged(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "PreemptionCheckpointHandler")
     done = subprocess.run(
         ["bash", "-c", blocks(START, "bash")[-1]],

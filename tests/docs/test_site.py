@@ -34,7 +34,7 @@ OTHERWISE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_the_site_is_built_and_stands_alone(tmp_path: Path) -> None:
+def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
     """Links, anchors, pages that are in no menu and docstrings: all are warnings."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
@@ -76,7 +76,7 @@ def tables() -> list[str]:
     return [each.removeprefix("\b\n").rstrip() for each in found]
 
 
-def test_what_a_help_wants_left_as_it_is_becomes_a_code_block() -> None:
+def test_preformatted_help_text_becomes_a_code_block() -> None:
     text = "First.\n\n\b\na  1\nb  2\n\nLast.\n\n\b\nc  3"
     blocks = "First.\n\n```text\na  1\nb  2\n```\n\nLast.\n\n```text\nc  3\n```"
     assert fenced(text) == blocks

@@ -508,7 +508,7 @@ def test_an_end_that_cannot_be_saved(on: Machine, line: str) -> None:
     assert on.run(lambda: on.fit()).epoch == list(range(EPOCHS))
 
 
-def test_a_fit_of_an_earlier_version_is_told_as_such() -> None:
+def test_a_commit_of_an_earlier_version_is_recognized() -> None:
     """Its metrics and seeds lie elsewhere."""
     state = FitRecord("tfpreempt.keras", lambda: pytest.fail("nothing is saved"))
     file = io.BytesIO()

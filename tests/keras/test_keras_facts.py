@@ -244,7 +244,7 @@ def harmless_sigterm() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("verbose", [0, 2])
 @LINES
-def test_sigterm_is_heard_by_default(
+def test_sigterm_is_watched_by_default(
     on: Machine, line: str, verbose: int, harmless_sigterm: list[int]
 ) -> None:
     """F: BackupAndRestore(save_before_preemption=True) of tf_keras ignores it, with its

@@ -355,7 +355,7 @@ def test_python_values_that_cannot_come_back_are_named(
 
 
 @LINES
-def test_what_a_user_edits_between_two_starts_stays(on: Machine, line: str) -> None:
+def test_a_value_edited_between_two_starts_is_kept(on: Machine, line: str) -> None:
     def edited(rate: float) -> Any:
         model = on.model()
         model.rate, model.steps = rate, 0
@@ -452,7 +452,7 @@ def test_a_model_is_fitted_again_after_its_fit_died(on: Machine, line: str) -> N
 
 
 @LINES
-def test_a_train_function_that_is_made_anew(on: Machine, line: str) -> None:
+def test_a_train_function_that_is_made_again(on: Machine, line: str) -> None:
     """A callback that unfreezes layers has it made again."""
 
     def unfreezing(ours: Any = None) -> Any:
@@ -820,7 +820,7 @@ def test_a_train_function_made_again_within_an_epoch_is_watched(
 
 @LINES
 @pytest.mark.usefixtures("summaries")
-def test_tensorboard_goes_on_at_its_step(on: Machine, line: str) -> None:
+def test_tensorboard_resumes_at_its_step(on: Machine, line: str) -> None:
     """An interrupted run leaves the events of an undisturbed one, each once."""
 
     def watched(name: str, ours: Any = None) -> list[Any]:

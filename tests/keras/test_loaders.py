@@ -169,7 +169,7 @@ KERAS = pytest.mark.parametrize("line", ["keras"])
 
 @KERAS
 @pytest.mark.parametrize("name", GRAIN)
-def test_grain_goes_on_exactly(on: Machine, line: str, name: str) -> None:
+def test_grain_resumes_exactly(on: Machine, line: str, name: str) -> None:
     found = train(on, GRAIN[name], *OFTEN, **options(name))
     assert found == undisturbed(name)
 
@@ -240,7 +240,7 @@ OWN = {"epochs": EPOCHS, "steps_per_epoch": STEPS}
 
 @TF_KERAS
 @pytest.mark.parametrize("kind", [RowsWithState, RowsWithStateDict, RowsThatBeginAnew])
-def test_an_iterator_of_ones_own_goes_on_at_once(
+def test_a_users_iterator_resumes_at_once(
     on: Machine, line: str, kind: type[Rows], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train(on, kind, **OWN)
@@ -261,7 +261,7 @@ def test_an_iterator_of_ones_own_goes_on_at_once(
         ({"state": ValueError("lost")}, "ValueError: lost"),
     ],
 )
-def test_where_the_place_cannot_be_had_all_is_read_again(
+def test_without_a_position_all_batches_are_read_again(
     on: Machine,
     line: str,
     given: dict[str, Any],
@@ -283,7 +283,7 @@ def test_where_the_place_cannot_be_had_all_is_read_again(
 
 
 @TF_KERAS
-def test_threads_that_read_one_loader_at_once_leave_no_place(
+def test_a_loader_read_by_several_threads_has_no_position(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Which thread gets which batch is chance; so nothing is promised but a word."""
@@ -294,7 +294,7 @@ def test_threads_that_read_one_loader_at_once_leave_no_place(
 
 
 @TF_KERAS
-def test_a_place_that_is_lost_on_the_way(
+def test_a_position_that_becomes_unknown(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is never a wrong place: all is read again, and from there it is known."""

@@ -273,7 +273,7 @@ def test_the_end_of_a_fold_is_given_to_no_other_fold(on: Machine, line: str) -> 
 
 
 @LINES
-def test_nor_to_a_fold_that_is_an_argument_of_the_program(
+def test_a_fold_given_by_a_program_argument_is_refused(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each start has other arrays, and says so in its command line."""
@@ -325,7 +325,7 @@ def test_a_fit_that_resumes_on_other_data_is_named(
 
 
 @LINES
-def test_what_a_validation_found_is_not_kept_after_its_epoch(
+def test_values_of_a_validation_are_not_kept_after_its_epoch(
     on: Machine, line: str
 ) -> None:
     held: list[int] = []
@@ -605,9 +605,7 @@ def test_an_error_in_fit_and_a_new_fit(on: Machine, line: str, error: Any) -> No
 
 
 @LINES
-def test_a_fit_whose_end_is_broken_off_leaves_no_commit_of_its_own(
-    on: Machine, line: str
-) -> None:
+def test_an_interrupted_end_of_a_fit_leaves_no_commit(on: Machine, line: str) -> None:
     """A notice is served at its end, and a notebook catches the SystemExit."""
     trained: list[int] = []
 
@@ -664,7 +662,7 @@ def test_commits_are_made_when_asked_for(
 
 
 @LINES
-def test_asynchronous_commits_hold_what_synchronous_ones_do(
+def test_asynchronous_commits_equal_synchronous_commits(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Byte for byte, though steps change every variable before one is written."""
@@ -739,7 +737,7 @@ def test_a_validation_that_was_preempted_is_committed_at_its_end(
 
 
 @LINES
-def test_a_fit_that_starts_afresh_says_so(on: Machine, line: str) -> None:
+def test_a_fit_from_scratch_logs_its_start(on: Machine, line: str) -> None:
     """Its journal is open from then on: by that `tfpreempt simulate` finds it."""
     on.run(lambda: on.fit(ours=on.preemption(save_freq=None)))
     first, *_ = read_journal(journal_directory(on.checkpoints))
@@ -747,7 +745,7 @@ def test_a_fit_that_starts_afresh_says_so(on: Machine, line: str) -> None:
 
 
 @LINES
-def test_what_an_epoch_has_logged_is_in_the_journal(on: Machine, line: str) -> None:
+def test_the_logs_of_an_epoch_are_in_the_journal(on: Machine, line: str) -> None:
     """And where a start stands: `tfpreempt report` draws it."""
     on.run(lambda: on.fit(ours=on.preemption(), epochs=2, **HELD_OUT))
     records = read_journal(journal_directory(on.checkpoints))

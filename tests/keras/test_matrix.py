@@ -120,7 +120,7 @@ def selected(request: pytest.FixtureRequest) -> list[Cell | None]:
     of_module = [item for item in request.session.items if item.path == request.path]
     values = [getattr(item, "callspec", None) for item in of_module]
     found: list[Cell | None] = [v.params["cell"] for v in values if v is not None]
-    is_left_out = test_what_is_left_out_fails_without_us.__name__
+    is_left_out = test_unsupported_cells_fail_without_tfpreempt_too.__name__
     return found + [None for item in of_module if item.name == is_left_out]
 
 
@@ -153,7 +153,7 @@ def test_equals_a_run_without_interruption(
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(LIMIT + 60)
-def test_what_is_left_out_fails_without_us(lines: dict[str, Runner]) -> None:
+def test_unsupported_cells_fail_without_tfpreempt_too(lines: dict[str, Runner]) -> None:
     """If this fails, Keras has mended it: see `fails_by_itself`."""
     result = lines["keras"].result("alone")
     assert "You must feed a value for placeholder" in result["error"]

@@ -105,7 +105,7 @@ def test_a_block_removes_the_patch_that_it_made(trainer: Any) -> None:
     assert functions(trainer) == before
 
 
-def test_a_version_without_what_would_be_replaced_is_refused(
+def test_a_version_without_the_replaced_functions_is_refused(
     trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private_api.check_available.cache_clear()
@@ -116,7 +116,7 @@ def test_a_version_without_what_would_be_replaced_is_refused(
         enable_multi_worker()
 
 
-def test_a_version_that_nobody_tried_is_told_of(
+def test_an_untested_version_causes_a_warning(
     trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     enable_multi_worker().remove()
@@ -261,7 +261,7 @@ def test_all_workers_hold_the_same_weights(results: Any, case: str) -> None:
 
 
 @with_workers
-def test_the_cases_are_what_they_say(results: Any) -> None:
+def test_the_cases_match_their_names(results: Any) -> None:
     first, _ = results["workers"]
     assert first["callbacks"]["history"]["learning_rate"] == pytest.approx(
         [0.0005, 0.00025]

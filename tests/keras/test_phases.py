@@ -37,7 +37,7 @@ def test_each_way_to_begin_leads_to_the_end() -> None:
         )
 
 
-def test_what_keras_never_does_is_named() -> None:
+def test_an_event_that_keras_never_sends_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"'the fit ends' happened in .* VALIDATING"):
         after(FitPhase.VALIDATING, FitEvent.TRAIN_END)
 
@@ -117,7 +117,7 @@ def test_a_fit_is_found_where_the_program_leaves_out_earlier_ones(
     assert plan.beginning is (FitPhase.SKIP if number == 1 else FitPhase.RESUME)
 
 
-def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_fits() -> None:
+def test_a_checkpoint_of_an_earlier_version_has_no_fit_facts() -> None:
     progress = saved("train", fit=2, histories=({"epoch": [0], "history": {}},))
     assert make_plan(progress, [], 3, made_of()).beginning is FitPhase.SKIP
 

@@ -165,7 +165,7 @@ def options(name: str) -> dict[str, int]:
 
 @LINES
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_seeded_pipeline_goes_on_exactly(on: Machine, line: str, name: str) -> None:
+def test_a_seeded_pipeline_resumes_exactly(on: Machine, line: str, name: str) -> None:
     for cuts in CUTS[line]:
         found = train(on, lambda: PIPELINES[name](3), *cuts, **options(name))
         assert found == undisturbed(line, name), cuts
@@ -341,7 +341,7 @@ def test_a_cache_in_memory_is_named(
         ("shuffled", SAMPLES, False),  # the buffer has all that is left of the epoch
     ],
 )
-def test_a_cache_whose_files_are_lost_is_read_again(
+def test_data_of_a_lost_cache_are_read_again(
     on: Machine,
     line: str,
     tmp_path: Path,
@@ -406,7 +406,7 @@ def test_validation_data_that_change_are_named(
 @pytest.mark.parametrize(
     "name", ["files", "repeated", "repeated last", "repeated twice", "filtered"]
 )
-def test_nothing_is_said_where_all_is_exact(
+def test_an_exact_resume_logs_no_warning(
     on: Machine, line: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

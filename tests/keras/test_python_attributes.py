@@ -103,7 +103,7 @@ def test_data_are_not_kept(data: Any, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("data", [MANY, LARGE])
-def test_what_grows_to_data_is_named(
+def test_an_attribute_that_grows_to_data_is_named(
     data: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Helper(seen=[])
@@ -144,7 +144,7 @@ def test_a_change_in_a_value_that_cannot_be_restored_is_named(
     assert "the change of model.value will not be restored" in text
 
 
-def test_an_object_in_place_of_a_number_is_put_back() -> None:
+def test_an_object_that_replaced_a_number_is_restored() -> None:
     """A setting was a number in the first step, and is an object in the restart."""
     layer, objects = keras.layers.Dropout(0.5), [Helper(), Helper()]
     attributes = Attributes(Helper(layer=layer))

@@ -26,7 +26,7 @@ PLACE: dict[str, Any] = {"kind": "index", "made": 1, "read": 1, "batches": 3}
 WRONG = {"array": 7, "dtype": "<f4", "shape": [1]}  # there is no such part
 
 
-def test_what_was_saved_comes_back() -> None:
+def test_saved_values_are_restored() -> None:
     found = FitRecord.read(io.BytesIO(fuzz_runs.FIT))
     assert fit_progress.read(found["progress"]) == fuzz_runs.PLACE
 
@@ -70,7 +70,7 @@ def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
     ],
     ids=str,
 )
-def test_no_place_in_a_fit(value: Any) -> None:
+def test_invalid_progress_of_a_fit(value: Any) -> None:
     with pytest.raises(DAMAGED, match=r"model\.fit"):
         fit_progress.read(EncodedValue.of(value))
 
@@ -93,12 +93,12 @@ def test_no_place_in_a_fit(value: Any) -> None:
     ],
     ids=str,
 )
-def test_no_place_in_data(place: Any) -> None:
+def test_invalid_position_in_data(place: Any) -> None:
     with pytest.raises(DAMAGED, match=r"model\.fit"):
         Position.parse(place)
 
 
-def test_a_place_in_data_comes_back() -> None:
+def test_a_position_in_data_is_restored() -> None:
     place = dataclasses.replace(Position(**PLACE), states=((b"now", b"more"),))
     saved = EncodedValue.of(dataclasses.asdict(place)).value()
     assert Position.parse(saved) == place
@@ -134,7 +134,7 @@ def test_no_attributes_of_a_model(header: Any) -> None:
         Attributes(object()).restore(EncodedValue(header=header))
 
 
-def test_an_attribute_that_is_none_has_no_place(
+def test_an_attribute_that_cannot_be_set_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     Attributes(object()).restore(EncodedValue(header=[["model", "x", WRONG, 0]]))

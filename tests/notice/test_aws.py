@@ -58,7 +58,7 @@ def bench() -> Iterator[Bench]:
     made.close()
 
 
-def test_each_topic_says_what_it_means(bench: Bench) -> None:
+def test_each_topic_has_its_notice(bench: Bench) -> None:
     when = datetime.datetime(2026, 11, 21, 20, tzinfo=datetime.timezone.utc)
     bench.fake.recommend_rebalance(when - datetime.timedelta(minutes=2))
     bench.look()
@@ -77,7 +77,7 @@ def test_each_topic_says_what_it_means(bench: Bench) -> None:
     ]
 
 
-def test_an_interruption_says_what_it_leaves(bench: Bench) -> None:
+def test_an_interruption_has_its_time_left(bench: Bench) -> None:
     when = datetime.datetime.fromtimestamp(
         bench.clock.wall() + 65, datetime.timezone.utc
     )

@@ -123,7 +123,7 @@ def test_the_time_comes_in_many_forms(bench: Bench, sent: str, shown: str) -> No
     assert bench.heard[0].startswith(f"Preempt has started{shown} (event ")
 
 
-def test_the_earliest_of_several_says_what_is_left() -> None:
+def test_the_earliest_event_determines_the_time_left() -> None:
     bench = Bench()
     now = bench.clock.wall()
     for ahead in (300, 31, 900):
@@ -145,7 +145,7 @@ def test_an_event_that_has_started_leaves_nothing(
     assert NoticeSourceConfig(bench.sources["Preempt"], 300.0).grace_now() == 0.0
 
 
-def test_acknowledging_starts_what_is_scheduled_here_and_no_more() -> None:
+def test_an_acknowledgement_starts_only_events_of_this_machine() -> None:
     """By a question of its own: whether sources are open does not matter."""
     with FakeAzure() as fake:
         watch = AzureWatch(["Preempt", "Reboot"], url=fake.url)
@@ -250,7 +250,7 @@ def test_the_name_is_asked_for_once(bench: Bench) -> None:
     assert paths.count("/metadata/instance/compute/name") == 1
 
 
-def test_a_slow_first_call_holds_nobody_up() -> None:
+def test_a_slow_first_request_delays_no_thread_but_the_poller() -> None:
     assert FIRST_REQUEST_SECONDS > 120
     with FakeAzure(first_call_seconds=60.0) as fake:
         source = AzureWatch(url=fake.url).source("Preempt")
@@ -275,7 +275,7 @@ def test_a_slow_first_call_holds_nobody_up() -> None:
         json.dumps({"Events": "x" * 100_000}),
     ],
 )
-def test_garbage_is_told_once_and_no_notice(
+def test_garbage_is_logged_once_and_no_notice(
     bench: Bench, document: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.fake.set_document(document)

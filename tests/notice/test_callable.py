@@ -29,7 +29,7 @@ def test_polls_every_second_by_default() -> None:
     assert pauses == [1.0]
 
 
-def test_the_detail_says_what_returned_what() -> None:
+def test_the_detail_names_the_function_and_its_result() -> None:
     rig = CallableRig()
     rig.answer = 7
     heard: list[str] = []
@@ -61,7 +61,7 @@ def test_an_answer_without_a_truth_is_a_fault(
     assert len(heard) == 1
 
 
-def test_what_has_no_name_can_be_polled() -> None:
+def test_a_function_without_a_name_can_be_polled() -> None:
     source = CallableSource(functools.partial(bool, 0))
     assert source.name == "callable:partial"
 

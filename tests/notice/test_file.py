@@ -53,7 +53,7 @@ def test_first_line(tmp_path: Path, content: bytes, detail: str) -> None:
     assert first_line(str(path)) == detail
 
 
-def test_first_line_of_what_cannot_be_read(tmp_path: Path) -> None:
+def test_first_line_of_an_unreadable_file(tmp_path: Path) -> None:
     assert first_line(str(tmp_path / "absent")) == ""
     assert first_line(str(tmp_path)) == ""
 
@@ -70,7 +70,7 @@ def test_a_directory_is_a_notice(rig: FileRig, heard: list[str]) -> None:
     assert heard == [""]
 
 
-def test_a_file_in_the_place_of_its_directory_is_quiet(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_directory_is_no_notice(tmp_path: Path) -> None:
     (tmp_path / "preempted").write_text("a file")
     rig = FileRig(tmp_path / "preempted")  # looks for preempted/preempted
     heard: list[str] = []

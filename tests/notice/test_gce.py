@@ -207,7 +207,7 @@ def test_a_plain_word_without_an_etag_is_read_and_polled() -> None:
             assert heard.names == ["gce:preempted"]
 
 
-def test_an_etag_that_comes_back_is_no_news(fake: FakeGce) -> None:
+def test_a_repeated_etag_is_no_change(fake: FakeGce) -> None:
     """Etags are hashes of the content: A, B, A has the first etag again."""
     with Heard(GceWatch(url=fake.url)) as heard:
         for value, expected in [("TRUE", 1), ("FALSE", 1), ("TRUE", 2)]:

@@ -41,9 +41,7 @@ def test_a_hidden_directory_leaves_the_first_topic_and_polls() -> None:
         (["preempted", "stop-state", "maintenance-event"], "1"),
     ],
 )
-def test_what_may_leave_little_time_is_asked_for_each_second(
-    topics: list[str], seconds: str
-) -> None:
+def test_an_urgent_entry_is_polled_each_second(topics: list[str], seconds: str) -> None:
     clock = FakeClock()
     with FakeGce(longest_hang=0.02, hides_directory=True) as fake:
         watch = GceWatch(topics, url=fake.url, wait=clock.wait, clock=clock)

@@ -26,7 +26,7 @@ WINDOW = {
         {"maintenanceStatus": "UNKNOWN"},
     ],
 )
-def test_upcoming_maintenance_says_nothing_in_many_ways(value: object) -> None:
+def test_upcoming_maintenance_may_contain_no_notice(value: object) -> None:
     assert read_upcoming_maintenance(value, 0.0) is None
 
 
@@ -40,7 +40,7 @@ def test_upcoming_maintenance_says_nothing_in_many_ways(value: object) -> None:
         WINDOW,
     ],
 )
-def test_a_maintenance_says_when_it_begins(value: object) -> None:
+def test_a_maintenance_has_its_start_time(value: object) -> None:
     told = read_upcoming_maintenance(value, BEGINS - 7 * 86400)
     assert told is not None
     assert "2026-11-22T01:00:00Z" in told.detail
@@ -72,7 +72,7 @@ def test_a_maintenance_without_status_and_end_is_over_once_it_began() -> None:
     assert read_upcoming_maintenance({"maintenanceStatus": "PENDING", **value}, BEGINS)
 
 
-def test_a_status_that_nobody_knows_is_a_fault() -> None:
+def test_an_unknown_status_is_an_error() -> None:
     value = {"maintenance_status": "A_STATE_OF_NEXT_YEAR", **WINDOW}
     with pytest.raises(errors.NoticeError, match="expected one of"):
         read_upcoming_maintenance(value, BEGINS - 60)

@@ -37,7 +37,7 @@ class Recorder:
         monkeypatch.setattr(MetadataSession, "request", self.request)
 
 
-def test_a_hanging_get_may_last_a_little_longer_than_the_server_is_told(
+def test_a_hanging_get_may_outlast_its_timeout_by_a_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     headers = {"metadata-flavor": "Google", "etag": "1"}

@@ -136,7 +136,7 @@ def test_a_hostile_answer_ends_in_time_and_stays_small(
     assert peak < 2_000_000
 
 
-def test_what_is_compressed_is_not_unpacked() -> None:
+def test_a_compressed_body_is_not_decompressed() -> None:
     with HostileServer("bomb") as hostile:
         session = MetadataSession(hostile.url)
         answer = session.request("/")
@@ -182,7 +182,7 @@ CHUNKED = OK + b"Transfer-Encoding: Chunked\r\n\r\n"
         (CHUNKED + b"0\r\n\r\n", b""),
     ],
 )
-def test_a_body_ends_where_its_head_says(said: bytes, body: bytes) -> None:
+def test_the_head_determines_the_end_of_the_body(said: bytes, body: bytes) -> None:
     assert ask(said).body == body
 
 
@@ -288,7 +288,7 @@ def test_close_ends_a_request_that_waits(
         session.request(NAME)
 
 
-def test_close_ends_a_request_whose_answer_never_ends() -> None:
+def test_close_ends_a_request_with_an_endless_answer() -> None:
     """Also one that is read to the end of its connection."""
     with HostileServer("drip") as hostile:
         session = MetadataSession(hostile.url)
@@ -335,7 +335,7 @@ def test_addresses(text: str, expected: str) -> None:
         "[::1",
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(errors.ConfigurationError, match="VARIABLE="):
         checked_base_url(text, "VARIABLE")
 
@@ -355,5 +355,5 @@ def test_times_are_read_as_clouds_write_them(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01T00:00:00Z", None, 5])
-def test_what_is_no_time_is_none(text: object) -> None:
+def test_an_invalid_time_is_none(text: object) -> None:
     assert epoch_seconds(text) is None

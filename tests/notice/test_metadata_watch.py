@@ -120,7 +120,7 @@ def test_the_thread_lives_from_the_first_start_to_the_last_close() -> None:
         assert [poller.closed for poller in bench.pollers] == [1] * number
 
 
-def test_a_late_source_hears_what_is_up_and_a_closed_one_nothing() -> None:
+def test_a_late_source_gets_the_active_notice_and_a_closed_one_none() -> None:
     bench = Bench()
     first, late = bench.watch.source("a"), bench.watch.source("a")
     first.start(lambda detail: bench.heard.append(f"first {detail}"))
@@ -134,7 +134,7 @@ def test_a_late_source_hears_what_is_up_and_a_closed_one_nothing() -> None:
     late.close()
 
 
-def test_a_source_knows_what_its_notice_leaves() -> None:
+def test_a_source_knows_the_time_left_of_its_notice() -> None:
     bench = Bench()
     source, quiet = bench.watch.source("a"), bench.watch.source("b")
     assert isinstance(source, TimedSource)
@@ -186,7 +186,7 @@ def test_nothing_ends_the_thread_but_its_owner(
     assert levels == ["WARNING", "WARNING", "INFO"]  # the last: it works again
 
 
-def test_what_comes_after_the_last_close_is_not_reported(
+def test_a_notice_after_the_last_close_is_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(polling, "CLOSE_LIMIT_SECONDS", 0.05)

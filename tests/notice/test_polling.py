@@ -86,7 +86,7 @@ def test_the_level_survives_a_failure() -> None:
     assert script.edges == ["a", "a"]
 
 
-def test_pauses_grow_to_a_limit_and_start_anew() -> None:
+def test_pauses_grow_to_a_limit_and_restart_after_a_success() -> None:
     script = Script(*[OSError("x")] * 8, None, OSError("x"), None)
     script.run(interval=0.25)
     assert script.pauses == [1, 2, 4, 8, 16, 30, 30, 30, 0.25, 1, 0.25]
@@ -123,7 +123,7 @@ def test_an_error_with_a_new_address_in_it_is_the_same_fault(
     assert "no route" in told[1]
 
 
-def test_a_fault_after_recovery_is_logged_anew(
+def test_a_failure_after_a_recovery_is_logged_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     Script(OSError("x"), None, OSError("x"), None).run()

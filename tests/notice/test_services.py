@@ -141,7 +141,7 @@ def test_a_redirect_leads_nowhere(cloud: Cloud) -> None:
 
 
 @each_cloud
-def test_a_time_out_is_told_once_and_survived(
+def test_a_timeout_is_logged_once_and_polling_continues(
     cloud: Cloud, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch)
@@ -163,7 +163,7 @@ def test_a_time_out_is_told_once_and_survived(
 
 
 @each_cloud
-def test_a_closed_port_holds_nobody_up(cloud: Cloud) -> None:
+def test_a_closed_port_does_not_delay_the_start(cloud: Cloud) -> None:
     with cloud.fake() as fake:
         url = fake.url
     source = cloud.source(url, threading.Event.wait)

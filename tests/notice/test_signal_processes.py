@@ -62,7 +62,7 @@ def run(
         "time.sleep(1.5)",
     ],
 )
-def test_heard_while_the_main_thread_is_inside_c(operation: str) -> None:
+def test_a_signal_is_received_while_the_main_thread_runs_c_code(operation: str) -> None:
     told = run(
         f"""
         sent = []
@@ -82,7 +82,7 @@ def test_heard_while_the_main_thread_is_inside_c(operation: str) -> None:
     assert float(str(told["left"])) > 0.05
 
 
-def test_a_forked_worker_dies_of_sigterm_and_the_parent_hears_nothing() -> None:
+def test_sigterm_ends_a_forked_child_without_a_notice_in_the_parent() -> None:
     told = run(
         """
         context = multiprocessing.get_context("fork")
@@ -272,7 +272,7 @@ def test_an_open_source_does_not_hold_up_the_end() -> None:
     run("sys.exit(3)", expected=3)
 
 
-def test_heard_with_asyncio_in_the_same_process() -> None:
+def test_a_signal_is_received_beside_asyncio() -> None:
     told = run(
         """
         import asyncio

@@ -180,7 +180,7 @@ def test_two_sources_on_one_signal(
     assert len(heard) == 1
 
 
-def test_two_signals_share_what_is_there(source: SignalSource) -> None:
+def test_two_signals_share_the_wakeup_fd(source: SignalSource) -> None:
     threads = threading.active_count()
     second_heard: list[str] = []
     second = SignalSource("USR2")
@@ -193,7 +193,7 @@ def test_two_signals_share_what_is_there(source: SignalSource) -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_on_the_way_out_what_would_end_the_process_is_ignored() -> None:
+def test_during_the_exit_a_fatal_signal_is_ignored() -> None:
     """But not by a child, and no longer than that."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         source = SignalSource(signum)
@@ -211,7 +211,9 @@ def test_on_the_way_out_what_would_end_the_process_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("kind", ["a handler", "ignored"])
-def test_on_the_way_out_what_was_there_comes_back(kind: str, handler: Handler) -> None:
+def test_during_the_exit_the_earlier_handler_is_restored(
+    kind: str, handler: Handler
+) -> None:
     there = handler if kind == "a handler" else signal.SIG_IGN
     signal.signal(USR1, there)
     source = SignalSource(USR1)
@@ -233,7 +235,7 @@ def test_the_default_of_sigint_is_not_chained() -> None:
     source.close()
 
 
-def test_what_the_chained_handler_raises_is_raised(heard: list[str]) -> None:
+def test_an_error_of_the_chained_handler_is_raised(heard: list[str]) -> None:
     def leave(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(7)
 
@@ -247,7 +249,7 @@ def test_what_the_chained_handler_raises_is_raised(heard: list[str]) -> None:
     assert signal.signal(USR1, below) is leave
 
 
-def test_off_the_main_thread_it_says_what_to_do() -> None:
+def test_the_error_off_the_main_thread_has_advice() -> None:
     caught: list[BaseException] = []
 
     def start() -> None:
@@ -273,7 +275,7 @@ def test_rearm_off_the_main_thread_warns_once(
     assert caplog.text.count("cannot be installed again") == 1
 
 
-def test_the_next_close_restores_what_a_close_on_another_thread_could_not() -> None:
+def test_the_next_close_on_the_main_thread_restores_the_handler() -> None:
     """Otherwise the wake-up fd and its thread would stay until the process exits."""
     sources = [SignalSource("USR1"), SignalSource("USR2")]
     for each in sources:
@@ -327,7 +329,7 @@ def test_rearm_after_c_code_took_the_signal(
     assert handler.calls == 1
 
 
-def test_rearm_chains_who_came_later(
+def test_rearm_chains_a_handler_that_was_installed_later(
     source: SignalSource, heard: list[str], handler: Handler
 ) -> None:
     later = Handler()
@@ -341,7 +343,7 @@ def test_rearm_chains_who_came_later(
     signal.signal(USR1, handler)
 
 
-def test_who_came_later_and_chains_us_makes_no_circle(
+def test_a_later_handler_that_chains_ours_makes_no_cycle(
     source: SignalSource, heard: list[str], handler: Handler
 ) -> None:
     later = Handler(chains=True)
@@ -368,7 +370,7 @@ def test_close_leaves_a_later_handler_alone(
     signal.signal(USR1, handler)
 
 
-def test_the_previous_wakeup_fd_gets_its_bytes_and_its_place(pair: Pair) -> None:
+def test_the_previous_wakeup_fd_gets_its_bytes_and_is_restored(pair: Pair) -> None:
     heard: list[str] = []
     none = signal.set_wakeup_fd(pair.fd)
     source = SignalSource(USR1)

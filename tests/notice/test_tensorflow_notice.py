@@ -73,7 +73,7 @@ def test_a_get_outlives_its_listener_and_is_used_again(key: Key) -> None:
     assert len(key.readers) == 1
 
 
-def test_a_value_that_nobody_heard_waits_for_one(key: Key) -> None:
+def test_an_undelivered_value_waits_for_the_next_source(key: Key) -> None:
     first = NativeKeySource(key.read)
     first.start(lambda detail: None)
     first.close()
@@ -84,7 +84,7 @@ def test_a_value_that_nobody_heard_waits_for_one(key: Key) -> None:
     assert heard == ["x"]
 
 
-def test_a_value_that_was_heard_is_not_told_again(key: Key) -> None:
+def test_a_delivered_value_is_not_reported_again(key: Key) -> None:
     heard: list[str] = []
     NativeKeySource(key.read).start(heard.append)
     key.come("x")
@@ -102,7 +102,7 @@ def test_a_new_identity_is_a_new_get(key: Key) -> None:
     assert heard == ["x", "y"]
 
 
-def test_read_again_tells_the_same_sources_of_the_next_one(key: Key) -> None:
+def test_read_again_reports_the_next_value_to_the_same_sources(key: Key) -> None:
     heard: list[str] = []
     identity = (id(key), 1)
     NativeKeySource(key.read, identity=identity).start(heard.append)
@@ -154,7 +154,7 @@ def test_the_end_of_the_only_watch_is_a_warning(
     assert [record.levelname for record in caplog.records] == [level]
 
 
-def test_after_a_failure_the_next_source_tries_anew(key: Key) -> None:
+def test_after_a_failure_the_next_source_reads_again(key: Key) -> None:
     NativeKeySource(key.read).start(lambda detail: None)
     key.come(CoordinationServiceUnavailableError("not yet"))
     heard: list[str] = []
@@ -164,7 +164,7 @@ def test_after_a_failure_the_next_source_tries_anew(key: Key) -> None:
     assert len(key.readers) == 2
 
 
-def test_after_a_failure_who_listened_before_hears_of_the_next_one(key: Key) -> None:
+def test_after_a_failure_earlier_sources_get_the_next_value(key: Key) -> None:
     heard: list[str] = []
     NativeKeySource(key.read).start(heard.append)
     key.come(CoordinationServiceUnavailableError("not yet"))

@@ -31,7 +31,7 @@ def watch(
     return Watcher(watched, 3, on_notice, FakeClock() if clock is None else clock)
 
 
-def test_a_notice_says_who_where_when_and_how_long() -> None:
+def test_a_notice_has_worker_source_time_and_grace_period() -> None:
     clock, heard = FakeClock(), list[Notice]()
     source = ScriptedSource("signal:SIGTERM")
     watcher = watch(source, on_notice=heard.append, clock=clock, graces=(30.0,))
@@ -82,7 +82,7 @@ def test_a_time_of_its_own_shortens_the_grace(
     watcher.close()
 
 
-def test_a_failing_listener_is_logged_and_heard_again(
+def test_an_error_of_the_listener_is_logged_and_later_notices_follow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls: list[Notice] = []
@@ -127,7 +127,7 @@ def test_after_close_nothing_comes() -> None:
     assert heard == []
 
 
-def test_close_goes_on_after_a_source_fails_to(
+def test_close_continues_after_an_error_of_a_source(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Stuck(ScriptedSource):
@@ -272,7 +272,7 @@ def test_a_found_source_that_cannot_start_leaves_the_others(
     watcher.close()
 
 
-def test_a_notice_that_stands_when_its_source_is_found_may_close_the_watcher() -> None:
+def test_a_notice_of_a_found_source_may_close_the_watcher() -> None:
     class Standing(ScriptedSource):
         def _begin(self) -> None:
             self.fire()

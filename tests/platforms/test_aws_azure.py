@@ -30,7 +30,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAws]:
         yield fake
 
 
-def test_aws_takes_off_what_polling_may_cost() -> None:
+def test_aws_subtracts_the_poll_interval() -> None:
     config = AwsSpotTerminationConfig()
     assert watched(config) == {
         "signal:SIGTERM": 30.0,
@@ -50,7 +50,7 @@ def test_aws_with_rebalance_and_another_grace() -> None:
     }
 
 
-def test_aws_where_nobody_knows() -> None:
+def test_aws_without_a_known_grace_period() -> None:
     assert set(watched(AwsSpotTerminationConfig(grace_period=None)).values()) == {None}
 
 
@@ -60,7 +60,7 @@ def test_aws_hears_of_an_interruption(aws: FakeAws) -> None:
     assert (notice.source, notice.grace_seconds) == ("aws:spot-interruption", 115.0)
 
 
-def test_aws_leaves_what_the_interruption_says(aws: FakeAws) -> None:
+def test_aws_uses_the_time_of_the_interruption(aws: FakeAws) -> None:
     """A job that starts within the notice."""
     ahead = datetime.timedelta(seconds=60)
     aws.interrupt(at=datetime.datetime.now(datetime.timezone.utc) + ahead)
@@ -117,7 +117,7 @@ def test_azure_has_a_grace_for_preemptions_and_one_for_the_rest() -> None:
         ({"kinds": ["Reboot"], "planned_grace_period": 0}, {"Reboot": None}),
     ],
 )
-def test_azure_watches_the_kinds_that_it_is_told(
+def test_azure_watches_the_given_kinds(
     arguments: Any, expected: dict[str, float | None]
 ) -> None:
     named = [(f"azure:{kind}", grace) for kind, grace in expected.items()]
@@ -132,7 +132,7 @@ def test_azure_watches_the_kinds_that_it_is_told(
         ({"planned_grace_period": -1}, "planned_grace_period is -1"),
     ],
 )
-def test_azure_refuses_what_cannot_work(arguments: Any, message: str) -> None:
+def test_azure_refuses_invalid_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AzureTerminationConfig(**arguments)
 
@@ -145,7 +145,7 @@ def test_azure_hears_of_an_event(kind: str, grace: float, azure: FakeAzure) -> N
     assert kind in notice.detail
 
 
-def test_azure_leaves_what_the_event_says(azure: FakeAzure) -> None:
+def test_azure_uses_the_time_of_the_event(azure: FakeAzure) -> None:
     azure.schedule("Reboot", not_before=readable(time.time() + 100))
     (notice,) = notices(AzureTerminationConfig(), lambda: None)
     assert notice.grace_seconds is not None
@@ -180,7 +180,7 @@ def test_azure_acknowledges_after_the_commit(
     assert line.levelname == "INFO"
 
 
-def test_azure_is_told_whatever_became_of_the_config_s_other_handlers(
+def test_azure_gets_the_acknowledgement_of_one_of_two_handlers(
     azure: FakeAzure,
 ) -> None:
     """One of two handlers is closed, the other one leaves."""
@@ -204,7 +204,7 @@ def test_azure_acknowledges_only_where_it_is_wanted(azure: FakeAzure) -> None:
     assert azure.status(event) == "Scheduled"
 
 
-def test_azure_is_not_told_to_go_on_where_training_does(azure: FakeAzure) -> None:
+def test_azure_gets_no_acknowledgement_if_training_continues(azure: FakeAzure) -> None:
     config, event = noticed(azure, acknowledge=True, exit_fn=lambda: None)
     config._exit(True)
     assert azure.status(event) == "Scheduled"
@@ -219,7 +219,7 @@ def test_azure_is_not_told_to_go_on_where_training_does(azure: FakeAzure) -> Non
         (["trainer_1", "trainer_0"], "Scheduled"),
     ],
 )
-def test_azure_is_told_by_the_worker_on_the_first_machine(
+def test_azure_gets_the_acknowledgement_of_the_first_machine(
     azure: FakeAzure, worker: int, resources: list[str], status: str
 ) -> None:
     """The chief or not: its machine need not be one of those that go."""
@@ -228,7 +228,7 @@ def test_azure_is_told_by_the_worker_on_the_first_machine(
     assert azure.status(event) == status
 
 
-def test_azure_that_does_not_listen_keeps_nobody(
+def test_a_silent_azure_service_does_not_delay_the_exit(
     azure: FakeAzure, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, _ = noticed(azure, acknowledge=True)

@@ -219,7 +219,7 @@ def test_nothing_can_be_set_afterwards(name: str) -> None:
         setattr(TerminationConfig(), name, None)
 
 
-def test_a_platform_of_ones_own_counts_what_it_likes() -> None:
+def test_a_subclass_may_change_its_attributes() -> None:
     class Counting(TerminationConfig):
         asked = 0
 
@@ -245,7 +245,7 @@ def test_positional_arguments_are_those_of_tensorflow() -> None:
     assert config.save_fn is save
 
 
-def test_repr_shows_what_it_does() -> None:
+def test_repr_shows_the_settings() -> None:
     shown = repr(BorgTerminationConfig(grace_period=30, signals=("USR1",)))
     assert shown == "BorgTerminationConfig(signal:SIGUSR1 30 s; exit code 42)"
 
@@ -287,7 +287,7 @@ def test_repr_never_raises() -> None:
     assert repr(object.__new__(TerminationConfig)).startswith("TerminationConfig(")
 
 
-def test_a_code_of_a_loss_that_says_nothing_is_refused() -> None:
+def test_an_uncommitted_exit_code_equal_to_the_restart_code_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="uncommitted_exit_code is 42; expec"):
         BorgTerminationConfig(uncommitted_exit_code=42)
     GenericTerminationConfig(uncommitted_exit_code=42)

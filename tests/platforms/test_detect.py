@@ -109,7 +109,7 @@ def test_a_variable_names_the_platform(
     assert detect(tmp_path, {variable: ""}).name == "generic"
 
 
-def test_what_restarts_a_job_counts_more_than_its_machine(
+def test_the_scheduler_takes_precedence_over_the_machine(
     tmp_path: Path, never_asked: NeverAsked
 ) -> None:
     root = machine(tmp_path, product_name="Google Compute Engine")
@@ -261,7 +261,7 @@ def probed(fake_environment: Mapping[str, str], root: Path) -> Platform:
     return detect_platform(environment=fake_environment, root=root, limit_seconds=10.0)
 
 
-def test_gce_tells_what_it_is(tmp_path: Path) -> None:
+def test_gce_reports_the_kind_of_machine(tmp_path: Path) -> None:
     root = machine(tmp_path, product_name="Google Compute Engine")
     with FakeGce() as fake:
         found = probed(fake.environment(), root)

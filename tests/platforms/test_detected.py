@@ -300,7 +300,7 @@ def test_a_named_platform_is_that_variant(monkeypatch: pytest.MonkeyPatch) -> No
         resolve_config(None)
 
 
-def test_what_tensorflow_s_config_has_is_taken_over(gce: FakeGce) -> None:
+def test_arguments_of_tensorflows_config_are_used(gce: FakeGce) -> None:
     def leave() -> None:
         raise SystemExit(42)
 
@@ -316,7 +316,7 @@ def test_what_tensorflow_s_config_has_is_taken_over(gce: FakeGce) -> None:
     assert found_by(resolve_config(TensorFlowConfig())) == GCE
 
 
-def test_what_tensorflow_did_not_check_is_checked() -> None:
+def test_arguments_of_tensorflows_config_are_checked() -> None:
     with pytest.raises(ConfigurationError, match="grace_period"):
         resolve_config(TensorFlowConfig(grace_period=-1))
 

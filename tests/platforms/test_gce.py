@@ -75,7 +75,7 @@ def test_gce_has_a_grace_for_each_topic(variant: Any) -> None:
 
 
 @pytest.mark.parametrize("grace", [None, 0])
-def test_gce_where_nobody_knows(grace: float | None) -> None:
+def test_gce_without_a_known_grace_period(grace: float | None) -> None:
     config = GceSpotTerminationConfig(grace_period=grace)
     assert watched(config) == {"signal:SIGTERM": None, "gce:preempted": None}
 

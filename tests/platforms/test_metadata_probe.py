@@ -28,7 +28,7 @@ def test_the_limit_is_at_most_300_ms() -> None:
     assert metadata_probe.LIMIT_SECONDS <= 0.3
 
 
-def test_servers_that_accept_and_never_answer_keep_nobody(tmp_path: Path) -> None:
+def test_servers_that_never_answer_do_not_delay_the_detection(tmp_path: Path) -> None:
     """By the default limit; nor do they keep the threads of the probes."""
     with FakeGce() as google, FakeAws() as amazon, FakeAzure() as microsoft:
         fakes = (google, amazon, microsoft)
@@ -56,7 +56,7 @@ def probe_threads() -> list[str]:
         (FakeAzure, "azure", "calls this VM 'trainer_0'"),
     ],
 )
-def test_the_other_clouds_tell_who_they_are(
+def test_the_other_clouds_identify_themselves(
     fake_type: type[FakeAws | FakeAzure], name: str, evidence: str, tmp_path: Path
 ) -> None:
     with fake_type() as fake:

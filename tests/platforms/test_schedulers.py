@@ -28,7 +28,7 @@ def test_borg_tpu_leaves_after_its_workers(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(answers) == []  # asked until the answer was no
 
 
-def test_borg_tpu_takes_whoever_cannot_be_asked_as_gone() -> None:
+def test_borg_tpu_assumes_that_unreachable_workers_have_ended() -> None:
     def has_workers() -> bool:
         raise ConnectionError("nobody answers")
 
@@ -50,7 +50,7 @@ def test_borg_tpu_survives_a_question_that_hangs() -> None:
     end.set()
 
 
-def test_borg_tpu_waits_for_nobody_without_a_question() -> None:
+def test_borg_tpu_does_not_wait_without_has_workers() -> None:
     assert left_with(BorgTpuTerminationConfig()) == 42
 
 
@@ -62,7 +62,7 @@ def test_borg_tpu_waits_for_nobody_without_a_question() -> None:
         ({"wait_limit": "60"}, "wait_limit"),
     ],
 )
-def test_borg_tpu_refuses_what_cannot_work(arguments: Any, name: str) -> None:
+def test_borg_tpu_refuses_invalid_arguments(arguments: Any, name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         BorgTpuTerminationConfig(**arguments)
 
@@ -70,7 +70,7 @@ def test_borg_tpu_refuses_what_cannot_work(arguments: Any, name: str) -> None:
 # --- Kubernetes ----------------------------------------------------------------------
 
 
-def test_kubernetes_has_the_grace_that_it_is_told(
+def test_kubernetes_has_the_given_grace_period(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert watched(KubernetesTerminationConfig()) == {"signal:SIGTERM": None}
@@ -133,7 +133,7 @@ def test_slurm_watches_an_early_signal_with_its_own_grace() -> None:
     assert watched(config) == {"signal:SIGTERM": 60.0, "signal:SIGUSR1": 120.0}
 
 
-def test_slurm_leaves_with_143_and_asks_nobody() -> None:
+def test_slurm_exits_with_143_without_a_call_of_scontrol() -> None:
     scontrol = Scontrol()
     config = SlurmTerminationConfig(
         environment={"SLURM_JOB_ID": "17"}, run_command=scontrol
@@ -158,7 +158,7 @@ def test_slurm_has_a_budget_of_restarts(
     assert ("submit the job again" in caplog.text) is (code == 1)
 
 
-def test_slurm_ends_for_good_with_the_code_that_it_is_told() -> None:
+def test_slurm_ends_for_good_with_the_given_code() -> None:
     scontrol, calls = Scontrol(), []
     config = requeued(
         scontrol,
@@ -207,7 +207,7 @@ def test_scontrol_is_not_called_with_the_code_of_a_copy_that_was_late() -> None:
     assert len(scontrol.commands) == 1
 
 
-def test_scontrol_is_not_called_where_training_goes_on() -> None:
+def test_scontrol_is_not_called_if_training_continues() -> None:
     scontrol = Scontrol()
     requeued(scontrol, exit_fn=lambda: None)._exit(True)
     assert scontrol.commands == []
@@ -229,7 +229,7 @@ def test_scontrol_is_called_by_the_chief(worker: int, times: int) -> None:
     assert len(scontrol.commands) == times
 
 
-def test_a_failure_of_scontrol_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_of_scontrol_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert left_with(requeued(Scontrol("Access denied"))) == 143
     told = "`scontrol requeue 17` failed (CalledProcessError: Access denied)"
     assert told in caplog.text
@@ -238,7 +238,7 @@ def test_a_failure_of_scontrol_is_told(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.slow  # starts a process
-def test_scontrol_that_is_not_there_is_told(
+def test_a_missing_scontrol_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -250,7 +250,7 @@ def test_scontrol_that_is_not_there_is_told(
 
 
 @pytest.mark.slow  # starts a process
-def test_scontrol_may_write_what_does_not_decode(
+def test_scontrol_may_write_invalid_utf8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = tmp_path / "scontrol"
@@ -264,7 +264,7 @@ def test_scontrol_may_write_what_does_not_decode(
     assert "CalledProcessError: denied" in caplog.text
 
 
-def test_what_scontrol_says_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_of_scontrol_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     config = SlurmTerminationConfig(
         requeue="scontrol",
         environment={"SLURM_JOB_ID": "17"},
@@ -308,6 +308,6 @@ def test_whatever_scontrol_raises_the_job_leaves_with_its_code(
         ),
     ],
 )
-def test_slurm_refuses_what_cannot_work(arguments: Any, message: str) -> None:
+def test_slurm_refuses_invalid_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SlurmTerminationConfig(**arguments)

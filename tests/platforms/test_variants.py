@@ -83,7 +83,7 @@ def test_all_check_their_grace(variant: Any) -> None:
         variant(grace=1)
 
 
-def test_repr_tells_each_source_with_its_grace() -> None:
+def test_repr_shows_each_source_with_its_grace_period() -> None:
     assert repr(GceSpotTerminationConfig(grace_period=120)) == (
         "GceSpotTerminationConfig("
         "signal:SIGTERM 30 s, gce:preempted 120 s; exit code 143)"
