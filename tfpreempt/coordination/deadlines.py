@@ -155,10 +155,10 @@ class Deadlines:
         """Moves a soft deadline, so that a wait that begins now has its full time.
 
         Args:
-            at_boundary: whether the main thread waits after a step. If the step has
-                taken longer than all the time left and the process still runs, no
-                platform counts the seconds since the notice. So the time for work after
-                the commit begins now.
+            at_boundary: whether the main thread waits after a step. If the process
+                still runs after a step that was longer than the time left, the platform
+                does not count the seconds since the notice. The time for work after the
+                commit then begins now.
         """
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now

@@ -392,7 +392,8 @@ class StepTimer:
     _checked: tuple[int, float] | None = None
 
     def begin(self, started: int) -> None:
-        """Starts to measure; called after the first step, which also traces.
+        """Starts to measure the step time; called after the first step, which also
+        traces.
 
         Args:
             started: number of intervals begun so far, from `StepFlag.started`.

@@ -171,8 +171,9 @@ def agree(
             if cluster.num_workers > 1:
                 probe_prefix = f"{prefix}/place"
                 apart = _find_apart(start, keys, probe_prefix, timeout, lease_timeout)
-            # Allow time for a download. No missing worker causes this long wait,
-            # because `_find_apart` has waited for every worker.
+            # Allow time for a download. All workers are present, because `_find_apart`
+            # has waited for them, so the long timeout does not delay the error for a
+            # missing worker.
             timeout += FETCH_TIMEOUT
 
         # The chief opens the directory and proposes a commit, which the peers look up.

@@ -267,7 +267,7 @@ class Session:
         """Closes a run; the run no longer participates in saves."""
         self.runs.kept.discard(run)
         self.saves.wait()  # a save still needs the lease, which `close` releases
-        # Otherwise the exit at this step has logged the commit.
+        # After an exit at this step the commit is already logged.
         if run.left_at != run.step:
             self.runs.log_last(run)
         run.close()
@@ -345,10 +345,13 @@ class Session:
         self.start_listening(run)
 
     def enter(self, run: Run, what: str, stages: RunStages = PLAIN) -> None:
-        """Does the work that only some boundaries need: agreement, and first steps.
+        """Does the work that only some boundaries need: the agreement, and the first
+        steps.
 
-        Waits for the agreement if the flag is raised, and prepares the first steps. The
-        caller has counted the interval that begins after this boundary.
+        If a notice or a request has raised the flag (`StepFlag.flag`), waits for the
+        agreement. Around the first steps, measures and checks, for example whether the
+        States can be saved. The caller has counted the interval that begins after this
+        boundary.
 
         Args:
             run: the run whose step is about to start.

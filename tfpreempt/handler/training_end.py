@@ -364,7 +364,7 @@ def _end_together(session: Session, run: Run) -> Exception | None:
         failures = [failure, *session.vote.failures.values()]
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
-        # Otherwise the exit has already sent the reason to the peers.
+        # An exit in progress has already sent the reason to the peers.
         if not session.exit.left:
             me = f"worker {session.cluster.worker} stopped in the final save"
             session.vote.abort(me)

@@ -151,8 +151,9 @@ class CompileCache:
             status = os.stat(os.path.join(self.folder, name))
             found[name] = status.st_mtime_ns, status.st_size
         self._seen = found
-        # JAX may still be writing a file that has changed since the last search. A
-        # program that cleans the folder for temporary files may have deleted files.
+        # Pack the files if no file has changed since the last search, because JAX may
+        # still be writing a changed file; and if there are new files, not only fewer:
+        # another program may clean the folder for temporary files.
         if found == before and not found.keys() <= self._kept:
             self._write(self._packed())
             self._kept, self._mirror = {*found}, None
@@ -264,7 +265,7 @@ def open_cache(directory: str, store: ObjectStore | None) -> None:
         log.warning("compiled functions are not kept with the run: %s", error)
         return
     for name, value in {_DIRECTORY: _current.folder, **_SETTINGS}.items():
-        # This version of JAX lacks the setting.
+        # An AttributeError means that this version of JAX lacks the setting.
         with contextlib.suppress(AttributeError):
             jax.config.update(name, value)  # type: ignore[no-untyped-call]
     compilation_cache.reset_cache()

@@ -41,7 +41,8 @@ END_OF_DATA = (StopIteration, StopAsyncIteration)
 step, so the exception is no failure."""
 
 _FOREVER = 10 * 365 * 24 * 3600 * 1000  # milliseconds
-_CALLS_END = 1.0  # seconds within which calls end after the service has disconnected
+# Seconds in which open calls of JAX's client end after the disconnection.
+_CALLS_END = 1.0
 
 
 _STATUS_OF_LOSS = re.compile(

@@ -147,7 +147,7 @@ class DetectedTerminationConfig(TerminationConfig):
         if (scheduler := self._found.platform) is not None:
             name = f"{scheduler.name} on {cloud.name}"
             evidence = tuple(dict.fromkeys((*scheduler.evidence, *cloud.evidence)))
-        # Otherwise the line logged at the start is still correct.
+        # Without a known cloud, the line logged at the start is still correct.
         if cloud.cloud is not None:
             _log_platform(name, evidence, (*self._notice_sources(), *sources))
         return sources

@@ -583,7 +583,8 @@ class Mirror:
 
     def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
-        # The head follows the commit, because the last run may have made the commit.
+        # Tell the head of the lease that the commit belongs to this run: the last run
+        # may have made it.
         if self.lease is not None:
             self.lease.head.follow([entry], self.lease)
         _log.info("checkpoint for step %d uploaded to %s", step, self.store.uri)

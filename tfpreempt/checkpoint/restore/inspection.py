@@ -234,7 +234,7 @@ def _staged(directory: str) -> Iterator[Entry]:
 def _size_of(files: Iterable[str]) -> int:
     total = 0
     for path in files:
-        # A running save or deletion has removed the file.
+        # Ignore the error: a running save or deletion has removed the file.
         with contextlib.suppress(FileNotFoundError):
             total += os.lstat(path).st_size
     return total

@@ -112,9 +112,9 @@ class ShuffleSeeds:
 
     @property
     def resources(self) -> Sequence[Any]:
-        """TensorFlow's resources of the probes, the iterators that are used only to
-        read the counts. A tf.function can serialize the probes from their resources;
-        `join` takes the result."""
+        """TensorFlow's resources of the probes, the iterators from which the numbers of
+        drawn seeds are read. A tf.function serializes the probes by these resources,
+        and `join` takes the serialized states."""
         return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:

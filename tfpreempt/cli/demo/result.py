@@ -73,7 +73,7 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
     trained = [[int(step) for step, *_ in STEP.findall(text)] for text in texts]
     journals = JournalTailer(journal_directory(first / "checkpoints"), keeps_all=True)
-    # A job that failed early has no checkpoint.
+    # Ignore the error: a job that failed early has no checkpoint.
     with contextlib.suppress(FileNotFoundError):
         journals.read_on(SystemClock.wall())
     commits = [each["notice_to_commit_seconds"] for each in journals.records("commit")]

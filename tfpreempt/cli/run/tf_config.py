@@ -34,11 +34,12 @@ def make_tf_config(ports: Sequence[int], index: int) -> str:
 def make_jax_variables(ports: Sequence[int], index: int) -> dict[str, str]:
     """Returns the variables from which a program on JAX connects its processes.
 
-    JAX itself reads JAX_COORDINATOR_ADDRESS. The program passes the other two to
-    `jax.distributed.initialize`; `keras.distribution.initialize` reads its own.
+    JAX itself reads JAX_COORDINATOR_ADDRESS. The program passes the values of
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID to `jax.distributed.initialize`.
+    `keras.distribution.initialize` reads the variables of Keras.
 
-    A single worker gets none: on a TPU slice and in Slurm, JAX finds the processes of
-    all machines itself, and an address of this machine would be wrong.
+    A single worker gets no variables: on a TPU slice and in Slurm, JAX finds the
+    processes of all machines itself, and an address of this machine would be wrong.
 
     Args:
         ports: ports of the workers; process 0 hosts JAX's coordination service. Empty

@@ -156,7 +156,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
     lost = []
     named = {"Callback", *builtin_callbacks.REMEMBERED}
     for callback in callbacks:
-        # The nearest base class from Keras with known attributes only.
+        # Find the nearest base class of Keras whose state is listed in `REMEMBERED`.
         kinds = type(callback).__mro__
         of_keras = (
             kind

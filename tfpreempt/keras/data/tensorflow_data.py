@@ -68,8 +68,8 @@ class IteratorTracker(Tracker):
         self.data.before_next = self._seeds.hold
 
     def save(self, iterator: Any, position: Position) -> Position:
-        # At the end of the fit the seeds are released too: a restart does not repeat
-        # the end.
+        # No batches means the end of the fit, which a restart does not repeat: so save
+        # the current number of seeds, not the number before the end.
         if not position.batches:
             self._seeds.release()
         try:
