@@ -105,7 +105,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "tests/multiprocess/test_snapshots.py::"
     "test_a_killed_worker_costs_the_steps_since_the_snapshot": ("2-tensorflow",),
-    "tests/multiprocess/test_remote.py::test_trains_on_until_the_worker_goes": (
+    "tests/multiprocess/test_remote.py::test_training_lasts_until_the_worker_ends": (
         "more0",
     ),
     # Other tests notify all workers.

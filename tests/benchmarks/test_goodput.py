@@ -46,7 +46,7 @@ def life(
     )
 
 
-def test_each_second_of_a_life_lies_in_one_part() -> None:
+def test_each_second_of_a_process_has_one_category() -> None:
     one = life(0, 3, tracing=7.0)
 
     assert one.parts() == {
@@ -58,7 +58,7 @@ def test_each_second_of_a_life_lies_in_one_part() -> None:
     assert sum(one.parts().values()) == one.gone - one.started
 
 
-def test_a_life_of_one_step_counts_it_whole() -> None:
+def test_a_process_with_one_step_counts_the_complete_step() -> None:
     assert life(0, 1).parts()["training"] == STEP
 
 

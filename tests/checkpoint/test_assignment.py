@@ -270,7 +270,7 @@ def test_an_iterator_that_uses_a_variable_finds_the_restored_value(tmp_path):
     assert batches == [[3, 4, 5, 6, 7, 0, 1]] * 2
 
 
-def test_slots_of_an_old_optimizer_are_not_assigned_ahead_of_a_damaged_tensor(
+def test_slots_of_an_old_optimizer_are_not_assigned_ahead_of_a_corrupt_tensor(
     tmp_path, monkeypatch
 ):
     """TensorFlow restores each slot while it still searches for other objects."""

@@ -87,7 +87,7 @@ def test_an_unresolvable_link_does_not_break_a_listing(
     assert file_reading.tree(str(tmp_path)) == ["elsewhere", "object"]
 
 
-def test_an_index_that_cannot_be_looked_at_hides_no_commit(
+def test_an_index_that_cannot_be_read_hides_no_commit(
     tmp_path: Path, failing: Failing
 ) -> None:
     save(open_directory(tmp_path, OwnContents()), 1)
@@ -99,7 +99,7 @@ def test_an_index_that_cannot_be_looked_at_hides_no_commit(
     assert newest.step == 1
 
 
-def test_a_commit_that_cannot_be_looked_at_is_not_passed_over_in_silence(
+def test_a_commit_that_cannot_be_read_is_not_skipped_silently(
     tmp_path: Path, failing: Failing
 ) -> None:
     """Without a word training began anew, or went on from an older commit."""

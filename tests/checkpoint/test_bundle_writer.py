@@ -332,7 +332,7 @@ def test_every_byte_is_in_the_manifest(tmp_path, everything):
         assert checksum.of_file(path) == (entry.size, entry.crc32c)
 
 
-def test_a_damaged_tensor_is_found_by_us_and_by_tensorflow(tmp_path, everything):
+def test_a_corrupt_tensor_is_found_by_us_and_by_tensorflow(tmp_path, everything):
     job = Job(tmp_path)
     job.save(3)
     commit = job.save(5)
@@ -480,7 +480,7 @@ def test_a_capture_that_is_given_up_leaves_no_files(tmp_path, everything):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
-def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, everything, when):
+def test_after_a_crash_anywhere_there_is_one_intact_commit(tmp_path, everything, when):
     """The order of what threads do differs from one save to the next."""
     index, is_over = 0, False
     while not is_over:

@@ -260,7 +260,9 @@ def test_processes_that_come_at_once_download_once(readers):
 
 
 @pytest.mark.slow
-def test_the_copy_of_a_killed_reader_goes_with_the_next(readers, tmp_path, monkeypatch):
+def test_the_copy_of_a_killed_reader_is_deleted_by_the_next(
+    readers, tmp_path, monkeypatch
+):
     killed = readers.start()
     path = killed.stdout.readline().strip()
     killed.kill()
@@ -275,7 +277,7 @@ def test_the_copy_of_a_killed_reader_goes_with_the_next(readers, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_killed_download_is_gone_on_with(readers):
+def test_a_killed_download_is_resumed(readers):
     killed = readers.start(die_at=7)
     killed.communicate(timeout=DEADLINE)
     assert killed.returncode == -signal.SIGKILL

@@ -76,7 +76,7 @@ def base(tmp_path, form):
 @pytest.mark.parametrize(
     "when", [pytest.param("before", marks=pytest.mark.slow), "after", "torn"]
 )
-def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, base, form, when):
+def test_after_a_crash_anywhere_there_is_one_intact_commit(tmp_path, base, form, when):
     shutil.copytree(base, tmp_path / "dry")
     operations = count_operations(form, tmp_path / "dry")
     marker = next(

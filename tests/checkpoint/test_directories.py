@@ -104,7 +104,7 @@ DAMAGED = [pathlib.Path("gs://bucket/run"), "gs:/bucket/run", "/work/gs://bucket
 
 
 @pytest.mark.parametrize("url", DAMAGED)
-def test_a_damaged_url_is_no_local_directory(tmp_path, monkeypatch, url):
+def test_a_malformed_url_is_no_local_directory(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(errors.ConfigurationError, match="pathlib") as got:
         os_errors.check_directory(url)

@@ -107,7 +107,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 @pytest.mark.parametrize("name", ["big", "small"])
-def test_a_bad_answer_is_asked_for_once_more(tmp_path, name, lie):
+def test_a_bad_answer_is_requested_once_more(tmp_path, name, lie):
     store = Lying(f"/{name}", 1, lie)
     download.download(put_commit(store, LARGE), str(tmp_path))
     assert (tmp_path / name).read_bytes() == LARGE[name]
@@ -115,7 +115,7 @@ def test_a_bad_answer_is_asked_for_once_more(tmp_path, name, lie):
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 @pytest.mark.parametrize("name", ["big", "small"])
-def test_a_damaged_object_is_named(tmp_path, name, lie):
+def test_a_corrupt_object_is_named(tmp_path, name, lie):
     store = Lying(f"/{name}", 1000, lie)
     with pytest.raises(
         errors.CheckpointCorruptedError, match=f"{name} .* the manifest"
@@ -189,7 +189,7 @@ def test_the_first_error_is_raised_and_the_next_call_resumes(store, tmp_path):
     assert not (tmp_path / download_target.PROGRESS).exists()
 
 
-def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
+def test_an_incomplete_or_wrong_record_costs_only_a_range(store, tmp_path):
     commit = put_commit(store, LARGE)
     lines = [
         b'["big", 0, 10000, 5]',

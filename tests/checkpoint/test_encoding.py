@@ -48,7 +48,7 @@ def carried(value):
         {1: "a", "1": "b", (2, None): {False: 0.5}},
     ],
 )
-def test_values_come_back_with_their_type(value):
+def test_values_are_restored_with_their_type(value):
     back = carried(value)
     assert back == value
     assert repr(back) == repr(value)
@@ -76,7 +76,7 @@ def test_every_bit_of_a_nan_is_restored():
     ],
     ids=repr,
 )
-def test_numpy_values_come_back_with_their_dtype(value):
+def test_numpy_values_are_restored_with_their_dtype(value):
     back = carried({"x": [value]})["x"][0]
     assert type(back) is type(value)
     assert back.dtype == value.dtype
@@ -84,7 +84,7 @@ def test_numpy_values_come_back_with_their_dtype(value):
     assert back.shape == value.shape
 
 
-def test_arrays_come_back_writable():
+def test_arrays_are_restored_writable():
     carried(np.zeros(3))[0] = 1
 
 
@@ -132,7 +132,7 @@ def test_parts(parts, cut):
 
 @settings(max_examples=200)
 @given(st.floats())
-def test_floats_come_back(number):
+def test_floats_are_restored(number):
     assert struct.pack(">d", carried(number)) == struct.pack(">d", number)
 
 

@@ -344,7 +344,7 @@ def test_metadata_that_json_cannot_hold(own, bad):
 
 
 @pytest.mark.parametrize("bad", [b"", b"[]", b"\xff", b"{}" + b" " * (5 << 20)])
-def test_damaged_metadata(remote, store, bad):
+def test_corrupt_metadata(remote, store, bad):
     store.replace(f"{remote.path}/{layout.METADATA}", bad)
     with pytest.raises(errors.CheckpointCorruptedError, match="not a JSON object"):
         remote.get_metadata()
@@ -429,7 +429,7 @@ def test_a_runs_root_names_its_newest_commit(own, tmp_path, store):
         Checkpoint("deep", store).get_metadata()
 
 
-def test_half_a_commit_is_no_checkpoint(own, remote, store, tmp_path):
+def test_an_incomplete_commit_is_no_checkpoint(own, remote, store, tmp_path):
     os.remove(os.path.join(own.path, layout.MARKER))
     store.delete(f"{remote.path}/{layout.MARKER}")
     (tmp_path / "half").mkdir()

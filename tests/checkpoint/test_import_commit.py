@@ -63,7 +63,7 @@ def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
     assert start(second, store) == 40
 
 
-def test_a_download_of_an_earlier_start_goes_once_another_commit_is_fetched(tmp_path):
+def test_an_old_download_is_deleted_at_the_next_import(tmp_path):
     store, here, there = FaultyObjectStore(), tmp_path / "here", tmp_path / "there"
     part = here / ".tfpreempt-staging" / "fetch-other" / "ckpt.index"
     part.parent.mkdir(parents=True)
@@ -75,9 +75,7 @@ def test_a_download_of_an_earlier_start_goes_once_another_commit_is_fetched(tmp_
     assert not (here / ".tfpreempt-staging").exists()
 
 
-def test_too_small_a_disk_is_no_reason_to_go_on_from_an_older_commit(
-    tmp_path, monkeypatch
-):
+def test_a_full_disk_does_not_lead_to_an_older_commit(tmp_path, monkeypatch):
     """As if the store could not be reached: what it has would be lost in silence."""
     store, first, second = FaultyObjectStore(), tmp_path / "first", tmp_path / "second"
     commit(first, 10)
@@ -91,9 +89,7 @@ def test_too_small_a_disk_is_no_reason_to_go_on_from_an_older_commit(
 
 @pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json", "ckpt.index"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
-def test_a_copy_that_cannot_be_read_now_is_not_passed_over(
-    tmp_path, broken, name, number
-):
+def test_a_copy_that_cannot_be_read_now_is_not_skipped(tmp_path, broken, name, number):
     """A start would begin anew, and write over what it could not see."""
     store, entry = open_store(f"file://{tmp_path}/mirror"), commit(tmp_path / "a", 10)
     mirrored(store, entry)

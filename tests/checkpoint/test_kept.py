@@ -91,7 +91,7 @@ def kept(*kinds: str) -> Any:
 
 
 @kept(*KINDS)
-def test_a_checkpoint_of_an_earlier_day_is_gone_on_from(
+def test_a_checkpoint_of_an_earlier_day_is_restored(
     archive: Path, tmp_path: Path, undisturbed: dict[str, Any], caplog: Any
 ) -> None:
     kind = kind_of(archive)

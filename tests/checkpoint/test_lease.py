@@ -520,7 +520,7 @@ def test_letting_go_waits_for_no_server(tmp_path, monkeypatch, caplog):
     wait_until(lambda: is_free(tmp_path), "the server ended it after all")
 
 
-def test_an_interpreter_that_ends_and_starts_no_thread_lets_go_too(
+def test_an_interpreter_that_starts_no_thread_releases_the_lease_too(
     tmp_path, monkeypatch
 ):
     def refuse(seconds, call):

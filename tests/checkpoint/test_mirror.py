@@ -250,7 +250,9 @@ def test_the_end_does_not_wait_for_a_pause_to_be_over(
     assert folders(store) != []
 
 
-def test_when_the_machine_goes_the_newest_comes_first(tmp_path, store, make_mirror):
+def test_at_a_preemption_the_newest_commit_is_uploaded_first(
+    tmp_path, store, make_mirror
+):
     gate = Gate(store)
     mirror = make_mirror(gate)
     mirror.add(commit(tmp_path, 5))

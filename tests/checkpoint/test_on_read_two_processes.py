@@ -23,7 +23,7 @@ def value(hexed):
 
 
 @pytest.mark.parametrize("form", ["own", "threads", "manager"])
-def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(
+def test_reduced_values_are_saved_and_the_parts_are_restored_bit_for_bit(
     here, tmp_path, form
 ):
     chief, other = run_workers(here, tmp_path, form)

@@ -38,7 +38,7 @@ def draw():
     return numbers
 
 
-def test_random_generators_go_on_where_they_were():
+def test_random_generators_continue_where_they_were():
     tf.random.set_seed(3)
     random.gauss(0, 1)  # leaves a second value in reserve, as randn does
     np.random.randn()
@@ -75,7 +75,7 @@ def test_another_bit_generator_of_numpy():
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"python": 1}', b"\xff\x00"])
-def test_a_damaged_random_state_is_a_clear_error(data):
+def test_a_corrupt_random_state_is_a_clear_error(data):
     with pytest.raises(errors.CheckpointCorruptedError, match=r"'tfpreempt\.random'"):
         load(GlobalRngState(), data)
 

@@ -94,7 +94,7 @@ def test_a_value_that_json_would_change_is_refused(value, said):
     assert "'settings'" in str(caught.value)
 
 
-def test_subclasses_come_back_as_plain_values():
+def test_subclasses_are_restored_as_plain_values():
     class Level(enum.IntEnum):
         LOW = 1
 
@@ -167,7 +167,7 @@ ARRAYS = {
 }
 
 
-def test_arrays_come_back_exactly():
+def test_arrays_are_restored_exactly():
     data = saved(ArrayDictState("x", dict(ARRAYS), registry=None))
     kept = {"old": np.zeros(1)}
     state = load(ArrayDictState("x", kept, registry=None), data)
@@ -192,7 +192,7 @@ def test_arrays_come_back_exactly():
         (np.ma.array([1, 2], mask=[0, 1]), "is a MaskedArray"),
     ],
 )
-def test_arrays_that_would_not_come_back_are_refused(array, said):
+def test_arrays_that_cannot_be_restored_are_refused(array, said):
     state = ArrayDictState("arrays", {"bad": array}, registry=None)
     with pytest.raises(errors.SaveError, match=said) as caught:
         saved(state)

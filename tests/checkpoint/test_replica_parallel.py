@@ -591,7 +591,7 @@ def stop_at(tmp_path, victim, index, when="before", error=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
-def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, victim, when):
+def test_after_a_crash_anywhere_there_is_one_intact_commit(tmp_path, victim, when):
     """The order of what threads do differs from one save to the next."""
     Job(tmp_path / "base").save(1)
     index = 0
@@ -715,7 +715,7 @@ def shares_on_disk(directory):
     return list(directory.rglob("*" + layout.PARTS_SUFFIX))
 
 
-def test_a_share_of_a_save_that_failed_goes_with_the_next_save(tmp_path):
+def test_a_share_of_a_failed_save_is_deleted_by_the_next_save(tmp_path):
     """The chief was through with it before this worker was."""
     job = Job(tmp_path)
     [chief, other] = job.workers

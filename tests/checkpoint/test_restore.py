@@ -93,7 +93,7 @@ def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
     assert steps(three) == [40, 20, 30, 10]
 
 
-def test_so_is_one_that_was_staged_in_its_place(tmp_path):
+def test_a_commit_written_in_place_is_lost_without_its_marker(tmp_path):
     """As in a bucket; what is left of a save that died there goes."""
     save(open_directory(tmp_path, OwnContents()), 40)
     commit = (tmp_path / "40").rename(tmp_path / "commit-run-40")
@@ -313,7 +313,7 @@ def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypat
 
 @pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json"])
 @pytest.mark.parametrize("how", ["flip", "remove", "remove both"])
-def test_a_damaged_flat_commit_is_not_taken_for_somebody_elses(tmp_path, name, how):
+def test_a_corrupt_flat_commit_is_not_taken_for_somebody_elses(tmp_path, name, how):
     """TensorFlow's part of it would be restored, and nothing of the States."""
     payload = FlatContents(str(tmp_path))
     payload.committed = lambda: None
@@ -432,7 +432,7 @@ def test_a_manifest_of_another_commit_is_noticed(three):
     assert "do not match" in problems[0]
 
 
-def test_sequences_go_on_above_a_damaged_commit(three):
+def test_sequences_continue_above_a_corrupt_commit(three):
     damage(str(three / "20" / "ckpt.index"))
     commit = save(open_directory(three, OwnContents(), max_to_keep=None), 40)
     assert commit.sequence == 4
@@ -482,7 +482,7 @@ def test_foreign_ones_rank_by_time_against_our_markers(three):
     assert "new" in problems[0]
 
 
-def test_a_checkpoint_that_the_user_saved_over_ours_counts_as_theirs(tmp_path):
+def test_a_users_save_over_a_commit_counts_as_the_users(tmp_path):
     payload = FlatContents(str(tmp_path))
     save(open_directory(tmp_path, payload), 1)
     assert restore.find_candidates(str(tmp_path))[0].kind.value == "flat"
@@ -493,7 +493,7 @@ def test_a_checkpoint_that_the_user_saved_over_ours_counts_as_theirs(tmp_path):
     assert candidate.kind.value == "external"
 
 
-def test_a_copied_directory_is_still_ours(tmp_path):
+def test_a_copied_directory_still_has_its_commits(tmp_path):
     save(open_directory(tmp_path / "a", FlatContents(str(tmp_path / "a"))), 1)
     os.utime(tmp_path / "a" / "ckpt-1.index", (4e9, 4e9))
     (candidate,) = restore.find_candidates(str(tmp_path / "a"))

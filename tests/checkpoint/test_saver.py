@@ -215,7 +215,7 @@ def test_handles(tmp_path):
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(2, ["1", "3"]), (None, ["1", "2", "3"])])
-def test_retention_does_not_count_a_commit_that_was_found_damaged(tmp_path, keep, kept):
+def test_retention_does_not_count_a_commit_that_was_found_corrupt(tmp_path, keep, kept):
     saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     save(saver, 2)
@@ -228,7 +228,7 @@ def test_retention_does_not_count_a_commit_that_was_found_damaged(tmp_path, keep
     assert saver.newest().step == 2
 
 
-def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_path):
+def test_a_commit_of_states_alone_is_skipped_where_weights_are_needed(tmp_path):
     save(open_directory(tmp_path, OwnContents()), 1)
     save(open_directory(tmp_path), 2)
     assert open_directory(tmp_path).newest().step == 2

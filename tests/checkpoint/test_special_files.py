@@ -91,7 +91,7 @@ POINTLESS = [
 
 
 @pytest.mark.parametrize("name", POINTLESS)
-def test_beside_whole_commits_they_stop_no_start(tmp_path, put, name):
+def test_special_files_beside_intact_commits_stop_no_start(tmp_path, put, name):
     commit(tmp_path, 1)
     commit(tmp_path, 2)
     put(tmp_path / name)
@@ -136,7 +136,7 @@ def test_an_unreadable_state_file_is_logged_and_written_again(tmp_path, caplog):
     assert "finds the commits without this file" in said
 
 
-def test_a_strangers_index_that_cannot_be_read_is_passed_over(tmp_path, caplog, broken):
+def test_a_strangers_index_that_cannot_be_read_is_skipped(tmp_path, caplog, broken):
     commit(tmp_path, 1)
     (tmp_path / "ckpt-9.index").write_bytes(b"index")
     broken(tmp_path / "ckpt-9.index")

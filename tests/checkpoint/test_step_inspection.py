@@ -105,7 +105,7 @@ def test_a_value_is_updated_where_a_function_computes_it_from_itself(
     assert [each.path for each in places if is_updated(each, keys)] == paths
 
 
-def test_only_methods_that_the_step_names_are_looked_into() -> None:
+def test_only_methods_that_the_step_names_are_searched() -> None:
     values = [place.value for place in places_of(Trainer().step, 1)]
     functions = [each for each in values if isinstance(each, types.FunctionType)]
     assert [each.__name__ for each in functions] == ["step", "scaled"]

@@ -21,7 +21,7 @@ def test_nothing_to_save_without_on_read_variables():
     assert not IteratorState(attach(checkpoint)).should_save()
 
 
-def test_iterators_go_on_where_they_were():
+def test_iterators_continue_where_they_were():
     def iterator():
         return iter(tf.data.Dataset.range(20).shuffle(7, seed=3).batch(2))
 

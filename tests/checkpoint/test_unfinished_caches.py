@@ -128,7 +128,9 @@ def test_a_cache_that_a_process_writes_is_kept_and_named(
 
 
 @pytest.mark.parametrize("left", ["*", "*.lockfile"])
-def test_a_cache_that_a_killed_process_began_is_cleared(path: Path, left: str) -> None:
+def test_an_unfinished_cache_of_a_killed_process_is_deleted(
+    path: Path, left: str
+) -> None:
     """No journal has a record of the cache."""
     killed(path, before=0, after=2)
     for file in set(path.parent.iterdir()) - set(path.parent.glob(left)):

@@ -63,7 +63,9 @@ whole_or_in_parts = pytest.mark.parametrize(
 
 @whole_or_in_parts
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_uploader_killed_at_any_request_shows_nothing_half(tmp_path, when, way):
+def test_an_uploader_killed_at_any_request_shows_nothing_incomplete(
+    tmp_path, when, way
+):
     entry = commit(tmp_path, 5)
     for number in itertools.count():
         store = FaultyObjectStore({number: SimulatedCrash("killed")}, when=when)
@@ -102,7 +104,7 @@ def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when, way)
 @pytest.mark.slow  # a deletion for each of its requests
 @whole_or_in_parts
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when, way):
+def test_a_deletion_killed_at_any_request_shows_nothing_incomplete(tmp_path, when, way):
     entries = [commit(tmp_path, step) for step in (5, 6, 7)]
     for number in itertools.count():
         store = FaultyObjectStore(when=when)

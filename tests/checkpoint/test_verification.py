@@ -77,7 +77,7 @@ def test_whole_files_have_no_faults(filled, monkeypatch, size, threads):
     assert faults(filled, "5", ENTRIES, every_byte=False) == []
 
 
-def test_missing_short_and_damaged_files_are_named(filled):
+def test_missing_short_and_corrupt_files_are_named(filled):
     wrong = [
         entry("a/x.bin", b"y" * 3000),
         entry("b.bin", b"short"),

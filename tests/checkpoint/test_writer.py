@@ -98,7 +98,7 @@ def test_save_and_restore(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ["own", "manager"])
-def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, form):
+def test_a_corrupt_newest_commit_falls_back_to_the_previous_commit(tmp_path, form):
     job = Job(tmp_path, form)
     job.save(3)
     commit = job.save(5)
@@ -295,7 +295,7 @@ def test_a_checkpoint_without_our_counter_in_an_own_directory(tmp_path):
 
 
 @pytest.mark.parametrize("cut", ["data", "index", "no data"])
-def test_an_incomplete_foreign_checkpoint_is_passed_over(tmp_path, cut):
+def test_an_incomplete_foreign_checkpoint_is_skipped(tmp_path, cut):
     job = Job(tmp_path, "manager")
     job.save(3)
     job.manager.save()

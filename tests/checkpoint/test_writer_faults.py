@@ -210,7 +210,7 @@ def test_too_many_open_files_are_no_full_disk(tmp_path):
 # --- another model -------------------------------------------------------------------
 
 
-def test_an_index_that_tensorflow_cannot_read_is_passed_over(tmp_path, caplog):
+def test_an_index_that_tensorflow_cannot_read_is_skipped(tmp_path, caplog):
     """Its bytes are what the manifest says. It is tried before anything is assigned."""
     Job(tmp_path).save(3)
     save(open_directory(tmp_path, OwnContents()), 4)

@@ -117,7 +117,7 @@ def test_each_incarnation_is_preempted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_a_failure_is_told(tmp_path: Path) -> None:
+def test_a_failure_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such port')"]
     with pytest.raises(DemoFailedError, match="exited with code 1"):
         train(tmp_path, command, ())
@@ -200,7 +200,7 @@ def test_preemptions_are_counted_by_their_commits(tmp_path: Path) -> None:
     assert (found.preemptions, found.restarts) == (2, 2)
 
 
-def test_one_bit_is_a_difference_and_faults_name_what_was_promised(
+def test_one_bit_is_a_difference_and_faults_name_the_promise(
     tmp_path: Path,
 ) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
@@ -235,7 +235,7 @@ def test_one_bit_is_a_difference_and_faults_name_what_was_promised(
         ),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_is_made(
+def test_invalid_arguments_are_reported_before_files_are_made(
     options: list[str], message: str, tmp_path: Path
 ) -> None:
     done = CliRunner().invoke(main, ["demo", *options, "--out", str(tmp_path / "out")])
@@ -254,7 +254,7 @@ def test_what_cannot_work_is_said_before_anything_is_made(
         ({"tensorflow", "jax"}, [], "To run on JAX: pip install '.[jax,demo]' in"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_packages_are_named(
     missing: set[str],
     options: list[str],
     advice: str,

@@ -129,7 +129,7 @@ def test_a_directory_that_cannot_be_is_a_problem(tmp_path: Path) -> None:
     assert "[Errno" not in result.output
 
 
-def test_a_file_in_place_of_the_directory_is_said_in_words(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fault = try_save(tmp_path / "file", 1).fault
     assert fault.startswith(
@@ -137,7 +137,7 @@ def test_a_file_in_place_of_the_directory_is_said_in_words(tmp_path: Path) -> No
     )
 
 
-def test_a_directory_that_nobody_can_make_comes_with_advice() -> None:
+def test_a_directory_that_cannot_be_created_has_advice() -> None:
     fault = try_save(Path("/proc/tfpreempt"), 1).fault
     assert fault.startswith("/proc/tfpreempt: ")
     assert fault.endswith("; name a writable directory")
@@ -170,7 +170,7 @@ def test_sizes_as_people_write_them(text: str, size: int, tmp_path: Path) -> Non
         (["--size", "5QiB"], 2, "is not a size"),
     ],
 )
-def test_what_cannot_work_is_said(
+def test_a_config_that_cannot_work_is_reported(
     arguments: list[str], code: int, message: str
 ) -> None:
     result = doctor(*arguments)
@@ -193,7 +193,7 @@ def test_metadata_servers_are_asked(name: str) -> None:
 
 
 @pytest.mark.parametrize("hides_directory", [False, True])
-def test_an_entry_that_a_proxy_hides_is_dead(hides_directory: bool) -> None:
+def test_an_entry_that_a_proxy_hides_is_reported(hides_directory: bool) -> None:
     with FakeGce(hides_directory=hides_directory) as fake:
         value = told("--platform", "gce-cpu", **fake.environment())
         assert value["is_fine"], value
@@ -211,7 +211,7 @@ def test_an_entry_that_a_proxy_hides_is_dead(hides_directory: bool) -> None:
     assert "a proxy hides the entry" in finding["text"]
 
 
-def test_a_machine_that_is_going_is_told() -> None:
+def test_a_notice_for_the_machine_is_reported() -> None:
     with FakeGce() as fake:
         fake.preempt()
         result = doctor("--platform", "gce-spot", **fake.environment())

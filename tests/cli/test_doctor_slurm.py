@@ -109,7 +109,7 @@ def test_a_job_of_srun_is_never_requeued() -> None:
     assert "use sbatch" in line
 
 
-def test_outside_of_a_job_the_default_is_looked_at() -> None:
+def test_outside_of_a_job_the_default_is_read() -> None:
     scontrol = Scontrol(config(RequeueExit="143", JobRequeue=0))
     assert judged(scontrol, environment={})[0] is Level.ADVICE
     assert len(scontrol.commands) == 1
@@ -141,7 +141,7 @@ def test_scontrol_needs_a_job_that_may_be_requeued(may: int, level: Level) -> No
 @pytest.mark.parametrize(
     ("requeue", "level"), [("exit", Level.ADVICE), ("scontrol", Level.PROBLEM)]
 )
-def test_what_cannot_be_checked_is_said(
+def test_a_failed_check_is_reported(
     error: Exception, text: str, requeue: Requeue, level: Level
 ) -> None:
     def run(command: list[str], limit: float) -> str:

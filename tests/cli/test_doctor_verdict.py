@@ -104,7 +104,7 @@ def test_the_save_has_to_fit_behind_a_step(
     assert says in finding.text
 
 
-def test_of_steps_nothing_is_said_where_none_was_made() -> None:
+def test_there_is_no_finding_about_steps_without_a_step() -> None:
     assert findings("steps", facts(30.0)) == []
 
 
@@ -115,7 +115,7 @@ def test_margins_of_a_save() -> None:
 
 @pytest.mark.parametrize("filesystem", ["tmpfs", "overlay", "ramfs"])
 @pytest.mark.parametrize("name", ["gce-spot", "generic"])
-def test_storage_that_goes_with_the_machine(filesystem: str, name: str) -> None:
+def test_storage_that_is_lost_with_the_machine(filesystem: str, name: str) -> None:
     (finding,) = findings("directory", facts(30.0, name=name, filesystem=filesystem))
     assert finding.level is Level.PROBLEM
     assert findings("directory", facts(30.0, name=name)) == []
@@ -129,7 +129,9 @@ def test_storage_that_goes_with_the_machine(filesystem: str, name: str) -> None:
         ("/data", "/data/a", Level.OK),
     ],
 )
-def test_a_mistyped_mount_point_is_told(mount: str, missing: str, level: Level) -> None:
+def test_a_mistyped_mount_point_is_reported(
+    mount: str, missing: str, level: Level
+) -> None:
     seen = facts(30.0)
     assert seen.storage is not None
     storage = dataclasses.replace(
@@ -143,7 +145,7 @@ def test_a_mistyped_mount_point_is_told(mount: str, missing: str, level: Level) 
     )
 
 
-def test_sources_of_one_name_are_told_apart_by_what_they_leave() -> None:
+def test_sources_of_one_name_are_distinguished_by_their_grace_period() -> None:
     pair = tuple(
         SourceState(name="azure:x", grace_seconds=grace, state=SourceHealth.WORKING)
         for grace in (30.0, 300.0)
@@ -179,13 +181,13 @@ def test_a_scheduler_on_a_cloud_s_machine_gets_the_cloud_s_source_to_add(
 
 
 @pytest.mark.parametrize("name", ["vertex-ai", "sagemaker"])
-def test_what_a_service_manages_gets_no_cloud_s_source(name: str) -> None:
+def test_a_managed_service_needs_no_source_of_a_cloud(name: str) -> None:
     seen = facts(30.0)
     platform = dataclasses.replace(facts(name=name).platform, cloud="gce")
     assert not findings("cloud gce", dataclasses.replace(seen, platform=platform))
 
 
-def test_an_unknown_grace_comes_with_the_way_to_tell_it() -> None:
+def test_an_unknown_grace_period_has_advice() -> None:
     (finding,) = findings("grace period", facts(None, name="kubernetes"))
     assert finding.level is Level.ADVICE
     assert "TFPREEMPT_GRACE_PERIOD" in finding.text

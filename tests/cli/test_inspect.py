@@ -161,7 +161,7 @@ def test_sizes_are_checked_and_bytes_on_demand(run: Path) -> None:
     assert "10/ckpt.index' is missing" in found[0]["problems"][0]
 
 
-def test_saves_under_way_or_dead_are_not_committed(run: Path) -> None:
+def test_running_or_interrupted_saves_are_not_committed(run: Path) -> None:
     saver = open_directory(run, OwnContents())
     write_part(saver, 40, "attempt-7")
     parts = run / ".tfpreempt-staging" / "attempt-7.parts" / "0001"
@@ -216,7 +216,7 @@ def test_a_flat_prefix_can_be_named(flat_run: Path, suffix: str) -> None:
     assert one["path"] == str(flat_run / "ckpt-1")
 
 
-def test_a_half_written_flat_save(flat_run: Path) -> None:
+def test_an_incomplete_flat_save(flat_run: Path) -> None:
     def die(name: str) -> None:
         raise KeyboardInterrupt
 
@@ -236,7 +236,7 @@ def test_an_intent_that_makes_no_sense(flat_run: Path, intent: bytes) -> None:
     assert states == {"ckpt-1": "committed", "ckpt-9": "not committed"}
 
 
-def test_what_a_manager_deleted_or_wrote_anew(flat_run: Path) -> None:
+def test_checkpoints_that_a_manager_deleted_or_wrote_again(flat_run: Path) -> None:
     marked = (flat_run / "ckpt-1.tfpreempt" / "COMMITTED").stat().st_mtime
     (flat_run / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
     os.utime(flat_run / "ckpt-1.index", (marked + 10, marked + 10))
@@ -379,7 +379,7 @@ def test_a_bucket_that_is_itself_the_checkpoint_directory(
     ]
 
 
-def test_commits_that_were_written_in_their_place(
+def test_commits_that_were_written_in_place(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a run lays them out whose checkpoint directory is a URL."""
@@ -403,7 +403,9 @@ def test_a_scheme_that_no_command_line_can_open() -> None:
         assert "filesystem=" not in result.stderr
 
 
-def test_what_is_wrong_with_the_mirror_is_said_of_it(run: Path, tmp_path: Path) -> None:
+def test_a_problem_of_the_mirror_is_shown_for_the_mirror(
+    run: Path, tmp_path: Path
+) -> None:
     result = inspect(run, "--mirror", tmp_path / "nope")
     assert result.exit_code == 2
     assert "--mirror: No checkpoint was found at" in result.stderr

@@ -50,7 +50,7 @@ def measured(status: RunStatus) -> Samples:
 # --- metrics --------------------------------------------------------------------------
 
 
-def test_the_alarms_of_the_page_pass_over_what_is_finished() -> None:
+def test_the_alerts_of_the_page_exclude_finished_runs() -> None:
     """The file of --metrics-file stays, and its times grow old."""
     page = Path(__file__).parents[2] / "docs" / "live.md"
     [block] = re.findall(r"```promql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
@@ -66,7 +66,7 @@ def test_the_alarms_of_the_page_pass_over_what_is_finished() -> None:
     assert known["tfpreempt_worker_state", "finished", "0"] == 1
 
 
-def test_what_a_run_is_at_in_numbers() -> None:
+def test_the_state_of_a_run_as_metrics() -> None:
     upload = MirrorStatus(
         uri="gs://b/r",
         mirrored_step=4,
@@ -126,7 +126,7 @@ def test_what_a_run_is_at_in_numbers() -> None:
     }
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_values_are_left_out() -> None:
     found = measured(RunStatus(at=1.0, workers=[]))
     assert {key[0] for key in found} == {
         "tfpreempt_commits_total",
@@ -377,7 +377,7 @@ def test_a_run_on_a_terminal(
 
 
 @pytest.mark.slow
-def test_a_terminal_that_stands_still_holds_up_no_end(
+def test_a_stalled_terminal_does_not_delay_the_end(
     supervised: Run, make_terminal: Callable[..., Terminal]
 ) -> None:
     terminal = make_terminal()

@@ -142,7 +142,7 @@ def test_a_line_longer_than_a_log_is_cut(logs: Logs) -> None:
     assert max(map(len, logs.texts())) == 100
 
 
-def test_one_log_begins_anew_when_it_is_full(logs: Logs) -> None:
+def test_a_full_log_is_rotated(logs: Logs) -> None:
     write(logs.make(size=10, files=1), "one\ntwo\nthree\n")
     assert logs.texts() == ["three\n"]
 
@@ -167,7 +167,7 @@ def test_a_full_disk_takes_nothing_from_a_worker(
     assert more == "more"
 
 
-def test_a_log_directory_that_vanishes_is_made_anew(logs: Logs) -> None:
+def test_a_log_directory_that_vanishes_is_made_again(logs: Logs) -> None:
     log = logs.make()
     shutil.rmtree(logs.path.parent)
     write(log, "lost\n")
@@ -262,7 +262,7 @@ class Terminal(io.BytesIO):
         return super().write(text)
 
 
-def test_a_console_that_stands_still_stops_nobody(
+def test_a_stalled_console_stops_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(console, "_STALL_SECONDS", 0.01)
@@ -284,7 +284,7 @@ def test_a_console_that_stands_still_stops_nobody(
     ]
 
 
-def test_what_is_said_for_a_worker_are_its_last_words(logs: Logs) -> None:
+def test_the_error_lines_of_a_worker_are_its_last_lines(logs: Logs) -> None:
     log = logs.make()
     log.begin("worker 0 starts")
     log.add_line("worker 0 cannot be started: Resource temporarily unavailable")
@@ -296,7 +296,7 @@ def test_what_is_said_for_a_worker_are_its_last_words(logs: Logs) -> None:
 
 @pytest.mark.slow  # waits in real time
 @pytest.mark.timeout(30)  # half a second for each would be 100
-def test_a_console_that_stands_still_is_waited_for_once() -> None:
+def test_a_stalled_console_is_waited_for_once() -> None:
     terminal = Terminal()
     shown = OutputConsole("", terminal)
     shown.feed(b"line\n")

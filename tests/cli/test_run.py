@@ -746,7 +746,7 @@ def test_a_supervisor_started_with_closed_streams(
     assert "supervisor.jsonl" not in supervised.log(0)
 
 
-def test_a_given_tf_config_is_left_alone(supervised: Run) -> None:
+def test_a_given_tf_config_is_not_changed(supervised: Run) -> None:
     given = json.dumps(
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     )

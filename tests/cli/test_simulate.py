@@ -184,7 +184,7 @@ def test_signals_that_are_no_notice_are_refused(name: str, tmp_path: Path) -> No
     assert f"signal '{name}': expected one of TERM" in result.output
 
 
-def test_a_worker_that_ends_before_its_signal_is_told(
+def test_a_worker_that_ends_before_its_signal_is_reported(
     start: Start, tmp_path: Path
 ) -> None:
     """Its process id may be a stranger's by then; the pidfd is nobody's."""
@@ -235,7 +235,7 @@ def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
     assert "Running workers: none." in result.output
 
 
-def test_the_worker_of_another_job_is_left_alone(start: Start, tmp_path: Path) -> None:
+def test_the_worker_of_another_job_gets_no_signal(start: Start, tmp_path: Path) -> None:
     process = start(0)
     journal_directory(tmp_path / "other").mkdir(parents=True)
     assert simulate(tmp_path / "other").exit_code == 1
@@ -301,7 +301,7 @@ def records(outcome: Outcome, worker: int = 1) -> str:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMMITTED, Outcome.LOST])
-def test_follow_tells_what_the_worker_makes_of_it(
+def test_follow_shows_the_reaction_of_the_worker(
     outcome: Outcome, start: Start, tmp_path: Path
 ) -> None:
     earlier = journal_directory(tmp_path) / "worker-1.jsonl"
@@ -317,7 +317,7 @@ def test_follow_tells_what_the_worker_makes_of_it(
     assert ("worker 1 exited without a commit" in told) is not was_committed
 
 
-def test_follow_tells_of_an_error(start: Start, tmp_path: Path) -> None:
+def test_follow_shows_an_error(start: Start, tmp_path: Path) -> None:
     start(1, says=records(Outcome.FAILED))
     result = simulate(tmp_path, "--worker", "1", "--follow", "30")
     assert result.exit_code == 1
@@ -340,7 +340,7 @@ def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
     assert "longer --follow" in result.output
 
 
-def test_follow_tells_what_is_known_of_a_worker_that_runs_on(
+def test_follow_shows_the_records_of_a_worker_that_continues(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it has heard at all is what one wants to know then."""
@@ -358,7 +358,7 @@ def test_follow_tells_what_is_known_of_a_worker_that_runs_on(
     assert "worker 1 has not exited within" in result.output
 
 
-def test_follow_ends_with_a_worker_whose_journal_says_nothing(
+def test_follow_ends_with_a_worker_without_records(
     start: Start, tmp_path: Path
 ) -> None:
     """Its config does not watch this signal, or it was killed: nothing can come."""

@@ -23,7 +23,9 @@ def notify(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
 
 
-def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_disappears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stop = tmp_path / "stop"
     held: list[tuple[float, str]] = []
 
@@ -46,7 +48,7 @@ def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         pytest.param(signal.SIGQUIT, marks=pytest.mark.slow),
     ],
 )
-def test_a_file_goes_however_the_command_is_ended(
+def test_the_file_is_removed_however_the_command_ends(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     """A job that is started again would find it, and leave, each time."""

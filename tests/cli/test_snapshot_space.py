@@ -53,7 +53,7 @@ def test_off_is_none(place: Path) -> None:
         assert given is None
 
 
-def test_a_small_machine_has_none_unless_it_is_asked_for(
+def test_a_small_machine_has_none_unless_it_is_requested(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_space, "_room", lambda place: 200 << 20)

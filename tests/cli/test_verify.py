@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def test_all_whole(run: Path) -> None:
+def test_all_commits_are_intact(run: Path) -> None:
     code, found = told(run)
     assert code == 0
     assert [each["checked"] for each in found] == ["every byte"] * 2
@@ -63,7 +63,7 @@ def test_all_whole(run: Path) -> None:
     assert result.stdout.splitlines()[-1].startswith("2 intact (12 KiB in ")
 
 
-def test_one_bar_tells_of_all_that_is_read(
+def test_one_bar_shows_all_bytes_read(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many that take a moment each take long together."""
@@ -138,14 +138,14 @@ def test_flat_and_foreign(tmp_path: Path) -> None:
     assert (code, found[0]["state"]) == (1, "corrupt")
 
 
-def test_what_retention_takes_meanwhile_is_not_damaged(run: Path) -> None:
+def test_a_commit_deleted_by_retention_is_not_corrupt(run: Path) -> None:
     found = inspection.at(str(run)) + inspection.at(str(run / "1"))
     shutil.rmtree(run / "1")
     states = [inspection.check(each, every_byte=True).condition.value for each in found]
     assert states == ["committed", "not committed", "not committed"]
 
 
-def test_what_goes_while_the_directory_is_listed_is_left_out(
+def test_a_commit_deleted_during_the_listing_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = {str(run / "gone")}

@@ -93,7 +93,7 @@ def test_preconditions(bucket, size):
         blob.delete()
 
 
-def test_a_precondition_is_looked_at_when_an_upload_ends(server, bucket):
+def test_a_precondition_is_read_when_an_upload_ends(server, bucket):
     url = bucket.blob("x").create_resumable_upload_session(
         size=2, if_generation_match=0
     )

@@ -224,7 +224,7 @@ def test_what_is_missing(store):
             get(store, name)
 
 
-def test_a_folder_goes_with_its_last_object(store):
+def test_a_folder_disappears_with_its_last_object(store):
     put(store, "a/b/1", b"x")
     put(store, "a/2", b"x")
     store.delete("a/b/1")

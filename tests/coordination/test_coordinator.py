@@ -364,7 +364,7 @@ def test_a_notice_of_unknown_grace_ends_the_training_within_a_long_grace(
     assert together(Member.save, members) == [ev.ExitDirective(Outcome.COMMITTED)] * 3
 
 
-def test_a_gone_store_ends_every_wait(members, store):
+def test_a_lost_store_ends_every_wait(members, store):
     stand(members, 1, 1, 1)
     members[0].notice()
     together(Member.decision, members)
@@ -378,7 +378,7 @@ def test_a_gone_store_ends_every_wait(members, store):
     assert "closed" in members[1].coordinator.notes.lost_because
 
 
-def test_a_round_that_is_asked_for_is_asked_for_once(store):
+def test_a_round_that_is_requested_is_requested_once(store):
     """What was asked for first is what the round is for."""
     c = Member(store, 0, world=1).coordinator
     c.executor.insert = lambda *args: None  # nobody has heard of it yet

@@ -143,7 +143,7 @@ def test_a_missing_chief_is_named_in_time():
     assert "worker 0" in str(other)
 
 
-def test_a_chief_that_goes_is_named():
+def test_a_chief_that_ends_is_named():
     """With it goes the store."""
     store = InMemoryStore()
     closing = threading.Timer(0.05, store.close)
@@ -162,7 +162,7 @@ def test_a_chief_that_goes_is_named():
     closing.join()
 
 
-def test_a_gone_store_is_not_mistaken_for_a_missing_worker():
+def test_a_lost_store_is_not_mistaken_for_a_missing_worker():
     store = InMemoryStore()
     store.close()
     with pytest.raises(CoordinationServiceUnavailableError):
@@ -173,7 +173,7 @@ def test_a_bounded_call_may_return_none():
     assert bounded(lambda: None, 10.0, "nothing") is None
 
 
-def test_a_call_that_blocks_is_left_alone_at_its_limit():
+def test_a_blocking_call_is_abandoned_at_its_timeout():
     release = threading.Event()
     with pytest.raises(PeerTimeoutError, match=r"sleeping took longer than 0\.01 s"):
         bounded(release.wait, 0.01, "sleeping")

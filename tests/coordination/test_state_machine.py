@@ -178,7 +178,7 @@ def test_a_boundary_that_is_committed_is_not_written_again():
     "main",
     [MainThreadState.WAITING, MainThreadState.AWAITING, MainThreadState.COLLECTING],
 )
-def test_a_gone_store_before_the_commit_was_read_means_lost(main):
+def test_a_lost_store_before_the_commit_was_read_means_lost(main):
     settings = CHIEF if main is MainThreadState.COLLECTING else OTHER
     state = state_machine.set_(decided(settings, 5), main=main)
     _, actions = feed(settings, ev.StoreGone(), state=state)

@@ -30,5 +30,5 @@ def test_a_framework_that_no_module_has_imported_has_no_adapter(
 
 
 @pytest.mark.usefixtures("acme")
-def test_one_that_is_asked_for_by_name_is_imported() -> None:
+def test_one_that_is_requested_by_name_is_imported() -> None:
     assert frameworks.adapter("acme", "errors") is json

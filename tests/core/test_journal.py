@@ -118,7 +118,9 @@ def test_commits_and_exits_are_synced_and_others_are_not(
     journal.close()
 
 
-def test_a_torn_line_swallows_no_record_of_the_next_process(tmp_path: Path) -> None:
+def test_an_incomplete_line_swallows_no_record_of_the_next_process(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "worker-0.jsonl"
     path.write_bytes(b'{"wall": 1.0, "event": "exit"}\n{"wall": 2.0, "ev')
     journal = Journal(tmp_path, 0, FixedClock())

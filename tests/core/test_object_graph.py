@@ -100,7 +100,7 @@ def test_an_object_path_has_its_owner() -> None:
     assert (last.key, last.value) == (1, 2)
 
 
-def test_data_are_not_looked_into() -> None:
+def test_data_are_not_searched() -> None:
     words = [f"word {number}" for number in range(object_graph.MANY + 1)]
     rows = {word: (word, [1.0]) for word in words}
     model = Model(words=words, rows=rows, few=[1])

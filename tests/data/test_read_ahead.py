@@ -71,5 +71,5 @@ def test_a_new_iterator_needs_no_new_trace(found: dict[str, Any]) -> None:
     assert found["traces"] == 1
 
 
-def test_iterators_that_are_gone_leave_no_thread(found: dict[str, Any]) -> None:
+def test_deleted_iterators_leave_no_thread(found: dict[str, Any]) -> None:
     assert found["threads_left"] < 3, "three iterators, and one thread of each or more"

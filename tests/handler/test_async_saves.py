@@ -125,7 +125,7 @@ def test_a_commit_made_during_an_exit_is_logged(
     handler.close()
 
 
-def test_training_waits_where_that_is_asked_for(program: Program, disk: Gate) -> None:
+def test_training_waits_where_that_is_requested(program: Program, disk: Gate) -> None:
     handler = program.handler(save_freq=3, async_save=False)
     steps(program, handler, 4)
     assert commits(program) == [(3, "periodic")]
@@ -152,7 +152,7 @@ def test_no_copy_is_kept_once_it_is_written(program: Program, disk: Gate) -> Non
         wait_until(lambda: all(tensor() is None for tensor in disk.tensors))
 
 
-def test_one_that_comes_due_meanwhile_begins_when_it_is_over(
+def test_a_save_due_during_another_save_begins_afterwards(
     program: Program, disk: Gate
 ) -> None:
     with program.handler(save_freq=3) as handler:

@@ -63,7 +63,7 @@ def test_a_warning_names_the_skipped_and_the_used_commit(
     assert f"'{program.directory / '2'}' is used" in caplog.text
 
 
-def test_a_directory_without_a_whole_commit(
+def test_a_directory_without_an_intact_commit(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Training that began anew would write over what may yet be put right."""

@@ -203,7 +203,7 @@ def test_closed_protection_sets_off_no_alarm(program: Program, out: Ways) -> Non
 # --- the beginning -------------------------------------------------------------------
 
 
-def test_a_handler_that_begins_to_listen_meanwhile_hears_it(
+def test_a_handler_that_begins_to_listen_gets_the_notice(
     program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between protection's look, that nobody listens, and what it keeps."""

@@ -170,7 +170,7 @@ def test_generators_in_lists(goes_on: Callable[..., None], line: str) -> None:
 
 
 @LINES
-def test_metrics_go_on(goes_on: Callable[..., None], line: str) -> None:
+def test_metrics_continue(goes_on: Callable[..., None], line: str) -> None:
     def make(keras: Any) -> Any:
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae"])

@@ -42,7 +42,7 @@ def commit(program: Program, **more: Any) -> None:
         handler.run(program.step)
 
 
-def test_a_start_that_finds_nothing_whole_keeps_no_lease(
+def test_a_start_that_finds_nothing_intact_keeps_no_lease(
     program: Program, store: FaultyObjectStore
 ) -> None:
     commit(program)

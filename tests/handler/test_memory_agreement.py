@@ -78,7 +78,7 @@ def restored(agreed: Agreed) -> str | None:
         (Memory(), Memory("b", "a"), None),
     ],
 )
-def test_the_newest_that_all_have_whole(
+def test_the_newest_snapshot_intact_on_all_workers(
     chief: Memory, other: Memory, expected: str | None
 ) -> None:
     starts = agree(chief, other)

@@ -183,7 +183,7 @@ def test_where_both_have_one_the_newer_wins(
     assert steps(store)[0] == 7  # which the start has copied
 
 
-def test_a_damaged_copy_falls_back_to_the_older_one(
+def test_a_corrupt_copy_falls_back_to_the_older_one(
     program: Program,
     store: FaultyObjectStore,
     elsewhere: Callable[[], Program],
@@ -204,7 +204,7 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
         assert handler.total_run_calls == 5  # ranks above the damaged one
 
 
-def test_where_all_copies_are_damaged_the_start_is_refused(
+def test_a_start_is_refused_if_all_mirrored_copies_are_corrupt(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     """As it is where all commits on a disk are."""
@@ -435,7 +435,7 @@ def test_the_supervisors_mirror_applies_to_its_directory_and_below(
     assert "are not mirrored" in caplog.text
 
 
-def test_a_damaged_local_commit_is_not_copied(
+def test_a_corrupt_local_commit_is_not_copied(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Stuck()

@@ -73,7 +73,7 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
-def test_after_a_kill_anywhere_the_newest_whole_one_is_there(
+def test_after_a_kill_anywhere_the_newest_intact_snapshot_is_present(
     tmp_path: Path, base: Path, when: str
 ) -> None:
     shutil.copytree(base, tmp_path / "dry")
@@ -126,7 +126,9 @@ def test_two_generations_are_there_at_most(tmp_path: Path, base: Path) -> None:
     assert look(base) == [3, 2]
 
 
-def test_a_damaged_one_is_lacking(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_snapshot_is_missing(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made, _, _ = snapshots(base)
     newest, older = made.find()
     path = Path(newest.path, "ckpt.data-00001-of-00002")

@@ -51,7 +51,7 @@ def test_there_is_a_shortest_interval() -> None:
     assert warm().after(stood=0.0, beside=0.0, steps=0) == SHORTEST
 
 
-def test_none_begins_before_the_one_before_is_through() -> None:
+def test_no_snapshot_begins_before_the_previous_snapshot_ends() -> None:
     assert warm().after(stood=0.0, beside=40.0, steps=400) == 40.0
 
 

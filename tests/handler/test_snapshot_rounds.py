@@ -157,7 +157,7 @@ def test_the_restored_snapshot_outlives_a_newer_one_of_one_worker(
         pair = again
 
 
-def test_a_damaged_one_goes_before_an_older_one_that_was_gone_on_from(
+def test_a_corrupt_snapshot_is_deleted_before_the_restored_one(
     pair: list[Worker],
 ) -> None:
     take(pair, 1)
@@ -350,7 +350,7 @@ def test_a_worker_outside_of_a_collective_read_stops_training(
         ((None, 0), ("x", 1), 1, False),
     ],
 )
-def test_a_snapshot_is_gone_on_from_where_its_run_has_committed_last(
+def test_a_snapshot_is_restored_if_its_run_committed_last(
     noted: tuple[str | None, int],
     there: tuple[str, int] | None,
     highest: int,

@@ -102,7 +102,7 @@ def training() -> Training:
     return made
 
 
-def test_none_is_asked_for_where_no_step_was_made_since(training: Training) -> None:
+def test_none_is_requested_where_no_step_was_made_since(training: Training) -> None:
     training.train(2000)
     training.take()
     training.asked.clear()
@@ -149,7 +149,7 @@ def test_steps_beside_a_commit_say_nothing(training: Training) -> None:
     assert training.step_seconds == pytest.approx(STEP)
 
 
-def test_none_is_asked_for_under_a_notice(training: Training) -> None:
+def test_none_is_requested_under_a_notice(training: Training) -> None:
     training.asked.clear()
     training.preemption_pending = True
     training.train(3000)

@@ -155,7 +155,7 @@ def test_a_commit_of_that_step_or_a_later_one_is_restored(
 
 
 @pytest.mark.parametrize("how", ["garbled", "cut", "gone", "unmarked"])
-def test_a_damaged_one_is_passed_over_for_the_disk(
+def test_a_corrupt_snapshot_is_skipped_for_a_commit_on_disk(
     start: Make, memory: SnapshotMemory, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     program = start()
@@ -185,7 +185,7 @@ def test_a_damaged_one_is_passed_over_for_the_disk(
     assert all(str(each) in told for each in damaged)
 
 
-def test_where_no_commit_is_whole_a_snapshot_is(
+def test_a_snapshot_is_restored_if_no_commit_is_intact(
     start: Make, memory: SnapshotMemory
 ) -> None:
     program = start()
@@ -204,7 +204,7 @@ def test_where_no_commit_is_whole_a_snapshot_is(
     assert [each["sequence"] for each in again.events("commit")] == [1, 2]
 
 
-def test_where_nothing_is_whole_the_start_is_refused(
+def test_a_start_without_intact_commits_is_refused(
     start: Make, memory: SnapshotMemory
 ) -> None:
     program = start()
@@ -248,7 +248,7 @@ def test_restore_false_starts_from_scratch(start: Make, memory: SnapshotMemory) 
     assert snapshots(memory) == []
 
 
-def test_random_generators_go_on(start: Make, memory: SnapshotMemory) -> None:
+def test_random_generators_continue(start: Make, memory: SnapshotMemory) -> None:
     program = start()
     random.seed(5)
     drawn: dict[int, tuple[float, float]] = {}
@@ -311,7 +311,7 @@ def test_a_state_that_was_saved_since_is_newer(
     del handler
 
 
-def test_where_commits_follow_each_other_the_newest_is_gone_on_from(
+def test_the_newest_of_several_commits_is_restored(
     start: Make, memory: SnapshotMemory
 ) -> None:
     """A snapshot names the newest one that was made, not what a start began from."""
@@ -461,7 +461,7 @@ def test_a_manager_has_them_too(start: Make, memory: SnapshotMemory) -> None:
 
 
 @pytest.mark.parametrize("every", [2, datetime.timedelta(seconds=0.02)])
-def test_periodic_commits_go_on_beside_them(
+def test_periodic_commits_continue_beside_them(
     start: Make, memory: SnapshotMemory, every: Any
 ) -> None:
     program = start()

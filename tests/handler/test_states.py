@@ -195,7 +195,7 @@ def numbers(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["plain", "named", "distributed"])
-def test_a_pipeline_of_ours_in_another_order_is_refused(
+def test_a_tfpreempt_pipeline_in_another_order_is_refused(
     program: Program, kind: str
 ) -> None:
     def use(seed: int) -> list[int]:

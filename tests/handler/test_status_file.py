@@ -196,7 +196,7 @@ def test_no_status_is_written_for_a_closed_run(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 9, 40, -2])
-def test_half_of_it_is_nothing(worker: Worker, cut: int) -> None:
+def test_an_incomplete_status_file_is_ignored(worker: Worker, cut: int) -> None:
     with worker.telling():
         worker.wait_step(1)
     worker.path.write_bytes(worker.path.read_bytes()[:cut])

@@ -252,7 +252,7 @@ def numbers_to(count: int) -> Any:
     return tf.data.Dataset.range(count).shuffle(3)
 
 
-def test_steps_that_take_turns_are_both_looked_into(
+def test_steps_that_take_turns_are_both_searched(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = tf.Variable(0.0), tf.Variable(0.0)
@@ -274,7 +274,7 @@ def test_the_contents_of_a_save_fn_are_unknown(
     assert "the commits" not in caplog.text
 
 
-def test_a_step_that_a_strategy_runs_is_looked_into(
+def test_a_step_that_a_strategy_runs_is_searched(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy, forgotten = tf.distribute.get_strategy(), tf.Variable(0.0)

@@ -414,7 +414,7 @@ def test_a_run_of_an_earlier_version_is_continued(cloud: Cloud, tmp_path: Path) 
     assert train(6)[1] == 5
 
 
-def test_damaged_commits_of_an_earlier_version_are_no_beginning(
+def test_corrupt_commits_of_an_earlier_version_are_no_beginning(
     cloud: Cloud, tmp_path: Path
 ) -> None:
     put(local_commit(tmp_path / "old", 2), "commit-abc/")

@@ -94,7 +94,7 @@ def noted(on: Machine, *cuts: Any) -> tuple[Any, Noted]:
 
 
 @LINES
-def test_seeds_and_metrics_go_on_at_every_batch(line: str) -> None:
+def test_seeds_and_metrics_continue_at_every_batch(line: str) -> None:
     """F: a tf.train.Checkpoint holds neither seed generators nor metrics."""
     _, expected = noted_once(line)
     _, found = noted_once(line, *CUTS)

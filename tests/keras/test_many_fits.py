@@ -516,7 +516,7 @@ def test_initial_epoch_and_validation_freq(on: Machine, line: str) -> None:
         ("tf_keras", ("epoch", 2, 0)),
     ],
 )
-def test_the_best_weights_come_back_at_the_end(
+def test_the_best_weights_are_restored_at_the_end(
     on: Machine, line: str, where: Any
 ) -> None:
     """The best epoch was before the restart."""
@@ -653,7 +653,7 @@ FINAL = EPOCHS * BATCHES
         ("tf_keras", None, [FINAL]),
     ],
 )
-def test_commits_are_made_when_asked_for(
+def test_commits_are_made_when_requested(
     on: Machine, line: str, save_freq: Any, steps: list[int]
 ) -> None:
     ours = {"save_freq": save_freq, "max_to_keep": None, "async_save": False}

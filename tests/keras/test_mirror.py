@@ -47,7 +47,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
     assert told[0] == told[1] > 0
 
 
-def test_a_copy_that_did_not_come_to_its_end_is_told(monkeypatch) -> None:
+def test_an_incomplete_upload_is_reported(monkeypatch) -> None:
     with machine("keras") as each:
         monkeypatch.setattr("tfpreempt.checkpoint.mirror.mirror_status.STALLED", 0.0)
         store = FaultyObjectStore(uri="memory://away")

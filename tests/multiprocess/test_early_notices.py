@@ -71,7 +71,7 @@ def test_a_worker_of_a_cluster_keeps_the_notice_for_the_handler(here: Place) -> 
     assert committed(here)[-1] == STEPS
 
 
-def test_a_worker_of_a_cluster_leaves_before_its_machine_goes(here: Place) -> None:
+def test_a_worker_of_a_cluster_exits_before_its_machine_ends(here: Place) -> None:
     cluster = terminate(here, "before the strategy", grace=1.0, world=2)
     began = time.monotonic()
     cluster[0].send(signal.SIGTERM)

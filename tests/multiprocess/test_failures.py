@@ -147,7 +147,7 @@ def test_the_chief_killed_after_a_notice(here: Place) -> None:
 
 @on_both
 @pytest.mark.parametrize("victim", [1, 0])
-def test_a_machine_that_goes_after_the_first_commit_of_its_grace(
+def test_a_machine_that_ends_after_the_first_commit_in_its_grace_period(
     here: Place, victim: int
 ) -> None:
     """It had told; so its loss is no failure, also where it was not waited for."""

@@ -122,7 +122,7 @@ def test_restarted_in_the_same_process_twice(
     assert client[0].result() == undisturbed
 
 
-def test_connected_again_before_the_worker_goes(
+def test_a_new_connection_before_the_worker_ends(
     remote: Remote, undisturbed: dict[str, Any]
 ) -> None:
     """It serves on after its notice; that its loss comes in the next connection, with
@@ -143,7 +143,7 @@ def test_connected_again_before_the_worker_goes(
 
 
 @pytest.mark.parametrize("more", [(), ("--run",)])
-def test_trains_on_until_the_worker_goes(
+def test_training_lasts_until_the_worker_ends(
     remote: Remote, undisturbed: dict[str, Any], more: tuple[str, ...]
 ) -> None:
     """With an exit function that does nothing; then the scope ends by itself."""
@@ -187,7 +187,7 @@ def test_a_preempted_worker_is_terminated_within_a_step(
     assert second[0].result() == undisturbed
 
 
-def test_a_worker_goes_after_the_first_commit_of_its_grace(
+def test_a_worker_ends_after_the_first_commit_in_its_grace_period(
     remote: Remote, undisturbed: dict[str, Any]
 ) -> None:
     remote.here.hold("at-3", "at-7")

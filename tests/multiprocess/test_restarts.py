@@ -45,7 +45,7 @@ def test_another_number_of_workers(here: Place) -> None:
         saved = results[0]["weights"]
 
 
-def test_a_damaged_commit(here: Place, reference: Reference) -> None:
+def test_a_corrupt_commit(here: Place, reference: Reference) -> None:
     """FACTS 2.12: the newest commit is damaged: all workers fall back to the same older
     one, and a warning names the file.
     """
@@ -65,7 +65,7 @@ def test_a_damaged_commit(here: Place, reference: Reference) -> None:
     assert [str(data) in problem for problem in skipped] == [True]
 
 
-def test_users_checkpoints_are_left_alone(here: Place) -> None:
+def test_users_checkpoints_are_not_changed(here: Place) -> None:
     """FACTS 2.11: files that tfpreempt did not write are never deleted."""
     here.train("none", 1, "--form", "manager").expect(0)
     names = {"ckpt-1.index", "ckpt-1.data-00000-of-00001"}

@@ -232,7 +232,7 @@ def test_all_requests_of_an_acknowledgement_share_one_timeout(
         assert time.monotonic() - began < 1.5
 
 
-def test_a_name_that_is_given_is_not_asked_for() -> None:
+def test_a_name_that_is_given_is_not_requested() -> None:
     bench = Bench(vm_name="trainer_7")
     bench.fake.schedule(resources=["trainer_7"])
     bench.look()
@@ -243,7 +243,7 @@ def test_a_name_that_is_given_is_not_asked_for() -> None:
     }
 
 
-def test_the_name_is_asked_for_once(bench: Bench) -> None:
+def test_the_name_is_requested_once(bench: Bench) -> None:
     for _ in range(3):
         bench.look()
     paths = [request.path for request in bench.fake.requests]

@@ -81,7 +81,7 @@ def test_closing_while_it_hangs_is_quick(fake: FakeGce) -> None:
     assert time.monotonic() - began < 1.5
 
 
-def test_one_topic_alone_is_asked_for_alone(fake: FakeGce) -> None:
+def test_a_single_topic_is_requested_alone(fake: FakeGce) -> None:
     watch = GceWatch(["preempted"], url=fake.url)
     with Heard(watch, ("preempted",)) as heard:
         assert is_hanging(fake)
@@ -167,7 +167,7 @@ def test_a_migration_is_no_end(fake: FakeGce) -> None:
         assert "TERMINATE" in heard.said[0][1]
 
 
-def test_an_entry_that_the_directory_does_not_carry_is_asked_for() -> None:
+def test_an_entry_that_the_directory_does_not_carry_is_requested() -> None:
     clock = FakeClock()
     with FakeGce(longest_hang=0.02) as fake:
         watch = GceWatch(url=fake.url, wait=clock.wait, clock=clock)

@@ -78,7 +78,7 @@ def test_a_request_is_cheap(session: MetadataSession) -> None:
     assert count < 150
 
 
-def test_proxies_and_netrc_are_left_alone(
+def test_proxies_and_netrc_are_not_used(
     fake: FakeGce,
     session: MetadataSession,
     monkeypatch: pytest.MonkeyPatch,

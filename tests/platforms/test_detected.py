@@ -140,7 +140,9 @@ def test_variables_and_files_decide_without_a_request(
     assert left_with(config) == 143
 
 
-def test_the_machine_is_asked_for_its_kind(gce: FakeGce, tmp_path: Path) -> None:
+def test_the_metadata_server_reports_the_kind_of_machine(
+    gce: FakeGce, tmp_path: Path
+) -> None:
     root = machine(tmp_path, product_name="Google Compute Engine")
     config = resolve_config(None, root=root)
     assert watched(config) == {SIGTERM: None}
@@ -285,7 +287,7 @@ def test_the_line_of_a_machine_of_no_cloud(
 # --- what is given -------------------------------------------------------------------
 
 
-def test_ours_is_taken_as_it_is(gce: FakeGce) -> None:
+def test_a_config_of_tfpreempt_is_returned_unchanged(gce: FakeGce) -> None:
     for variant in VARIANTS:
         config = variant()
         assert resolve_config(config) is config

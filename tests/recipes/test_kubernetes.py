@@ -189,7 +189,7 @@ def test_only_a_container_with_a_capability_runs_as_root(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", JOBS)
-def test_spot_nodes_are_asked_for_and_tolerated(file: str) -> None:
+def test_spot_nodes_are_requested_and_tolerated(file: str) -> None:
     assert pod(file)["nodeSelector"][SPOT] == "true"
     assert pod(file)["tolerations"] == [
         {"key": SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}

@@ -199,13 +199,13 @@ PLAIN = st.recursive(
 
 @settings(max_examples=100)
 @given(PLAIN)
-def test_plain_states_come_back(value):
+def test_plain_states_are_restored(value):
     data = saved(LoaderState("data", StatefulLoader(value), registry=None))
     back = load(LoaderState("data", StatefulLoader(), registry=None), data)
     assert repr(back.loader.state) == repr(value)
 
 
-def test_arrays_come_back():
+def test_arrays_are_restored():
     value = {
         "order": np.arange(6).reshape(2, 3),
         "seed": np.uint64(7),

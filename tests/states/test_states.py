@@ -156,7 +156,7 @@ def test_a_state_that_the_commit_lacks(directory, caplog):
     assert words.text == "one"
 
 
-def test_a_damaged_commit_is_passed_over(directory, monkeypatch, caplog):
+def test_a_corrupt_commit_is_skipped(directory, monkeypatch, caplog):
     words = Words("words", "one")
     tfpreempt.save_all_states()
     words.text = "two"
@@ -188,7 +188,7 @@ def test_a_commit_is_verified_once(directory, monkeypatch):
     assert len(calls) == 1
 
 
-def test_commits_of_others_do_not_hide_ours(directory):
+def test_foreign_checkpoints_do_not_hide_commits(directory):
     words = Words("words", "one")
     tfpreempt.save_all_states()
     (directory / "ckpt-9.index").write_bytes(b"somebody else's")
@@ -282,7 +282,7 @@ def test_the_newer_of_file_and_commit_is_taken(directory):
     assert load(late) == "old file"  # the commit lacks it
 
 
-def test_a_damaged_file_is_passed_over(directory, caplog):
+def test_a_corrupt_file_is_skipped(directory, caplog):
     words = Words("words", "file")
     tfpreempt.save_state(words, directory)
     path = directory / "states" / "words.state"
@@ -305,7 +305,7 @@ def load(state):
     return state.text
 
 
-def test_sync_is_asked_for(directory):
+def test_sync_is_requested(directory):
     calls = []
 
     class Synced(Words):

@@ -238,7 +238,7 @@ def test_a_download_is_guarded_by_the_lease(place, words):
     assert not list(place.directory.glob("*/COMMITTED"))
 
 
-def test_a_damaged_copy_is_passed_over(place, words, caplog):
+def test_a_corrupt_copy_is_skipped(place, words, caplog):
     for text in ("one", "two"):
         place.save(words, text)
         place.wait()
@@ -266,7 +266,7 @@ def test_a_start_is_refused_if_all_copies_are_corrupt(place, words):
     assert words.text == "nothing"
 
 
-def test_a_damaged_disk_is_mended_from_the_store(place, words, caplog):
+def test_corrupt_files_are_replaced_from_the_store(place, words, caplog):
     for text in ("one", "two"):
         place.save(words, text)
         place.wait()
@@ -301,7 +301,7 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
     assert place.store.operations == []
 
 
-def test_after_a_handler_copying_begins_again(place, words):
+def test_after_a_handler_uploads_begin_again(place, words):
     place.save(words, "one")
     place.wait()
     taker = Mirror(place.store, RetentionPolicy())

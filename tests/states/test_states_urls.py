@@ -95,7 +95,7 @@ def test_states_and_shards_on_another_machine(
     assert len(api._alone) == 1
 
 
-def test_a_damaged_commit_is_passed_over(
+def test_a_corrupt_commit_is_skipped(
     machines: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = Words("words")
