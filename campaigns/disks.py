@@ -452,21 +452,22 @@ CAMPAIGN = Campaign(
     fixed=(
         "A commit that could not be read was skipped without a warning, so training "
         "started from scratch or resumed from an older commit. Fixed "
-        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_looked_at_is_not_"
-        "passed_over_in_silence`).",
+        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_read_is_not_skip"
+        "ped_silently`).",
         "If a commit could not be read for a moment, its sequence number was unknown, "
         "so the next commit counted as older than this commit. Fixed "
-        "(`checkpoint/test_bad_disk.py::test_what_cannot_be_read_for_a_moment_ranks_be"
-        "low_what_is_saved_then`).",
+        "(`checkpoint/test_bad_disk.py::test_a_temporarily_unreadable_commit_ranks_be"
+        "low_a_new_save`).",
         "If the disk failed at a data file, a flat commit could be made without this "
         "file. Fixed "
         "(`checkpoint/test_bad_disk.py::test_no_data_file_is_left_out_of_a_flat_commit"
         "`).",
         "The error for a directory that could not be read called the directory "
         "unmounted, or a file. Fixed "
-        "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is_n"
-        "ot_said_to_be_unmounted`, "
-        "`checkpoint/test_bad_disk.py::test_an_unreadable_directory_is_not_reported_as_a_file`).",
+        "(`checkpoint/test_bad_disk.py::test_an_unreadable_directory_is_not_reported_"
+        "as_unmounted`, "
+        "`checkpoint/test_bad_disk.py::test_an_unreadable_directory_is_not_reported_as"
+        "_a_file`).",
         "A single ESTALE error for the file of the lease was treated as the loss of "
         "the lease. Fixed "
         "(`checkpoint/test_bad_disk.py::test_a_lease_is_not_lost_where_a_network_forge"
@@ -481,7 +482,8 @@ CAMPAIGN = Campaign(
         "If a commit could not be read for a moment, `delete()` reported that the "
         "commit was already deleted, and deleted the commit's copy in the mirror. "
         "Fixed "
-        "(`checkpoint/test_bad_disk.py::test_an_unreadable_commit_is_not_reported_as_deleted`).",
+        "(`checkpoint/test_bad_disk.py::test_an_unreadable_commit_is_not_reported_as_de"
+        "leted`).",
     ),
     labels={
         "saves failed": "failed saves",

@@ -262,10 +262,11 @@ CAMPAIGN = Campaign(
         "times in a row. The run has one worker, or two workers that share a disk "
         "and each write a part of a commit. Unsynced data are lost or partly "
         "present: in the checkpoint directory, the lease, the metadata that the "
-        "program adds to checkpoints, mirrors and snapshots on a disk. All commits, "
-        "metadata and mirrored commits that were reported are present and intact, "
-        "with the parts of all workers. The same command resumes from the newest of "
-        "these commits and ends with the same bytes."
+        "program adds to checkpoints, mirrors and snapshots on a disk. Every commit, "
+        "metadata file and mirrored commit that the program had reported as written "
+        "before the failure is present and intact, with the parts of all workers. "
+        "The same command resumes from the newest of these commits and ends with the "
+        "same bytes."
     ),
     trials=250,
     short=3,
