@@ -42,13 +42,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/cluster/test_mutations.py::"
     "test_skipping_a_dropped_save_that_needs_all_workers": (),
     # Random tables; a table of each kind of block stays.
-    "tests/checkpoint/test_bundle_table.py::test_a_written_table_is_read_in_order": (),
+    "tests/checkpoint/test_bundle_table.py::test_what_is_written_is_read_in_order": (),
     # Programs as long as a reader's; other tests make each of their calls.
     "tests/docs/test_notebooks.py::test_a_notebook_runs_top_to_bottom": (),
     "tests/docs/test_fit_pages.py::test_the_examples_run_one_after_the_other": (),
     "tests/docs/test_image_example.py::"
     "test_two_preemptions_at_random_change_no_result": (),
-    "tests/docs/test_readme.py::test_supervisor_example_runs_unchanged": (),
+    "tests/docs/test_readme.py::test_supervisor_example_runs_as_it_stands": (),
     "tests/docs/test_fit_pages.py::test_two_workers": (),
     "tests/docs/test_fit_pages.py::test_keras_on_jax": (),
     # On TensorFlow, tests/test_wheel.py runs the demo, with a preemption of one worker.
@@ -104,8 +104,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "4-manager-run-handler",
     ),
     "tests/multiprocess/test_snapshots.py::"
-    "test_a_killed_worker_costs_the_steps_since_the_snapshot": ("2-tensorflow",),
-    "tests/multiprocess/test_remote.py::test_training_lasts_until_the_worker_ends": (
+    "test_a_killed_worker_costs_what_came_after_the_snapshot": ("2-tensorflow",),
+    "tests/multiprocess/test_remote.py::test_trains_on_until_the_worker_goes": (
         "more0",
     ),
     # Other tests notify all workers.
@@ -139,7 +139,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         "20-begins1-keras",
     ),
     "tests/data/test_distribute.py::"
-    "test_every_replica_gets_tensorflows_samples_and_resumes": ("mwms-1-3",),
+    "test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place": (
+        "mwms-1-3",
+    ),
     # Each kind of pipeline; those that need rules of their own stay.
     "tests/checkpoint/test_shuffle_seeds.py::test_a_state_of_any_step_is_exact": (
         "repeated before the batch",
@@ -153,7 +155,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "by keys",
         "not reshuffled",
     ),
-    "tests/data/test_elastic.py::test_a_position_not_in_global_batches_is_not_used": (
+    "tests/data/test_elastic.py::"
+    "test_a_place_that_is_not_in_global_batches_is_not_taken_for_one": (
         "loop-auto-first1-second1",
         "fit-grain-first3-second3",
     ),
