@@ -8,10 +8,15 @@ import json
 import logging
 import math
 import os
+import random
 import shutil
+import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -19,12 +24,14 @@ from tests.cli.conftest import wait_until
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.handler import status_file
 from tfpreempt.handler.status_file import (
+    OwnTime,
     StatusWriter,
     StepRate,
     WorkerActivity,
     WorkerStatus,
     read_worker_status,
     status_path,
+    with_step_times,
 )
 from tfpreempt.testing.clock import FakeClock
 
@@ -238,6 +245,99 @@ def test_a_status_that_no_worker_writes_is_ignored(
     text = json.dumps(dataclasses.asdict(worker.says) | values).encode()
     worker.path.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
     assert read_worker_status(worker.path) is None
+
+
+class Loop(threading.Event):
+    """A synchronous loop on a fake clock: time passes while the sampler waits.
+
+    In a step the main thread is in the program for `own` seconds, and then waits in
+    TensorFlow.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, step: float, own: float
+    ) -> None:
+        super().__init__()
+        self.clock, self.step, self.own = FakeClock(), step, own
+        self.measured = OwnTime(self.clock)
+        self.program, self.wait_in = frame_of("train"), frame_of("tensorflow.execute")
+        monkeypatch.setattr(sys, "_current_frames", self.frames)
+
+    def frames(self) -> dict[int, FrameType]:
+        is_own = self.clock.monotonic() % self.step < self.own
+        main = threading.main_thread().ident or 0
+        return {main: self.program if is_own else self.wait_in}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.clock.advance(timeout or 0.0)
+        return False
+
+    def own_seconds(self) -> float | None:
+        """Own time of a step, after another second."""
+        assert not self.measured.sample(self, self.step)
+        return self.measured.of_step(self.step)[0]
+
+
+def frame_of(module: str) -> FrameType:
+    """A frame of a function in a module of this name."""
+    scope: dict[str, Any] = {"__name__": module}
+    exec("def wait():\n    yield", scope)
+    running = scope["wait"]()
+    next(running)
+    frame: FrameType = running.gi_frame
+    return frame
+
+
+@pytest.fixture(autouse=True)
+def same_pauses() -> None:
+    random.seed(1)
+
+
+class TestOwnTime:
+    @pytest.mark.parametrize("step", [0.01, 0.05, 0.1, 0.7, 5.0])
+    def test_it_is_the_time_outside_of_the_framework(
+        self, monkeypatch: pytest.MonkeyPatch, step: float
+    ) -> None:
+        loop = Loop(monkeypatch, step, own=0.3 * step)
+        seen = [loop.own_seconds() for _ in range(300)]
+        assert seen[5] is None  # too few samples
+        assert seen[-1] == pytest.approx(0.3 * step, abs=0.1 * step)
+
+    @pytest.mark.parametrize("step", [0.3, 1.0, 5.0, 30.0])
+    def test_a_worker_that_becomes_slow_is_seen_within_100_steps(
+        self, monkeypatch: pytest.MonkeyPatch, step: float
+    ) -> None:
+        loop = Loop(monkeypatch, step, own=0.2 * step)
+        for _ in range(int(100 * step) + 60):
+            own = loop.own_seconds()
+        assert own is not None
+        slow_step = 1.3 * step
+        loop.step, loop.own = slow_step, 0.5 * step
+        for _ in range(int(100 * slow_step - status_file.REPORT_INTERVAL)):
+            own = loop.own_seconds()
+        assert own is not None
+        assert slow_step / (slow_step - (own - 0.2 * step)) >= 1.2
+
+    def test_a_wait_for_input_is_own_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loop = Loop(monkeypatch, 0.1, own=0.0)
+        loop.wait_in = frame_of("tensorflow.python.ops.gen_dataset_ops")
+        for _ in range(60):
+            own = loop.own_seconds()
+        assert own == pytest.approx(0.1)
+
+    def test_the_end_is_not_waited_for(self) -> None:
+        stop = threading.Event()
+        stop.set()
+        assert OwnTime(FakeClock()).sample(stop, 1.0)
+
+    def test_the_mean_and_the_deviation_of_the_newest_steps(self) -> None:
+        status = Worker(Path()).says
+        assert status is not None
+        assert with_step_times(status, [5.0]) == status
+        measured = with_step_times(status, [5.0, 6.0, 9.0])
+        assert (measured.step_seconds, measured.step_deviation) == (2.0, 1.0)
 
 
 class TestStepRate:

@@ -9,6 +9,7 @@ count that the watcher inserts into the key-value store.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 
@@ -24,3 +25,6 @@ class StepFlag:
     failed: int = -1  # number of the newest interval whose step raised an error
     bare: int = -1  # newest interval with a step whose end tfpreempt cannot observe
     flag: bool = False  # whether to stop before the next interval, for a directive
+    ends: collections.deque[float] = dataclasses.field(  # of the newest steps
+        default_factory=lambda: collections.deque(maxlen=61)
+    )

@@ -13,6 +13,7 @@ import datetime
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -230,6 +231,7 @@ class PreemptionCheckpointHandler:
             step_failed(error, self._session)
             raise
         step_flag.busy = False
+        step_flag.ends.append(monotonic())
         run.steps_made += 1
         return result
 
@@ -257,6 +259,7 @@ class PreemptionCheckpointHandler:
                 else PLAIN,
             )
         step_flag.bare = step_flag.started
+        step_flag.ends.append(monotonic())
         run.steps_made += 1
 
     def check_preemption(self) -> None:

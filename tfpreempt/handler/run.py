@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.directory import catalog
@@ -50,6 +50,7 @@ from tfpreempt.handler.status_file import (
     WorkerStatus,
     read_worker_status,
     status_path,
+    with_step_times,
 )
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
@@ -301,12 +302,13 @@ class Run:
             mirror.begin(path, self.start.on_disk, self.record, journal_directory(path))
             mirror.enqueue(functools.partial(clear_others, mirror.store, token))
 
-    def arm(self, doing: Callable[[], WorkerActivity]) -> None:
+    def arm(self, doing: Callable[[], WorkerActivity], ends: Collection[float]) -> None:
         """Begins training: sets the random generators, and starts the status file.
 
         Args:
             doing: function that returns the current activity of the process; called on
                 any thread.
+            ends: ends of the newest steps, from `StepFlag.ends`.
         """
         self.is_armed = True
         self.watcher.rearm()
@@ -323,7 +325,7 @@ class Run:
             for framework in frameworks.adapters("compile_cache"):
                 if run.steps_made > 1:
                     framework.keep(run.directory.path, run.directory.mirror)
-            return run._now(doing())
+            return with_step_times(run._now(doing()), ends)
 
         path = status_path(self.journal.path.parent, self.directory.cluster.worker)
         self._status = StatusWriter(path, self.directory.clock, look)

@@ -250,7 +250,7 @@ class Session:
             # Hold the run before `arm` starts a thread. Otherwise the thread could have
             # the last reference, and the run would be closed on the thread.
             self.runs.kept.add(run)
-            run.arm(self.activity.now)
+            run.arm(self.activity.now, self.step_flag.ends)
 
     def _check_cluster(self) -> None:
         """Raises an error if JAX has connected this process to a cluster too late."""
@@ -377,6 +377,7 @@ class Session:
             run.record_caches()
             run.directory.contents.prepare()
             self.timer.begin(self.step_flag.started)
+            self.step_flag.ends.clear()  # the first step also traces
         elif run.steps_made == 3:
             # Do not warn after the first step: two step functions may alternate, as in
             # a GAN.

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import logging
 import math
 import os
+import random
+import sys
+import threading
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,12 @@ REPORT_INTERVAL = 5.0
 _LOOKS_EVERY = 1.0  # seconds between two samples of the status
 _JOIN_SECONDS = 1.0  # longest wait for the thread's last write: a disk may hang
 _WINDOW_SECONDS = 60.0  # the rate is the mean of the last minute
+_SAMPLES = 20  # samples of the main thread between two samples of the status
+# Time constant of the means: fewer samples are too few to compare workers.
+_MEMORY_SECONDS, _MEMORY_STEPS = 15.0, 25
+_ENOUGH = 0.6  # share of the time constant that the first samples must reach
+_FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "jax")
+_READS_INPUT = ".gen_dataset_ops"  # module of TensorFlow that waits for the input
 _MOST_BYTES = 1 << 16  # read limit of a status file
 _KINDS = {
     "at": "time",
@@ -43,6 +54,8 @@ _KINDS = {
     **dict.fromkeys(("worker", "num_workers", "pid", "step"), "count"),
     **dict.fromkeys(("steps_per_second", "stepped_at"), "number?"),
     **dict.fromkeys(("noticed_at", "deadline"), "number?"),
+    **dict.fromkeys(("step_seconds", "step_deviation"), "seconds?"),
+    **dict.fromkeys(("own_seconds", "cpu_seconds"), "seconds?"),
 }
 _UPLOAD_KINDS = {
     "uri": "text",
@@ -78,6 +91,10 @@ class WorkerStatus:
         step: number of completed steps, over all restarts.
         steps_per_second: rate of the last minute; None until `step` has increased.
         stepped_at: time at which the reporting thread first saw the value of `step`.
+        step_seconds, step_deviation: mean and standard deviation of the seconds of the
+            newest steps; None if unknown.
+        own_seconds, cpu_seconds: seconds of a step without waits for other workers, and
+            CPU time, see `OwnTime`; None if unknown, or if the run has one worker.
         noticed_at: arrival time of the notice being handled; None without a notice.
         deadline: end of the grace period; None if unknown.
         upload: state of the mirror; None without a mirror.
@@ -92,6 +109,10 @@ class WorkerStatus:
     step: int
     steps_per_second: float | None = None
     stepped_at: float | None = None
+    step_seconds: float | None = None
+    step_deviation: float | None = None
+    own_seconds: float | None = None
+    cpu_seconds: float | None = None
     noticed_at: float | None = None
     deadline: float | None = None
     upload: MirrorStatus | None = None
@@ -164,6 +185,66 @@ class StepRate:
         return min((last - first) / (ended - began), (last - first + 1) / (now - began))
 
 
+def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStatus:
+    """Returns a status with the mean and the standard deviation of the step times.
+
+    Args:
+        status: the status.
+        ends: ends of the newest steps, in monotonic seconds; may grow during the call.
+    """
+    steps = [later - before for before, later in itertools.pairwise(tuple(ends))]
+    if not steps:
+        return status
+    mean = sum(steps) / len(steps)
+    deviation = math.sqrt(sum((each - mean) ** 2 for each in steps) / len(steps))
+    return dataclasses.replace(status, step_seconds=mean, step_deviation=deviation)
+
+
+class OwnTime:
+    """Measures the time of a step in which a worker does not wait for other workers.
+
+    In a synchronous step, fast workers wait for the slowest worker inside of TensorFlow
+    or JAX, so all steps take equally long. But the main thread of a slow worker is
+    outside of the framework more often, if its Python code or its input is slow. If its
+    CPU computes slowly, the worker needs more CPU time. Steps cost nothing more.
+
+    Args:
+        clock: time source.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._memory = math.inf  # time constant of the sums, in seconds
+        # Sums of seconds, in which older seconds have less weight.
+        self._total = self._own = self._cpu = 0.0
+
+    def sample(self, stop: threading.Event, step_seconds: float) -> bool:
+        """Samples the main thread for about a second; returns whether `stop` is set."""
+        began, cpu, own = self._clock.monotonic(), time.process_time(), 0
+        for _ in range(_SAMPLES):
+            # Random pauses: equal pauses could be in step with training.
+            if stop.wait(_LOOKS_EVERY / _SAMPLES * random.uniform(0.5, 1.5)):
+                return True
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            name = "" if frame is None else str(frame.f_globals.get("__name__"))
+            is_waiting = name.partition(".")[0] in _FRAMEWORKS
+            own += not is_waiting or name.endswith(_READS_INPUT)
+        seconds = self._clock.monotonic() - began
+        self._memory = max(_MEMORY_SECONDS, _MEMORY_STEPS * step_seconds)
+        keep = math.exp(-seconds / self._memory)
+        self._total = keep * self._total + seconds
+        self._own = keep * self._own + own / _SAMPLES * seconds
+        self._cpu = keep * self._cpu + time.process_time() - cpu
+        return False
+
+    def of_step(self, step_seconds: float | None) -> tuple[float | None, float | None]:
+        """Returns the own seconds and the CPU seconds of a step, if known."""
+        if step_seconds is None or self._total < _ENOUGH * self._memory:
+            return None, None
+        share = step_seconds / self._total
+        return self._own * share, self._cpu * share
+
+
 class StatusWriter:
     """Writes the status file on a thread, until `stop` is called.
 
@@ -209,19 +290,27 @@ class StatusWriter:
             self._write(dataclasses.replace(last, upload=upload))
 
     def _run(self) -> None:
-        rate, reported, due = StepRate(), None, -math.inf
+        rate, own, reported, due = StepRate(), OwnTime(self._clock), None, -math.inf
         while (now := self._look()) is not None:
             seconds = self._clock.monotonic()
+            own_seconds, cpu_seconds = own.of_step(now.step_seconds)
             now = dataclasses.replace(
                 now,
                 steps_per_second=rate.see(seconds, now.step),
                 stepped_at=now.at - (seconds - rate.stepped_at),
+                own_seconds=own_seconds,
+                cpu_seconds=cpu_seconds,
             )
             what = now.doing, now.noticed_at is None, now.deadline is None
             if seconds >= due or what != reported:
                 reported, due, self._last = what, seconds + REPORT_INTERVAL, now
                 self._write(now)
-            if self._thread.stop_event.wait(_LOOKS_EVERY):
+            stop, step = self._thread.stop_event, now.step_seconds
+            is_compared = now.num_workers > 1 and now.doing is WorkerActivity.TRAINING
+            if is_compared and step is not None:
+                if own.sample(stop, step):
+                    return
+            elif stop.wait(_LOOKS_EVERY):
                 return
 
     def _write(self, now: WorkerStatus) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from tfpreempt.handler.run import NEVER, Run
@@ -101,6 +102,7 @@ class TrainFunctionWrapper:
             step_failed(error, self._session)
             raise
         step_flag.busy = False
+        step_flag.ends.append(monotonic())
         run.steps_made += 1
         return logs
 
