@@ -114,3 +114,21 @@ def test_two_preemptions_under_the_supervisor(
     assert (code, told["ended"]) == (0, "training is complete, exit code 0")
     assert (told["commits"], told["restarts"]) == (3, {"preemption": 2})
     assert [(w["state"], w["step"]) for w in told["workers"]] == [("finished", 12)] * 2
+
+
+def test_a_slow_worker_of_a_synchronous_loop_is_named(here: Place) -> None:
+    """All steps take equally long, because worker 0 waits for worker 1.
+
+    Without --measure-often the warning comes after half a minute.
+    """
+    pauses = ("--pause", "0.25", "--slow", "0.35", "--steps", "500")
+    program = ("train.py", "--strategy", "mwms", *pauses, "--measure-often")
+    with run(here, 2, "--snapshots", "off", program=program) as made:
+        made.supervisor.wait_text("WARNING: worker 1 on ")
+        steps = len(made.workers[1].lines("step"))
+        _, told = status(here)
+        assert told["slow"] == [1]
+        times = [worker["step_seconds"] for worker in told["workers"]]
+        assert times[0] == pytest.approx(times[1], rel=0.1)
+    assert steps <= 100
+    assert [each["worker"] for each in records(here.checkpoints, "slow_worker")] == [1]

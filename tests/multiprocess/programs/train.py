@@ -22,6 +22,7 @@ from toy_model import (
 
 from tfpreempt import PreemptionCheckpointHandler, State, TerminationConfig
 from tfpreempt.checkpoint.bundles import bundle_writer
+from tfpreempt.handler import status_file
 
 
 def parse() -> argparse.Namespace:
@@ -47,6 +48,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--config", default="ours")
     parser.add_argument("--in-scope", default="nothing")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each step")
+    parser.add_argument("--slow", type=float, default=0.0, help="more, on worker 1")
+    parser.add_argument("--measure-often", action="store_true", help="step times")
     parser.add_argument("--mebibytes", type=int, help="of weights that change, more")
     parser.add_argument("--soak", action="store_true", help="steps say their digest")
     parser.add_argument("--own-disk", action="store_true", help="not a shared one")
@@ -158,6 +161,9 @@ def main() -> None:
     model = Model(make_strategy(options.strategy), options.mebibytes or 0)
     if options.hold_in_write:
         before_asynchronous_writes(lambda: hold("write"))
+    if options.measure_often:
+        status_file._MEMORY_SECONDS, status_file._MEMORY_STEPS = 2.0, 10
+        status_file.REPORT_INTERVAL = 1.0
     if options.shares:
         write_shares(options.hold_in_share)
     with in_scope(options, model, "handler", "loop"):
@@ -175,7 +181,7 @@ def main() -> None:
         if INDEX == 1 and model.steps == options.fail_at:
             fail(options.fail_with)
         model.step()
-        time.sleep(options.pause)
+        time.sleep(options.pause * (1 + options.slow * (INDEX == 1)))
         if options.mebibytes:
             say("took", time.monotonic() - began)
 

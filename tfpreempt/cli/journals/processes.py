@@ -49,7 +49,8 @@ class Records:
 
     def newest(self, *events: str) -> Record | None:
         """Returns the newest record of the given events; None if there is none."""
-        return next(reversed(self.of(*events)), None)
+        found = (each for each in reversed(self.records) if each.event in events)
+        return next(found, None)
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)

@@ -128,6 +128,7 @@ class JournalTailer:
 
     Attributes:
         directory: directory of the journals.
+        keeps_all: whether all records are kept.
         reports: newest status of every worker with a status file, by worker index.
         lock: lock for callers in several threads; this class does not acquire it.
     """
@@ -143,7 +144,7 @@ class JournalTailer:
         self.directory = directory
         self._only_workers = workers
         self._only_supervisor = supervisor
-        self._keeps_all = keeps_all
+        self.keeps_all = keeps_all
         # Key: name of the first file of the journal.
         self._journals: dict[str, _Files] = {}
         self.reports: dict[int, LastReport] = {}
@@ -232,10 +233,10 @@ class JournalTailer:
             number = int(match["segment"] or 1)
             file = name.replace(".status", ".jsonl")
             name = f"worker-{index}.jsonl"
-            make = functools.partial(WorkerJournal, index, keeps_all=self._keeps_all)
+            make = functools.partial(WorkerJournal, index, keeps_all=self.keeps_all)
         elif _SUPERVISOR.fullmatch(name) and self._only_supervisor in (None, name):
             file, number = name, 1
-            make = functools.partial(SupervisorJournal, name, keeps_all=self._keeps_all)
+            make = functools.partial(SupervisorJournal, name, keeps_all=self.keeps_all)
         else:
             return
         if name not in self._journals:

@@ -148,8 +148,15 @@ def to_json(report: RunReport) -> dict[str, Any]:
         "seconds": report.seconds,
         "steps_lost": report.steps_lost,
         "bytes_written": report.bytes_written,
-        "goodput": report.goodput,
         "idle_seconds": report.idle_seconds,
+        **sums_to_json(report),
+    }
+
+
+def sums_to_json(report: RunReport) -> dict[str, Any]:
+    """Returns goodput, badput and durations as values for JSON."""
+    return {
+        "goodput": report.goodput,
         "good_seconds": report.account.good,
         "badput_seconds": {k.value: s for k, s in report.account.bad.items()},
         "durations": {

@@ -281,6 +281,16 @@ class Reporter:
                 f"cannot write the metrics to {path}: {error}. Training continues"
             )
 
+    def slow_worker(self, worker: int, host: str | None, slowdown: float) -> None:
+        """Reports that a worker (its index) on a machine is slower than the others."""
+        fields = {"worker": worker, "host": host, "slowdown": slowdown}
+        self._add("slow_worker", incarnation=self._incarnation, **fields)
+        self._print(
+            f"WARNING: worker {worker} on {host} needs {slowdown:.2g} times as long "
+            "for a step as the other workers. Check the load of the machine, and its "
+            "input data (docs/live.md)"
+        )
+
     def close(self) -> None:
         """Closes the journal; prints the remaining text, and closes the console."""
         self.journal.close()

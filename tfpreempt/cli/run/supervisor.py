@@ -106,7 +106,7 @@ def supervise(options: RunOptions) -> int:
         ends.callback(fleet.close)
         watch = HangDetector(options.hang_timeout, options.workers)
         ends.callback(watch.close)
-        ends.enter_context(live_view.shown(options, clock, line, reporter.metrics_lost))
+        ends.enter_context(live_view.shown(options, clock, line, reporter))
         supervisor = Supervisor(options, reporter, logs, fleet, watch, wait, clock)
         code = supervisor.run(name)
         fleet.end_orderly()

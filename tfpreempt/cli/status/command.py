@@ -40,7 +40,8 @@ def status(location: str, as_json: bool) -> None:
     finished  the training is complete
 
     The table also shows a minute or more without a step, the time left after a notice,
-    the newest commit and its age, restarts by reason, and the upload to the mirror.
+    the newest commit and its age, restarts by reason, the upload to the mirror, the
+    goodput as in `tfpreempt report`, and workers that are slower than the others.
     Ages depend on how well the clocks of the machines agree; a worker that seems silent
     gets seven seconds more.
 
@@ -52,13 +53,16 @@ def status(location: str, as_json: bool) -> None:
       2  DIR does not exist, or contains no status
 
     --json: an object with at, is_fine (exit status 0), ended (outcome; "" while the job
-    runs), commits, commit_step, committed_at, restarts (by reason), restarts_by, and
-    workers: a list of objects with worker, state, since, why, step, steps_per_second,
-    stepped_at, noticed_at, deadline, host, pid and upload (as handler.mirror_status).
+    runs), commits, commit_step, committed_at, restarts (by reason), restarts_by,
+    slowdowns (by worker), slow (workers), and workers: a list of objects with worker,
+    state, since, why, step, steps_per_second, stepped_at, step_seconds, step_deviation,
+    noticed_at, deadline, host, pid and upload (as handler.mirror_status); and goodput,
+    good_seconds, badput_seconds and durations as in `tfpreempt report`.
     Times are seconds since 1970; null where unknown.
     """
     try:
-        found = read_status_now(JournalTailer(find_journal(location)))
+        journals = JournalTailer(find_journal(location), keeps_all=True)
+        found = read_status_now(journals)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:

@@ -13,6 +13,7 @@ import socket
 import socketserver
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,11 @@ _OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     "steps_per_second": (
         "Steps per second, mean of the last minute.",
         lambda w: w.steps_per_second,
+    ),
+    "step_seconds": ("Mean seconds of the newest steps.", lambda w: w.step_seconds),
+    "step_deviation_seconds": (
+        "Standard deviation of the seconds of the newest steps.",
+        lambda w: w.step_deviation,
     ),
     "last_step_timestamp_seconds": (
         "Time of the newest step of the worker.",
@@ -73,6 +79,13 @@ _OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     ),
 }
 
+_DURATIONS = {
+    "save": "Seconds of a save, until its commit.",
+    "restore": "Seconds of a start to restore a commit.",
+    "notice to commit": "Seconds from a notice to its commit.",
+}
+_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
 
 class _Run:
     """A collector of prometheus_client: reads the state of a run at every scrape.
@@ -88,6 +101,7 @@ class _Run:
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current metrics."""
+        from prometheus_client import core
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
@@ -104,6 +118,10 @@ class _Run:
                 if (number := value(worker)) is not None:
                     family.add_metric([self._name, str(worker.worker)], number)
             yield family
+        slow = gauge("slowdown", "Step time relative to other workers.", "worker")
+        for index, factor in status.slowdowns.items():
+            slow.add_metric([self._name, str(index)], factor)
+        yield slow
         states = gauge(
             "worker_state",
             "1 for the present state of the worker, else 0.",
@@ -142,6 +160,22 @@ class _Run:
             faults = counter("upload_errors", "Number of failed attempts to upload.")
             faults.add_metric([self._name], upload.error_count)
             yield faults
+        if (report := status.report) is not None:
+            good = gauge("goodput_seconds", "Seconds on kept steps, of all workers.")
+            good.add_metric([self._name], report.account.good)
+            yield good
+            bad = gauge("badput_seconds", "Other seconds of all workers.", "class")
+            for kind, seconds in report.account.bad.items():
+                bad.add_metric([self._name, kind.value], seconds)
+            yield bad
+            for name, text in _DURATIONS.items():
+                row = sorted(report.durations[name])
+                name = f"tfpreempt_{name.replace(' ', '_')}_seconds"
+                histogram = core.HistogramMetricFamily(name, text, labels=["run"])
+                counts = [(str(b), bisect_right(row, b)) for b in _BUCKETS]
+                counts.append(("+Inf", len(row)))
+                histogram.add_metric([self._name], counts, sum(row))
+                yield histogram
 
 
 def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:

@@ -7,7 +7,9 @@ different machines are compared only for display.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
@@ -20,6 +22,7 @@ from tfpreempt.cli.journals.processes import (
 )
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.cli.journals.tail import LastReport
+from tfpreempt.cli.report.run_report import RunReport
 from tfpreempt.cli.run.restart_policy import OUTCOMES, Cause, ReturnCode, describe_end
 from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.events import Outcome
@@ -27,6 +30,12 @@ from tfpreempt.handler.status_file import REPORT_INTERVAL
 
 SILENT_AFTER = 6 * REPORT_INTERVAL
 """Seconds without a new status file after which a worker counts as silent."""
+
+_SLOW_FROM = 1.2
+"""Slowdown from which on a worker is named. The measurements have errors of some
+percent, and a worker that needs 1.3 times as long for a step must be named."""
+
+_LARGEST = 10.0  # larger slowdowns are shown as this value
 
 # Seconds without a new status file after which a worker with an exit record counts as
 # ended.
@@ -61,6 +70,8 @@ class Worker:
         step: newest known step.
         steps_per_second: mean over the last minute; None if the worker does not train.
         stepped_at: time of the newest step.
+        step_seconds, step_deviation, own_seconds, cpu_seconds: measured times of a
+            step, see `WorkerStatus`; None if the worker does not train.
         noticed_at: time of the notice that is being handled; None without a notice.
         deadline: time at which the machine will be taken away.
         host: name of the machine.
@@ -75,6 +86,10 @@ class Worker:
     step: int | None = None
     steps_per_second: float | None = None
     stepped_at: float | None = None
+    step_seconds: float | None = None
+    step_deviation: float | None = None
+    own_seconds: float | None = None
+    cpu_seconds: float | None = None
     noticed_at: float | None = None
     deadline: float | None = None
     host: str | None = None
@@ -96,6 +111,9 @@ class RunStatus:
         restarts_by: time by which the supervisor should have restarted the ended
             workers; None if no restart is pending.
         ended: description of the end of the run; "" while the run continues.
+        report: report of the run, with goodput and durations; None if unknown.
+        slowdowns: for every measured worker, its step time divided by the step time if
+            the worker were as fast as the other workers.
     """
 
     at: float
@@ -106,6 +124,8 @@ class RunStatus:
     restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     restarts_by: float | None = None
     ended: str = ""
+    report: RunReport | None = None
+    slowdowns: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     @property
     def is_fine(self) -> bool:
@@ -133,6 +153,11 @@ class RunStatus:
         """The worker with the earliest deadline of a notice; None without a notice."""
         known = [each for each in self.workers if each.noticed_at is not None]
         return min(known, key=lambda each: each.deadline or float("inf"), default=None)
+
+    @property
+    def slow(self) -> dict[int, float]:
+        """Workers that are slower than the others, with their slowdowns."""
+        return {w: x for w, x in self.slowdowns.items() if x >= _SLOW_FROM}
 
     @property
     def upload(self) -> MirrorStatus | None:
@@ -192,6 +217,7 @@ def build_status(
         restarts=dict(max(counts, key=lambda each: each.total(), default={})),
         restarts_by=max(pauses, default=None),
         ended=_ended(starts, found),
+        slowdowns=_slowdowns(found),
     )
 
 
@@ -253,6 +279,10 @@ def _worker(
         state=ReportedState(report.now.doing),
         steps_per_second=report.now.steps_per_second,
         stepped_at=report.now.stepped_at,
+        step_seconds=report.now.step_seconds,
+        step_deviation=report.now.step_deviation,
+        own_seconds=report.now.own_seconds,
+        cpu_seconds=report.now.cpu_seconds,
     )
 
 
@@ -394,3 +424,37 @@ def _ended(starts: Sequence[SupervisorRun], workers: Sequence[Worker]) -> str:
     outcomes = {cause.value: text for cause, text in OUTCOMES.items()}
     outcome = outcomes.get(last["cause"], last["cause"])
     return f"{outcome}, exit code {int(last['code'])}"
+
+
+def _slowdowns(workers: Sequence[Worker]) -> dict[int, float]:
+    """Compares every measured worker with the median of the other workers.
+
+    In a synchronous step, fast workers wait for the slowest worker, and all step times
+    are equal. So the own time and the CPU time are compared, too; see `OwnTime`.
+    """
+    rows, is_steady = {}, True
+    for each in workers:
+        step, own, cpu = each.step_seconds, each.own_seconds, each.cpu_seconds
+        if step and own is not None and cpu is not None:
+            rows[each.worker] = step, own, cpu
+            is_steady &= (each.step_deviation or 0.0) <= step / 2
+    if len(rows) < 2:
+        return {}
+    if not is_steady:
+        # An evaluation changes the mean of some workers earlier than that of others,
+        # so compare the shares of the step time only.
+        rows = {
+            w: (1.0, own / step, cpu / step) for w, (step, own, cpu) in rows.items()
+        }
+    columns = [sorted(column) for column in zip(*rows.values(), strict=True)]
+    found = {}
+    for worker, mine in rows.items():
+        excess = []
+        for value, column in zip(mine, columns, strict=True):
+            at = bisect.bisect_left(column, value)
+            excess.append(value - statistics.median(column[:at] + column[at + 1 :]))
+        step, _, cpu = mine
+        # CPU time of parallel threads: the part of the excess that takes elapsed time.
+        excess[2] *= step / max(step, cpu)
+        found[worker] = step / max(step - max(excess), step / _LARGEST)
+    return found

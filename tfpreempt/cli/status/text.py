@@ -13,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
-from tfpreempt.cli.sizes import size_text
+from tfpreempt.cli.report.goodput import PLAINLY, GoodputBreakdown
+from tfpreempt.cli.report.view import sums_to_json
+from tfpreempt.cli.sizes import seconds_text, size_text
 from tfpreempt.cli.status.run_status import RESTARTS, ReportedState, RunStatus, Worker
 from tfpreempt.cli.terminal import plain
 
@@ -49,6 +51,7 @@ def table(status: RunStatus) -> RenderableType:
     shown.add_column("state", no_wrap=True)
     shown.add_column("step", justify="right", no_wrap=True)
     shown.add_column("steps/s", justify="right", no_wrap=True)
+    shown.add_column("step time", justify="right", no_wrap=True)
     shown.add_column("process", overflow="fold")
     shown.add_column("")
     for each in status.workers:
@@ -58,6 +61,7 @@ def table(status: RunStatus) -> RenderableType:
             f"[{_STYLES.get(each.state, 'cyan')}]{each.state}[/]",
             "" if each.step is None else str(each.step),
             _rate(each.steps_per_second),
+            _step_time(each),
             escape(process),
             escape(_remark(status, each)),
         )
@@ -67,12 +71,17 @@ def table(status: RunStatus) -> RenderableType:
 
 def to_json(status: RunStatus) -> dict[str, Any]:
     """Returns the state of a run as values for JSON."""
-    return {**dataclasses.asdict(status), "is_fine": status.is_fine}
+    values = dataclasses.asdict(dataclasses.replace(status, report=None))
+    del values["report"]
+    sums = {} if status.report is None else sums_to_json(status.report)
+    return {**values, "is_fine": status.is_fine, "slow": list(status.slow), **sums}
 
 
 def _parts(status: RunStatus) -> Iterable[str]:
     if (noticed := status.noticed) is not None:
         yield f"NOTICE on worker {noticed.worker}: {_time_left(status, noticed)}"
+    for worker, factor in status.slow.items():
+        yield f"SLOW worker {worker}: {factor:.2g} x the step time"
     states = [each.state for each in status.workers]
     if set(states) == {ReportedState.TRAINING}:
         yield f"step {status.step}"
@@ -117,6 +126,16 @@ def _of_all(status: RunStatus) -> Iterable[str]:
         yield _restarts(status.restarts)
     if status.upload is not None:
         yield _upload(status.upload)
+    if status.report is not None and status.report.goodput is not None:
+        yield _goodput(status.report.account)
+
+
+def _goodput(account: GoodputBreakdown) -> str:
+    """Returns goodput and badput as text, the largest category of badput first."""
+    bad = sorted(account.bad.items(), key=lambda each: -each[1])
+    shares = [f"{account.share(s)} {PLAINLY[kind]}" for kind, s in bad]
+    shown = [each for each in shares if not each.startswith("0.0%")]
+    return "; ".join([f"goodput {account.share(account.good)}", *shown])
 
 
 def _restarts(restarts: Mapping[str, int]) -> str:
@@ -147,6 +166,8 @@ def _remark(status: RunStatus, worker: Worker) -> str:
         reasons += [] if worker.since is None else [_clock(worker.since)]
         return ", ".join(reasons)
     notes = []
+    if factor := status.slow.get(worker.worker):
+        notes.append(f"slow: {factor:.2g} x the step time")
     if worker.noticed_at is not None:
         notes.append(f"notice: {_time_left(status, worker)}")
     if worker.state is ReportedState.SILENT and worker.since is not None:
@@ -179,6 +200,15 @@ def _time_left(status: RunStatus, worker: Worker) -> str:
 def _clock(wall: float) -> str:
     local = datetime.datetime.fromtimestamp(wall, datetime.timezone.utc).astimezone()
     return local.strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def _step_time(worker: Worker) -> str:
+    """Returns the mean and the standard deviation of the step time, as text."""
+    if worker.step_seconds is None or worker.step_deviation is None:
+        return ""
+    return (
+        f"{seconds_text(worker.step_seconds)} ± {seconds_text(worker.step_deviation)}"
+    )
 
 
 def _rate(per_second: float | None) -> str:

@@ -1,0 +1,316 @@
+"""A run that continues: the sums that `tfpreempt report` shows later, slow workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.report.scripted import STEP, Scripted, a_run, read
+from tfpreempt.cli import main
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.run.live_view import _REPORTS_EVERY, WholeRun
+from tfpreempt.cli.status import metrics
+from tfpreempt.cli.status.run_status import RunStatus
+from tfpreempt.cli.status.text import one_line
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.handler.status_file import (
+    WorkerActivity,
+    WorkerStatus,
+    _pack,
+    status_path,
+)
+from tfpreempt.testing.clock import FakeClock
+
+STATUS = RunStatus(at=1.0, workers=())
+
+
+def restarted() -> Scripted:
+    """Preempted, killed after and before a commit, hung, failed and finished."""
+    run = Scripted()
+    run.start()
+    run.train(40)
+    run.save(beside=4)
+    run.train(20)
+    run.kill()
+    run.down(3.0)
+    run.start(tier="memory")
+    run.train(30)
+    run.kill()  # all steps since the commit before are lost once more
+    run.start()
+    run.train(10)
+    run.preempt(worker=1)
+    run.down(5.0)
+    run.start(tier="mirror")
+    run.train(10)
+    run.hang()
+    run.die_early(2.0)
+    run.fail_to_start(1.0)
+    run.start()
+    run.train(20)
+    run.finish()
+    return run
+
+
+def unsupervised() -> Scripted:
+    """The same without a supervisor; no end of a killed process is recorded."""
+    run = Scripted(workers=1, is_supervised=False)
+    run.start()
+    run.train(20)
+    run.save()
+    run.train(10)
+    run.kill()
+    run.down()
+    run.start()
+    run.train(30)
+    run.preempt()
+    run.start()
+    run.train(5)
+    run.finish()
+    return run
+
+
+class Live:
+    """A live report of journals that grow, on a clock that the test moves."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.clock = FakeClock()
+        journals = JournalTailer(directory, keeps_all=True)
+        self.named: list[tuple[int, str | None, float]] = []
+        self.whole = WholeRun(
+            journals, self.clock, lambda *slow: self.named.append(slow)
+        )
+
+    def append(self, name: str, line: str) -> None:
+        with (self.directory / name).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def look(self, later: float = _REPORTS_EVERY) -> RunStatus:
+        self.clock.advance(later)
+        return self.whole.add_to(STATUS)
+
+
+@pytest.mark.parametrize("make", [a_run, restarted, unsupervised])
+def test_live_sums_equal_those_of_the_report_after_every_record(
+    tmp_path: Path, make: Callable[[], Scripted]
+) -> None:
+    run, live = make(), Live(tmp_path)
+    records = sorted(
+        (json.loads(line)["monotonic"], number, name, line)
+        for name, lines in run.lines.items()
+        for number, line in enumerate(lines)
+    )
+    for _, _, name, line in records:
+        live.append(name, line)
+        now = live.look().report
+        if now is None:  # the supervisor has started, and no worker has written yet
+            assert name == "supervisor.jsonl"
+            continue
+        later = read(tmp_path)
+        assert now.account == later.account
+        assert now.durations == later.durations
+        assert now.goodput == later.goodput
+    assert now is not None
+    assert now.outcome == "finished"
+    assert now.account.good == pytest.approx(run.truth["good"], rel=0.01)
+
+
+@pytest.mark.parametrize("make", [a_run, restarted, unsupervised])
+def test_status_has_the_sums_of_the_report(
+    tmp_path: Path, make: Callable[[], Scripted]
+) -> None:
+    make().write(tmp_path)
+    status, report = (
+        json.loads(CliRunner().invoke(main, [name, str(tmp_path), "--json"]).stdout)
+        for name in ("status", "report")
+    )
+    keys = ("goodput", "good_seconds", "badput_seconds", "durations")
+    assert {key: status[key] for key in keys} == {key: report[key] for key in keys}
+    assert status["goodput"] is not None
+    shown = CliRunner().invoke(main, ["status", str(tmp_path)]).stdout
+    assert f"Goodput {report['goodput']:.1%}; " in shown
+
+
+def test_the_line_has_goodput_and_badput_by_class(tmp_path: Path) -> None:
+    restarted().write(tmp_path)
+    line = one_line(Live(tmp_path).look())
+    assert "goodput " in line
+    for category in ("lost steps", "starting processes", "waiting for saves", "down"):
+        assert f"% {category}" in line
+
+
+def test_before_the_first_commit_nothing_is_said_of_goodput(tmp_path: Path) -> None:
+    run = Scripted()
+    run.start()
+    run.write(tmp_path)
+    assert "goodput" not in one_line(Live(tmp_path).look())
+
+
+def test_metrics_have_the_sums_and_histograms(tmp_path: Path) -> None:
+    a_run(workers=2).write(tmp_path)
+    status = Live(tmp_path).look()
+    assert status.report is not None
+    text = generate_latest(metrics.registry("r", lambda: status)).decode()
+    found = {
+        (s.name, *(v for k, v in s.labels.items() if k != "run")): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+    account = status.report.account
+    assert found["tfpreempt_goodput_seconds",] == account.good
+    for kind, seconds in account.bad.items():
+        assert found["tfpreempt_badput_seconds", kind.value] == seconds
+    saves = status.report.durations["save"]
+    assert found["tfpreempt_save_seconds_count",] == len(saves) == 9
+    assert found["tfpreempt_save_seconds_sum",] == pytest.approx(sum(saves))
+    assert found["tfpreempt_save_seconds_bucket", "1.0"] == 2
+    assert found["tfpreempt_save_seconds_bucket", "2.5"] == 9
+    assert found["tfpreempt_save_seconds_bucket", "+Inf"] == 9
+    assert found["tfpreempt_restore_seconds_count",] == 4
+    assert found["tfpreempt_notice_to_commit_seconds_sum",] == 1.0 + STEP
+
+
+class SlowClock(FakeClock):
+    """A clock of a slow machine: a second passes between two calls."""
+
+    def monotonic(self) -> float:
+        self.advance(1.0)
+        return super().monotonic()
+
+
+def test_a_report_that_takes_long_is_computed_rarely(tmp_path: Path) -> None:
+    """A journal of months: the report takes at most a hundredth of the time."""
+    run, clock = Scripted(), SlowClock()
+    journals = JournalTailer(tmp_path, keeps_all=True)
+    whole = WholeRun(journals, clock, lambda *slow: None)
+    run.start()
+    run.write(tmp_path)
+    first = whole.add_to(STATUS).report
+    run.train(9)
+    run.save()
+    run.write(tmp_path)
+    clock.advance(90.0)
+    assert whole.add_to(STATUS).report is first
+    whole.expire()  # the run ends
+    last = whole.add_to(STATUS).report
+    assert last is not None
+    assert len(last.commits) == 1
+
+
+# --- slow workers ---------------------------------------------------------------------
+
+
+def worker(
+    index: int, step: float, deviation: float, own: float, cpu: float
+) -> WorkerStatus:
+    """The status of a worker of a run with three workers."""
+    return WorkerStatus(
+        at=FakeClock().wall(),
+        worker=index,
+        num_workers=3,
+        host=f"host-{index}",
+        pid=index,
+        doing=WorkerActivity.TRAINING,
+        step=100,
+        step_seconds=step,
+        step_deviation=deviation,
+        own_seconds=own,
+        cpu_seconds=cpu,
+    )
+
+
+def told(directory: Path, *rows: tuple[float, float, float, float]) -> None:
+    """Writes the status files of the workers."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for index, row in enumerate(rows):
+        path = status_path(directory, index)
+        path.write_bytes(_pack(worker(index, *row)))
+
+
+FAST = (1.3, 0.1, 0.2, 0.5)
+"""Step, deviation, own time and CPU time of a worker that waits for a slow worker."""
+
+
+@pytest.mark.parametrize(
+    ("slow", "slowdown"),
+    [
+        pytest.param((1.3, 0.1, 0.5, 0.5), 1.3, id="its program or input is slow"),
+        pytest.param((1.3, 0.1, 0.2, 0.8), 1.3, id="it computes slowly"),
+        pytest.param((1.69, 0.1, 0.26, 0.65), 1.3, id="it waits for nobody"),
+        pytest.param(
+            (1.3, 0.1, 1.3, 0.5), 1.3 / 0.2, id="others wait most of the time"
+        ),
+    ],
+)
+def test_a_slow_worker_is_named(
+    tmp_path: Path, slow: tuple[float, float, float, float], slowdown: float
+) -> None:
+    told(tmp_path, FAST, slow, FAST)
+    live = Live(tmp_path)
+    status = live.look()
+    assert status.slow == {1: pytest.approx(slowdown)}
+    assert one_line(status).startswith(f"SLOW worker 1: {slowdown:.2g} x the step time")
+    live.look()
+    assert live.named == [(1, "host-1", pytest.approx(slowdown))]
+
+
+def test_threads_in_parallel_are_compared_by_elapsed_time(tmp_path: Path) -> None:
+    told(tmp_path, (1.0, 0.0, 0.0, 8.0), (1.0, 0.0, 0.0, 12.0))
+    assert Live(tmp_path).look().slow == {1: pytest.approx(1.5)}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([FAST, FAST, FAST], id="equal workers"),
+        pytest.param([FAST], id="one worker"),
+        pytest.param([FAST, (1.3, 0.1, 0.3, 0.6), FAST], id="8 percent"),
+        # The evaluation is in the mean of one worker, and not yet in that of the other.
+        pytest.param([FAST, (2.6, 5.0, 0.4, 1.0), FAST], id="an evaluation"),
+    ],
+)
+def test_nobody_is_named_without_need(
+    tmp_path: Path, rows: list[tuple[float, float, float, float]]
+) -> None:
+    told(tmp_path, *rows)
+    live = Live(tmp_path)
+    assert live.look().slow == {}
+    assert live.named == []
+
+
+def test_a_worker_near_the_limit_is_reported_once(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    for own in (0.45, 0.2, 0.45, 0.2, 0.45):
+        told(tmp_path, FAST, (1.3, 0.1, own, 0.5), FAST)
+        live.look()
+    assert [index for index, _, _ in live.named] == [1]
+
+
+def test_a_silent_worker_is_not_compared(tmp_path: Path) -> None:
+    told(tmp_path, FAST, (1.3, 0.1, 0.6, 0.5), FAST)
+    live = Live(tmp_path)
+    assert live.look().slow.keys() == {1}
+    assert live.look(later=60.0).slow == {}
+
+
+def test_status_names_a_slow_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SystemClock, "wall", lambda: FakeClock().wall())
+    told(tmp_path / "journal", FAST, (1.3, 0.1, 0.5, 0.5), FAST)
+    shown = CliRunner().invoke(main, ["status", str(tmp_path)]).stdout
+    assert "1.3 s ± 0.1 s" in shown
+    assert "slow: 1.3 x the step time" in shown
+    found = json.loads(
+        CliRunner().invoke(main, ["status", str(tmp_path), "--json"]).stdout
+    )
+    assert found["slow"] == [1]
+    assert found["slowdowns"]["1"] == pytest.approx(1.3)
+    assert found["workers"][1]["own_seconds"] == 0.5
