@@ -513,8 +513,8 @@ CAMPAIGN = Campaign(
         "_again`).",
         "If S3 sent the whole object in place of the requested range, each thread "
         "held several times 8 MiB more memory than necessary. Fixed "
-        "(`campaigns/test_large.py::test_a_large_commit_goes_up_and_comes_down_in_boun"
-        "ded_memory`).",
+        "(`campaigns/test_large.py::test_a_large_commit_is_transferred_in_bounded"
+        "_memory`).",
     ),
     labels={
         "starts refused": "refused starts",

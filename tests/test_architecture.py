@@ -527,7 +527,7 @@ JAX = (
 
 
 @pytest.mark.slow  # starts a process
-def test_all_other_modules_are_imported_where_tensorflow_is_missing() -> None:
+def test_all_other_modules_are_imported_without_tensorflow() -> None:
     files = [file for file in sources() if not needs_tensorflow(file)]
     files.remove("__main__.py")  # is the command line
     names = [

@@ -173,7 +173,9 @@ def test_a_crash_after_the_last_test_is_one_too(noxfile: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["", PASSED[:40]])
-def test_half_a_report_is_none(noxfile: Any, tmp_path: Path, text: str) -> None:
+def test_an_incomplete_report_is_no_report(
+    noxfile: Any, tmp_path: Path, text: str
+) -> None:
     with pytest.raises(CellFailedError, match="seams, fit"):
         run(noxfile, tmp_path, lambda report: write(report, text))
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # imports campaigns and their servers
     "service",
     [clouds.Gcs, pytest.param(clouds.S3, marks=pytest.mark.campaign)],  # moto is slow
 )
-def test_a_large_commit_goes_up_and_comes_down_in_bounded_memory(
+def test_a_large_commit_is_transferred_in_bounded_memory(
     service: Callable[[], Cloud],
 ) -> None:
     with clouds.small(), contextlib.closing(service()) as cloud:

@@ -93,7 +93,9 @@ on_both = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 @on_both
 @pytest.mark.parametrize("name", UNDER_A_NOTICE)
-def test_a_worker_goes_or_falls_silent(tried: Tried, framework: str, name: str) -> None:
+def test_a_worker_ends_or_becomes_silent(
+    tried: Tried, framework: str, name: str
+) -> None:
     """It is told, or another one is, and is in this phase of the way out."""
     if (framework, name) not in tried:
         pytest.skip("no network namespaces can be made here")

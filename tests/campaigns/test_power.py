@@ -77,7 +77,7 @@ def test_a_file_moved_twice_has_one_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_synced", [False, True])
-def test_a_folder_takes_its_files_along(tmp_path: Path, is_synced: bool) -> None:
+def test_a_moved_folder_includes_its_files(tmp_path: Path, is_synced: bool) -> None:
     steps: list[Step] = [
         ["entry", DISK, "folder", OTHER, True],
         ["entry", OTHER, "file", FILE, False],

@@ -129,7 +129,7 @@ def test_a_small_tensor_keeps_no_large_memory():
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_a_tensor_that_lies_in_slices(tmp_path, asked, rng, threads):
+def test_a_tensor_stored_in_slices(tmp_path, asked, rng, threads):
     value = random_tensor(tf.float32, [5000, 3, 2], rng)
     small = [tf.Variable([1.0, 2.0]) for _ in range(3)]
     prefix = str(tmp_path / "ckpt")
@@ -208,7 +208,7 @@ def test_other_files_and_later_restores_use_tensorflows_reader(tmp_path, asked):
     assert len(asked) == 2
 
 
-def test_a_restore_of_another_threads_is_read_as_ever(tmp_path, asked):
+def test_a_restore_on_another_thread_uses_tensorflows_reader(tmp_path, asked):
     """Which gives no tensor for the prefix, but text."""
     prefix = str(tmp_path / "ckpt")
     tf.train.Checkpoint(v=tf.Variable([1.0])).write(prefix)
@@ -291,7 +291,7 @@ def test_a_flipped_bit_anywhere_is_found(written, rng, shard):
 
 
 @pytest.mark.parametrize("shard", [1, 2])
-def test_a_file_that_is_cut_short_or_gone_is_found(written, rng, shard):
+def test_a_truncated_or_missing_file_is_found(written, rng, shard):
     checkpoint, prefix = written
     path = data_file(prefix, shard, 3)
     os.truncate(path, rng.randrange(os.path.getsize(path)))

@@ -269,7 +269,7 @@ def test_a_tensor_that_is_nearly_everything_is_cut(tmp_path, shape, threads, rng
     assert in_bytes(large.numpy()) == before
 
 
-def test_a_cut_tensor_lies_as_tensorflow_writes_slices(tmp_path):
+def test_a_cut_tensor_has_tensorflows_slice_format(tmp_path):
     """The same keys and entries, but for where the bytes are."""
     for rows, axes in ((9, 1), (100, 2), (70_000, 1), (20_000_000, 1)):
         half = rows // 2

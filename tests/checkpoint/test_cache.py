@@ -47,7 +47,7 @@ def test_a_copy_is_there_while_it_is_read(root):
     assert copies(root) == []
 
 
-def test_the_last_reader_takes_it_along(root):
+def test_the_last_reader_deletes_the_copy(root):
     made = []
     with cache.reading("key", filling(made), root=root) as first:
         with cache.reading("key", filling(made), root=root) as second:
@@ -57,7 +57,7 @@ def test_the_last_reader_takes_it_along(root):
     assert copies(root) == []
 
 
-def test_threads_that_come_at_once_make_one(root):
+def test_concurrent_threads_make_one_copy(root):
     made, inside = [], threading.Barrier(4, timeout=DEADLINE)
 
     def read():
@@ -113,7 +113,7 @@ def test_a_directory_that_others_can_write_is_not_trusted(tmp_path):
     assert (tmp_path / "readable").stat().st_mode & 0o777 == 0o700
 
 
-def test_where_copies_go(tmp_path, monkeypatch):
+def test_the_directory_of_copies(tmp_path, monkeypatch):
     own = f"tfpreempt-{os.getuid()}"
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "chosen"))
     assert cache.default_root() == str(tmp_path / "chosen" / own)
@@ -129,7 +129,7 @@ def test_where_copies_go(tmp_path, monkeypatch):
         cache.default_root()
 
 
-def test_a_copy_that_another_makes_is_not_waited_for_for_ever(root):
+def test_the_wait_for_a_copy_of_another_process_is_limited(root):
     begun, release = threading.Event(), threading.Event()
 
     def slow(path):
@@ -247,7 +247,7 @@ def readers(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_that_come_at_once_download_once(readers):
+def test_concurrent_processes_download_once(readers):
     processes = [readers.start() for _ in range(4)]
     paths = {process.stdout.readline().strip() for process in processes}
     assert len(paths) == 1

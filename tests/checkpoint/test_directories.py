@@ -142,7 +142,7 @@ def test_a_path_that_is_no_valid_text(tmp_path, name):
 
 
 @pytest.mark.parametrize("character", ["[", "*", "?", "\\"])
-def test_a_path_where_tensorflow_would_find_nothing_again(tmp_path, character):
+def test_a_path_that_tensorflow_cannot_restore_is_refused(tmp_path, character):
     directory = str(tmp_path / f"a{character}b")
     with pytest.raises(
         errors.ConfigurationError, match="treats as a pattern"

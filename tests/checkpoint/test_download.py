@@ -277,7 +277,7 @@ def test_a_stuck_thread_does_not_hold_up_the_end_of_its_process(tmp_path):
     assert done.returncode == 0
 
 
-def test_a_crash_at_any_file_operation_is_mended_by_the_next(store, tmp_path):
+def test_a_crash_at_any_file_operation_is_repaired_by_the_next_call(store, tmp_path):
     commit = put_commit(store, FILES)
     files = FaultyFiles()
     download.download(commit, str(tmp_path / "x"), files=files, threads=1)

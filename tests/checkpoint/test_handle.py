@@ -311,7 +311,7 @@ def test_a_commit_with_metadata_is_deleted_whole(own, large_bytes, monkeypatch):
     assert not os.path.exists(own.path)
 
 
-def test_a_commit_is_deleted_where_no_thread_can_start(own, monkeypatch):
+def test_a_commit_is_deleted_even_if_no_thread_can_start(own, monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 

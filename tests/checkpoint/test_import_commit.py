@@ -103,7 +103,7 @@ def test_a_copy_that_cannot_be_read_now_is_not_skipped(tmp_path, broken, name, n
             import_commit.find(store, entry.token)
 
 
-def test_the_later_one_here_stays(tmp_path):
+def test_a_newer_local_commit_is_kept(tmp_path):
     store, first, second = FaultyObjectStore(), tmp_path / "first", tmp_path / "second"
     commit(first, 10, wall=100.0)
     shutil.copytree(first, second)

@@ -425,7 +425,7 @@ def test_other_files_among_the_leases_are_no_lease(tmp_path):
     assert (tmp_path / layout.LEASE / "zzz").exists()
 
 
-def test_files_of_a_user_where_leases_lie_are_never_deleted(tmp_path):
+def test_files_of_a_user_among_the_leases_are_never_deleted(tmp_path):
     """A directory with another name than a token is no lease, ended or left over."""
     notes = tmp_path / layout.LEASE / "notes" / "today"
     saved = tmp_path / f"{layout.LEASE}.old" / "old" / "holder"
@@ -509,7 +509,7 @@ class Hanging(LocalLeaseFileSystem):
         super().remove_dir(path)
 
 
-def test_letting_go_waits_for_no_server(tmp_path, monkeypatch, caplog):
+def test_a_release_does_not_wait_for_a_server(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("tfpreempt.checkpoint.lease.lease.RELEASE", 0.05)
     disk = Hanging()
     lease = acquired(tmp_path, disk=disk)
@@ -653,7 +653,7 @@ def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
     assert saver.newest() is None
 
 
-def test_a_move_through_a_lease_that_is_gone_from_the_server_is_a_loss(tmp_path):
+def test_a_move_through_a_lost_lease_is_a_loss(tmp_path):
     """A client of NFS that still knows the directory is told ESTALE, not ENOENT."""
 
     class Stale(LocalFiles):
@@ -735,7 +735,7 @@ def test_a_loss_that_a_thread_finds_out_just_before_a_move_is_no_free_pass(tmp_p
         pytest.fail("it may go on")
 
 
-def test_one_that_was_released_is_taken_again_unless_somebody_has_it(tmp_path):
+def test_a_released_lease_is_acquired_again_if_free(tmp_path):
     lease, saver = leased(tmp_path)
     lease.release()
     save(saver, 1)
@@ -754,9 +754,7 @@ def commit_of_another_run(directory, step, monkeypatch):
         lease.release()
 
 
-def test_a_run_that_let_go_does_not_mix_its_steps_with_those_of_another(
-    tmp_path, monkeypatch
-):
+def test_a_run_after_a_release_does_not_mix_steps_of_two_runs(tmp_path, monkeypatch):
     lease, saver = leased(tmp_path)
     heard = []
     lease.on_loss(heard.append)
@@ -818,7 +816,7 @@ def test_a_thread_renews_the_lease_and_reports_its_loss(tmp_path, monkeypatch):
     assert "process 4711 on node-7" in heard[0]
 
 
-def test_letting_go_amid_a_look_of_another_thread_is_no_loss(tmp_path, monkeypatch):
+def test_a_release_during_a_poll_of_another_thread_is_no_loss(tmp_path, monkeypatch):
     lease, heard = acquired(tmp_path), []
     lease.on_loss(heard.append)
     with monkeypatch.context() as patch:

@@ -207,7 +207,7 @@ def test_one_of_two_starts_is_refused_with_the_name_of_the_holder(run, tmp_path)
     assert runs[winner].save().startswith("saved")
 
 
-def test_a_state_alone_does_not_go_round_the_lease(run, tmp_path):
+def test_a_separate_state_respects_the_lease(run, tmp_path):
     """The first one's restart would load it over its own commit."""
     first = run()
     first.save()
@@ -220,7 +220,7 @@ def test_a_state_alone_does_not_go_round_the_lease(run, tmp_path):
     first.end()
 
 
-def test_a_state_alone_takes_the_lease(run):
+def test_a_separate_state_acquires_the_lease(run):
     first = run()
     assert first.save_one().startswith("saved")
     second = run(grace=0.5, margin=0.0)

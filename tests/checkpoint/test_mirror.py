@@ -33,7 +33,7 @@ def store():
     return FaultyObjectStore()
 
 
-def test_it_copies_keeps_order_and_points(tmp_path, store, make_mirror):
+def test_a_mirror_uploads_in_order_and_names_the_newest(tmp_path, store, make_mirror):
     mirror = make_mirror()
     for step in (5, 6, 7):
         mirror.add(commit(tmp_path, step))
@@ -323,7 +323,7 @@ def test_older_commits_give_way_if_the_disk_has_no_room(
     assert pinned(0) == [5, 8]
 
 
-def test_of_a_backlog_the_newest_comes_first(tmp_path, store, make_mirror):
+def test_the_newest_commit_of_a_backlog_is_uploaded_first(tmp_path, store, make_mirror):
     gate = Gate(store)
     mirror = make_mirror(gate, max_to_keep=None)
     mirror.add(commit(tmp_path, 5))

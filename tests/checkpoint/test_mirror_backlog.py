@@ -22,9 +22,7 @@ def store():
     return FaultyObjectStore()
 
 
-def test_commits_that_come_faster_than_they_are_copied_are_kept_in_order(
-    tmp_path, store, make_mirror
-):
+def test_commits_faster_than_uploads_are_queued_in_order(tmp_path, store, make_mirror):
     gate = Gate(store)
     mirror = make_mirror(gate, max_to_keep=1)
     mirror.add(commit(tmp_path, 5))
@@ -119,7 +117,7 @@ def test_the_newest_makes_its_way_before_anybody_waits_for_it(
     assert mirror.finish(PATIENCE)
 
 
-def test_the_state_file_names_the_newest_whatever_comes_last(
+def test_the_state_file_names_the_newest_not_the_last_uploaded(
     tmp_path, store, make_mirror
 ):
     gate = Gate(store)

@@ -67,7 +67,7 @@ def test_how_many_parts_a_file_has(size, total, count):
     assert found[-1] == Range(found[-1].offset, size - found[-1].offset)
 
 
-def test_a_large_file_goes_up_in_parts_of_which_one_object_is_made(tmp_path):
+def test_a_large_file_is_uploaded_in_parts_and_composed(tmp_path):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     uploaded(store, entry, **IN_PARTS)
     (folder,) = folders(store)
@@ -85,7 +85,7 @@ def test_the_marker_waits_for_no_deletion(tmp_path):
     assert done(store, "delete") == []
 
 
-def test_a_small_file_goes_up_as_it_is(tmp_path):
+def test_a_small_file_is_uploaded_in_one_piece(tmp_path):
     store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
     assert done(store, "compose") == []
@@ -220,7 +220,7 @@ def test_a_corrupt_local_file_is_not_composed(tmp_path, make):
     assert not any("ckpt.index" in name for name in store.list())
 
 
-def test_parts_that_somebody_takes_away_end_the_upload(tmp_path):
+def test_deleted_parts_end_the_upload(tmp_path):
     """As a later run does with what an older one is still uploading."""
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     compose = store.compose
@@ -250,7 +250,7 @@ def test_parts_of_a_running_upload_are_kept(tmp_path):
     assert left_parts(store) == []
 
 
-def test_parts_that_come_late_go_at_the_next_look(tmp_path):
+def test_late_parts_are_deleted_at_the_next_cleanup(tmp_path):
     """Of an older run that woke after the commit was made by a newer one."""
     store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))

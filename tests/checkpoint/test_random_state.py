@@ -142,7 +142,7 @@ def folded(files, worker):
     return draw()
 
 
-def test_a_new_worker_draws_as_the_others_where_all_drew_the_same():
+def test_a_new_worker_draws_the_numbers_that_all_workers_share():
     files = [saved_by(worker, has_own_numpy=False) for worker in range(2)]
     first, second, new = (folded(files, worker) for worker in range(3))
     assert first == second == new

@@ -295,7 +295,7 @@ def test_numpy_generators(kind):
     assert np.array_equal(draw(1001), first)
 
 
-def test_a_32_bit_half_draw_is_kept():
+def test_the_unused_half_of_a_64_bit_draw_is_kept():
     generator = np.random.default_rng(1)
     generator.integers(0, 100, dtype=np.uint32)
     state = NumpyRandomState("x", generator, registry=None)

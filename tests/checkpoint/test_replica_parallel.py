@@ -212,7 +212,7 @@ def test_shares_with_uncuttable_tensors_are_evened_out():
     assert held == [3 << 20, 1 << 19, 1 << 19]
 
 
-def test_the_next_largest_is_cut_where_the_largest_cannot_be():
+def test_the_next_largest_slice_is_cut_if_the_largest_cannot_be():
     dealt = [
         tensor("first", (1000,), can_be_cut=False),
         tensor("second", (950,), can_be_cut=False),
@@ -738,7 +738,7 @@ def test_the_share_of_a_given_up_worker_is_deleted_later(tmp_path):
     assert shares_on_disk(tmp_path) == []
 
 
-def test_shares_that_cannot_be_deleted_now_go_later(tmp_path):
+def test_shares_that_cannot_be_deleted_are_deleted_later(tmp_path):
     class Stuck(FaultyFiles):
         def remove(self, path):
             if layout.PARTS_SUFFIX in path:

@@ -206,7 +206,7 @@ def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(
     assert not (directory / "checkpoint").exists()
 
 
-def test_a_witness_that_was_never_whole_goes_with_its_commit(tmp_path):
+def test_an_incomplete_witness_is_deleted_with_its_commit(tmp_path):
     """Its directory stayed, empty but for that, and nobody deleted it any more."""
 
     def save_one(files):
@@ -293,7 +293,7 @@ def test_a_users_save_over_a_commit_without_marker_is_the_users(tmp_path):
     assert candidate.kind.value == "external"
 
 
-def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypatch):
+def test_nothing_is_deleted_if_the_state_file_is_unreadable(three, monkeypatch):
     """It may name the commit whose marker is gone."""
     (three / "20" / "COMMITTED").unlink()
     real = file_reading.open_file
@@ -313,7 +313,7 @@ def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypat
 
 @pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json"])
 @pytest.mark.parametrize("how", ["flip", "remove", "remove both"])
-def test_a_corrupt_flat_commit_is_not_taken_for_somebody_elses(tmp_path, name, how):
+def test_a_corrupt_flat_commit_is_no_foreign_checkpoint(tmp_path, name, how):
     """TensorFlow's part of it would be restored, and nothing of the States."""
     payload = FlatContents(str(tmp_path))
     payload.committed = lambda: None
@@ -439,7 +439,7 @@ def test_sequences_continue_above_a_corrupt_commit(three):
     assert steps(three) == [40, 20, 30, 10]
 
 
-def test_tokens_tell_commits_apart_and_find_them(three):
+def test_tokens_identify_commits(three):
     found = restore.find_candidates(str(three))
     assert len({c.token for c in found}) == 3
     loader = open_directory(three)
@@ -469,7 +469,7 @@ def test_strangers_are_no_candidates(three):
     assert steps(three) == [20, 30, 10]
 
 
-def test_foreign_ones_rank_by_time_against_our_markers(three):
+def test_foreign_checkpoints_are_ranked_by_the_time_of_markers(three):
     for position, name in enumerate(["10", "30", "20"]):
         os.utime(three / name / "COMMITTED", (1000 * position, 1000 * position))
     for name, time in (("old", 500), ("middle", 1500), ("new", 2500)):
@@ -592,7 +592,7 @@ def test_a_pipe_in_a_commit_is_damage(three, name):
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_for_a_state_file_is_a_clear_error_where_no_commit_is(tmp_path):
+def test_a_pipe_as_state_file_without_a_commit_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(errors.CheckpointError, match="Not a regular file"):
         restore.find_candidates(str(tmp_path))

@@ -94,7 +94,7 @@ def test_only_the_chief_commits(tmp_path):
         staged.publish("save", [0, 1])
 
 
-def test_retention_keeps_two_by_default_and_never_strangers(tmp_path):
+def test_retention_keeps_two_by_default_and_ignores_foreign_files(tmp_path):
     saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     (tmp_path / "1" / "notes.txt").write_text("mine")
@@ -228,7 +228,7 @@ def test_retention_does_not_count_a_commit_that_was_found_corrupt(tmp_path, keep
     assert saver.newest().step == 2
 
 
-def test_a_commit_of_states_alone_is_skipped_where_weights_are_needed(tmp_path):
+def test_a_commit_of_states_is_skipped_if_weights_are_needed(tmp_path):
     save(open_directory(tmp_path, OwnContents()), 1)
     save(open_directory(tmp_path), 2)
     assert open_directory(tmp_path).newest().step == 2

@@ -17,7 +17,7 @@ from tfpreempt.checkpoint.state.state import (
 )
 
 
-def test_duplicates_are_refused_until_the_first_is_gone():
+def test_duplicates_are_refused_while_the_first_state_exists():
     registry = StateRegistry()
     first = Words("a", registry=registry)
     with pytest.raises(errors.DuplicateStateError, match="'a'"):

@@ -97,7 +97,7 @@ def places_of(
         (eval("lambda: None"), (), []),
     ],
 )
-def test_a_value_is_updated_where_a_function_computes_it_from_itself(
+def test_an_update_is_computed_from_the_old_value(
     function: Any, args: tuple[Any, ...], paths: list[str]
 ) -> None:
     places = places_of(function, *args)

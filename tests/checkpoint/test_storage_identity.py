@@ -98,7 +98,7 @@ def test_one_that_is_replaced_between_the_two_phases(run, how):
     assert content(run.parent.parent) == before
 
 
-def test_a_workers_shard_does_not_go_elsewhere(run):
+def test_a_workers_shard_is_not_written_to_other_storage(run):
     chief, _ = worker(run, 0, 2)
     chief.start()
     other, _ = worker(run, 1, 2)

@@ -67,7 +67,7 @@ def test_a_free_mirror_lease_is_acquired_at_once(store):
     assert pause.waited == 0
 
 
-def test_of_two_that_saw_the_same_one_takes_it(store):
+def test_one_of_two_processes_acquires_the_mirror_lease(store):
     one, other = ObjectStoreLease(store), ObjectStoreLease(store)
     assert one.read_owner() is other.read_owner() is None
     assert one.take(ELSEWHERE) == "1"
@@ -131,7 +131,7 @@ def test_a_rule_that_deletes_old_objects_ends_no_run(store):
         lease.check()
 
 
-def test_a_bucket_that_lets_nothing_be_deleted_ends_no_run(store, caplog):
+def test_a_bucket_without_deletions_ends_no_run(store, caplog):
     acquired(store).release()
     store.delete = refuse
     lease = acquired(store)
@@ -200,7 +200,7 @@ def test_a_released_mirror_lease_is_acquired_again_by_training_only(store, tmp_p
     mirror.close()
 
 
-def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
+def test_a_released_mirror_does_not_mix_commits_of_two_runs(
     store, tmp_path, monkeypatch
 ):
     directory, journal = tmp_path / "run", Journal()
@@ -253,9 +253,7 @@ def test_an_upload_of_the_previous_runs_commit_is_no_foreign_commit(
     assert len(markers(store)) == 2
 
 
-def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(
-    store, tmp_path
-):
+def test_an_unlisted_mirror_acquires_its_lease_at_the_first_upload(store, tmp_path):
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
     mirror = Mirror(
@@ -268,7 +266,7 @@ def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(
     assert ObjectStoreLease(store).read_owner() is None
 
 
-def test_a_store_that_takes_nothing_does_not_keep_a_program_from_its_start(
+def test_a_store_that_refuses_writes_does_not_prevent_a_start(
     store, monkeypatch, caplog
 ):
     monkeypatch.setattr(

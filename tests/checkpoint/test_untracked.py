@@ -106,7 +106,7 @@ def add_a_tracked_layer(model: Any) -> None:
         add_a_tracked_layer,
     ],
 )
-def test_a_later_call_finds_what_a_first_call_finds(change: Any) -> None:
+def test_a_later_call_finds_the_same_objects(change: Any) -> None:
     model = make_model()
     checkpoint = tf.train.Checkpoint(model=model)
     before = attach(checkpoint).graph
@@ -183,7 +183,7 @@ def edits(module: Any, rng: random.Random) -> list[Callable[[], Any]]:
     ]
 
 
-def test_a_repeated_search_finds_what_a_new_search_finds(
+def test_a_repeated_search_equals_a_new_search(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two checkpoints looks into all objects each time."""

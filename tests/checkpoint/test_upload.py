@@ -85,7 +85,7 @@ def test_an_uploader_killed_at_any_request_shows_nothing_incomplete(
 
 @whole_or_in_parts
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when, way):
+def test_the_next_commit_deletes_files_of_a_killed_upload(tmp_path, when, way):
     old, new = commit(tmp_path, 5), commit(tmp_path, 6)
     for number in itertools.count():
         store = FaultyObjectStore({number: SimulatedCrash("killed")}, when=when)

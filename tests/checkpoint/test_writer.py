@@ -218,7 +218,7 @@ def test_an_async_manager_is_synced_before_the_commit(tmp_path):
     assert Job(tmp_path, "manager").restore()[1] == 2.0
 
 
-def test_managers_retention_takes_our_sidecars_along(tmp_path):
+def test_a_managers_retention_deletes_the_sidecars_too(tmp_path):
     job = Job(tmp_path, "manager", manager_args={"max_to_keep": 1})
     for step in range(1, 4):
         job.save(step)

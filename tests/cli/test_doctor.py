@@ -264,7 +264,7 @@ def test_a_save_is_written_whole_and_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_is_not_there_is_not_left_behind(tmp_path: Path) -> None:
+def test_a_directory_created_for_the_check_is_removed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     storage = try_save(tmp_path / "there" / "a" / "b", 10)
     assert storage.save_seconds is not None

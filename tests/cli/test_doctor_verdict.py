@@ -95,7 +95,7 @@ def test_a_step_has_to_fit_the_shortest_notice(
         (27.1, None, "a save needs 2.0 s"),
     ],
 )
-def test_the_save_has_to_fit_behind_a_step(
+def test_the_save_must_fit_after_a_step(
     step: float, save: float | None, says: str
 ) -> None:
     seen = dataclasses.replace(facts(30.0, seconds=save), step_seconds=step)

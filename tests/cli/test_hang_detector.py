@@ -90,7 +90,7 @@ def test_a_worker_without_a_heartbeat_is_unknown() -> None:
     assert WorkerProgress(5.0).limit == math.inf
 
 
-def test_the_start_may_take_as_long_as_it_takes() -> None:
+def test_the_start_has_no_timeout() -> None:
     worker = Worker(5.0)
     for _ in range(3):
         worker.tells(2 * HOUR, sign(stage=WorkerPhase.APART))
@@ -249,7 +249,7 @@ def test_the_first_late_worker_sets_the_timeout_of_all() -> None:
     assert told.look(0.5) == 4.5
 
 
-def test_others_may_wait_for_one_that_takes_long() -> None:
+def test_workers_may_wait_for_a_worker_in_a_long_phase() -> None:
     told = Told(2)
     told.tell(0, sign(5, stage=WorkerPhase.APART))
     told.tell(1, sign(5))
@@ -259,7 +259,7 @@ def test_others_may_wait_for_one_that_takes_long() -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
+def test_a_stopped_process_is_in_no_exempt_phase() -> None:
     told = Told(1)
     with a_process() as process:
         process.send_signal(signal.SIGSTOP)
@@ -422,7 +422,7 @@ def test_without_the_option_no_worker_has_a_timeout(supervised: Run) -> None:
 
 
 @pytest.mark.slow  # starts a process
-def test_the_memory_goes_with_the_supervisor(supervised: Run) -> None:
+def test_the_heartbeat_memory_ends_with_the_supervisor(supervised: Run) -> None:
     program = f"tell('told', os.environ[{VARIABLE!r}])\nuntil_told()"
     supervised.start(program, "--hang-timeout", "auto")
     path = Path(supervised.wait_told("told"))

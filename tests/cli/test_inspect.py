@@ -117,7 +117,7 @@ def test_the_table_for_people(run: Path) -> None:
     assert "committed" in lines[0]
 
 
-def test_the_zone_is_said_for_each_time_where_summer_and_winter_meet(run: Path) -> None:
+def test_each_time_has_its_zone_at_a_change_of_summer_time(run: Path) -> None:
     for name, month in (("10", 1), ("30", 7)):
         path = run / name / "MANIFEST.json"
         record = json.loads(path.read_text())

@@ -57,7 +57,7 @@ def opened(directory: Path, *, keeps_all: bool) -> JournalTailer:
 
 
 @pytest.mark.parametrize("is_supervised", [True, False])
-def test_a_reader_of_the_present_keeps_few_records_and_says_the_same(
+def test_a_reader_of_the_current_state_keeps_few_records(
     tmp_path: Path, is_supervised: bool
 ) -> None:
     run = long_run(is_supervised=is_supervised)

@@ -147,7 +147,7 @@ def test_a_full_log_is_rotated(logs: Logs) -> None:
     assert logs.texts() == ["three\n"]
 
 
-def test_a_full_disk_takes_nothing_from_a_worker(
+def test_a_full_disk_does_not_disturb_a_worker(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, flags: int, **_: object) -> int:

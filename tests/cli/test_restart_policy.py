@@ -107,7 +107,7 @@ def test_a_stop_asks_all_and_gives_them_the_grace_period() -> None:
     assert judge(stop_at=50.0, asked_at=50.0, now=80.0) == SendSigkill()
 
 
-def test_without_a_grace_a_step_may_take_as_long_as_it_takes() -> None:
+def test_without_a_grace_period_a_step_has_no_time_limit() -> None:
     limits = dataclasses.replace(LIMITS, grace=None)
     told = {"stop_at": 50.0, "asked_at": 50.0, "now": 1e9}
     assert judge(limits=limits, **told) == Wait(until=None)
@@ -252,7 +252,7 @@ def test_a_program_that_is_preempted_at_once_does_not_spin(
     ("idle", "lasted", "delay"),
     [(0, 0.0, 1.0), (1, 0.0, 2.0), (2, 0.0, 4.0), (2, 3.0, 1.0), (2, 50.0, 0.0)],
 )
-def test_preemptions_that_gain_nothing_come_at_growing_distances(
+def test_restarts_without_progress_have_growing_delays(
     idle: int, lasted: float, delay: float
 ) -> None:
     spent = BudgetUsed(idle_in_a_row=idle)
@@ -407,7 +407,7 @@ def test_a_preemption_with_progress_forgets_the_failures_before(
     assert action.spent.in_a_row == in_a_row
 
 
-def test_a_hang_where_no_commit_is_seen_is_no_progress() -> None:
+def test_a_hang_without_visible_commits_is_no_progress() -> None:
     """A start may hang for an hour, each time."""
     spent = BudgetUsed(failures=1, in_a_row=1)
     hung = {"started_at": -3550.0, "hung_at": 50.0, "has_progressed": None}
@@ -472,7 +472,7 @@ def test_a_stop_ends_with_the_restart_code_or_finished(
     assert action.spent == BudgetUsed()
 
 
-def test_a_failure_beside_a_stop_leaves_with_the_restart_code() -> None:
+def test_a_failure_during_a_stop_exits_with_the_restart_code() -> None:
     action = judge(1, 143, stop_at=50.0)
     assert isinstance(action, ExitSupervisor)
     assert (action.cause, action.code) == (Cause.STOPPED, 143)

@@ -72,7 +72,7 @@ def test_commits_of_a_program_without_a_journal_are_counted(supervised: Run) -> 
     assert "made before this run" not in err
 
 
-def test_a_url_is_handed_on_and_the_journal_stays_here(supervised: Run) -> None:
+def test_a_url_is_passed_to_workers_and_the_journal_is_local(supervised: Run) -> None:
     program = (
         "print(*(os.environ[f'TFPREEMPT_{n}_DIR'] for n in ('CHECKPOINT', 'JOURNAL')))"
     )
@@ -381,7 +381,7 @@ sys.exit({code} if restart < 2 else 0)
 SECOND = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
 
 
-def test_a_copy_of_hard_links_stops_no_start_and_stays(supervised: Run) -> None:
+def test_a_hard_linked_copy_stops_no_start_and_is_unchanged(supervised: Run) -> None:
     """`cp -al ckpt saved` costs nothing, and gives each file a second name."""
     assert supervised.run("print('one')")[0] == 0
     files = ["logs/worker-0.log", "ckpt/journal/supervisor.jsonl"]

@@ -213,7 +213,7 @@ def test_a_directory_within_the_job_s(name: str, tmp_path: Path) -> None:
     assert f"{tmp_path} has a journal: name" in result.output
 
 
-def test_all_are_looked_for_before_one_is_signalled(
+def test_all_workers_are_found_before_one_is_signalled(
     start: Start, tmp_path: Path
 ) -> None:
     processes = [start(index) for index in range(2)]

@@ -144,7 +144,7 @@ def test_a_commit_in_which_a_machine_has_its_last_call_is_the_last():
     assert kinds == [CommitKind.TRAIN_ON, CommitKind.EXIT]
 
 
-def test_where_one_is_left_out_under_a_notice_all_start_again():
+def test_all_restart_if_a_worker_is_left_out_after_a_notice():
     """It leaves as lost; the others trained on, finished, and did not come back."""
     report = run(
         Schedule(
@@ -239,7 +239,7 @@ def test_a_failed_save_is_lost_on_all_workers():
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_where_no_deadline_is_known_a_long_save_is_let_finish(world):
+def test_a_long_save_may_finish_without_a_known_deadline(world):
     """It was; and then all left as lost, because waiting for its end was over."""
     schedule = Schedule(
         lengths=(50,) * world,
@@ -428,7 +428,7 @@ def test_a_slow_worker_is_waited_for_if_the_chief_has_no_time() -> None:
     assert [m.workers for m in report.markers] == [(0, 1)]
 
 
-def test_half_a_rack_that_is_gone_leaves_its_shares_to_the_chief() -> None:
+def test_the_chief_writes_the_shares_of_many_lost_workers() -> None:
     """There is time for more than one share, if the chief does not wait too long."""
     schedule = Schedule(
         lengths=(50,) * 8,

@@ -265,7 +265,7 @@ def test_a_main_thread_with_a_directive_is_not_ended(store, monkeypatch):
     assert not member.overran.is_set()
 
 
-def test_a_wait_is_woken_when_its_deadline_comes_to_be_known(store):
+def test_a_wait_is_woken_when_its_deadline_becomes_known(store):
     """Main waits for others that still train; then a notice comes."""
     member = Member(store, 1)
     member.boundary(3, last=True)

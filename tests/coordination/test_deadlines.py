@@ -128,7 +128,7 @@ seconds = st.floats(0.01, 10_000)
 
 @settings(max_examples=100)  # it is arithmetic
 @given(seconds, seconds, seconds)
-def test_where_it_pays_the_last_call_leaves_time_for_the_save(
+def test_the_final_round_leaves_time_for_the_save(
     grace: float, save: float, step: float
 ) -> None:
     clock, alarms = FakeClock(), Alarms()

@@ -38,7 +38,7 @@ def gather(executor: RecordingExecutor, **options: Any) -> KeyGather:
     return KeyGather(executor, Key.COUNT, names, by=0, **options)  # type: ignore[arg-type]
 
 
-def test_all_values_come_together_in_the_order_of_the_workers() -> None:
+def test_all_values_arrive_together_in_worker_order() -> None:
     executor, on_complete = RecordingExecutor(), []
     gather(executor, on_complete=on_complete.append)
     for index, value in ((2, StepCount(7)), (0, StepCount(5)), (1, Tombstone())):

@@ -52,7 +52,7 @@ def start(
         return list(pool.map(one, workers))
 
 
-def test_all_get_the_chiefs_plan_and_each_keeps_its_own_view():
+def test_all_workers_get_the_chiefs_plan_and_their_own_objects():
     assert start(range(3)) == [({"ok": True, "step": 3}, i, {}) for i in range(3)]
 
 

@@ -174,7 +174,7 @@ def test_sizes_at_the_edge_of_a_block(size):
     assert sorted(flat(numbers(dataset))) == list(range(size))
 
 
-def test_fact_the_op_is_wrong_where_we_go_around_it():
+def test_fact_the_op_has_the_bug_that_is_avoided():
     largest = 4**8
     indices = tf.range(largest + 1, dtype=tf.int64)
     found = tf.random.experimental.index_shuffle(indices, [1, 2], largest)
@@ -342,7 +342,7 @@ def test_a_new_process_resumes_exactly(elsewhere):
     assert elsewhere["continued"] == [expected, expected]
 
 
-def test_a_function_that_is_seldom_traced_takes_batches_of_all_sizes(elsewhere):
+def test_a_relaxed_function_accepts_batches_of_all_sizes(elsewhere):
     assert elsewhere["sizes"] == [8, 12, 6, 7]
 
 

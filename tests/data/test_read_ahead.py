@@ -25,7 +25,7 @@ def found(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return whole
 
 
-def test_each_slice_lies_on_its_replicas_device(found: dict[str, Any]) -> None:
+def test_each_slice_is_on_the_device_of_its_replica(found: dict[str, Any]) -> None:
     assert found["devices"] == ["CPU:0", "CPU:1"]
 
 

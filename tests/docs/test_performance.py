@@ -115,9 +115,7 @@ def test_a_row_is_a_line_of_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_met", [True, False])
-def test_the_reason_is_there_where_a_target_is_missed(
-    tmp_path: Path, is_met: bool
-) -> None:
+def test_a_missed_target_has_a_reason(tmp_path: Path, is_met: bool) -> None:
     record(tmp_path, ok=is_met)
     assert (FIGURE.limit in written(tmp_path)[1]) == (not is_met)
 

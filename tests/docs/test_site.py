@@ -113,7 +113,7 @@ def test_the_home_page_leads_to_all_that_readme_does() -> None:
     assert [each for each in linked if each not in beside and each not in home] == []
 
 
-def test_a_pattern_stands_for_its_pages(tmp_path: Path) -> None:
+def test_a_pattern_selects_its_pages(tmp_path: Path) -> None:
     for name in ("b.md", "a.md"):
         (tmp_path / name).touch()
     nav = [{"Home": "index.md"}, {"More": ["x.md", "*.md", "none*.md"]}]

@@ -125,7 +125,7 @@ def test_a_commit_made_during_an_exit_is_logged(
     handler.close()
 
 
-def test_training_waits_where_that_is_requested(program: Program, disk: Gate) -> None:
+def test_training_waits_for_the_save_on_request(program: Program, disk: Gate) -> None:
     handler = program.handler(save_freq=3, async_save=False)
     steps(program, handler, 4)
     assert commits(program) == [(3, "periodic")]
@@ -197,7 +197,9 @@ def test_the_copy_elsewhere_is_of_it_too(program: Program, disk: Gate) -> None:
         assert handler.mirror_status.mirrored_step == 3
 
 
-def test_another_save_comes_after_it(program: Program, disk: Gate) -> None:
+def test_another_save_follows_the_asynchronous_save(
+    program: Program, disk: Gate
+) -> None:
     with program.handler(save_freq=3) as handler:
         steps(program, handler, 4)
         assert disk.reached.wait(LIMIT)
@@ -224,7 +226,7 @@ def test_a_failure_is_logged_and_training_continues(
     assert not list(Path(program.directory).glob(".tfpreempt-staging/*"))
 
 
-def test_a_notice_waits_for_it_where_there_is_time_for_both(
+def test_a_notice_waits_for_the_save_if_there_is_time_for_both(
     program: Program, disk: Gate
 ) -> None:
     handler = program.handler(save_freq=3, config={"grace_period": LIMIT})
@@ -364,7 +366,7 @@ def test_by_time_it_is_asynchronous_too(program: Program, disk: Gate) -> None:
     assert commits(program)[0][0] <= before
 
 
-def test_one_that_came_to_nothing_is_made_good_at_the_end(
+def test_a_failed_save_is_replaced_by_the_final_save(
     program: Program, disk: Gate
 ) -> None:
     """Nothing was trained since, but nothing was committed either."""
@@ -418,7 +420,7 @@ def test_a_copy_that_cannot_be_made_ends_no_training(
     assert not list(Path(program.directory).glob(".tfpreempt-staging/*"))
 
 
-def test_one_that_is_given_up_writes_no_more(program: Program) -> None:
+def test_a_save_that_was_given_up_writes_nothing_more(program: Program) -> None:
     """Whoever is to leave needs the disk for the newest step."""
     data = np.zeros(64 << 20, np.uint8)
     tensor = bundle_writer.DenseTensor(

@@ -282,7 +282,7 @@ def test_the_next_one_waits_until_all_parts_of_it_are_there(
     assert chief.present == [(0, 1), (0, 1)]
 
 
-def test_a_chief_that_comes_late_finds_the_parts_of_the_others(
+def test_a_late_chief_finds_the_parts_of_the_other_workers(
     pair: list[CollectiveSaves],
 ) -> None:
     """It may have been busy with a validation of its own for longer than any limit."""

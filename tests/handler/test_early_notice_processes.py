@@ -71,7 +71,7 @@ def test_the_config_gets_the_index_of_the_exiting_worker() -> None:
     assert done.stdout == "leaves as worker 1 of 2\n"
 
 
-def test_the_lease_of_the_directory_goes_with_the_process(tmp_path: Path) -> None:
+def test_the_lease_of_the_directory_ends_with_the_process(tmp_path: Path) -> None:
     """A start on another machine cannot see that this process is dead."""
     before = (
         "counter = tfpreempt.states.StepCounter('step'); tfpreempt.save_all_states()"

@@ -180,7 +180,7 @@ def test_a_slow_worker_is_waited_for(
     assert (chief.end(), other.end()) == ("finished", "finished")
 
 
-def test_all_fail_where_the_chief_cannot_commit(pair: list[Worker]) -> None:
+def test_all_workers_fail_if_the_chief_cannot_commit(pair: list[Worker]) -> None:
     chief, other = pair
     chief.error = SaveError("the disk is full")
     other.begin()
@@ -192,7 +192,7 @@ def test_all_fail_where_the_chief_cannot_commit(pair: list[Worker]) -> None:
     assert "clear snapshots" not in other.calls  # all go back to one, perhaps
 
 
-def test_all_fail_where_another_one_cannot_write_its_part(pair: list[Worker]) -> None:
+def test_all_workers_fail_if_one_cannot_write_its_part(pair: list[Worker]) -> None:
     chief, other = pair
     other.error = SaveError("no memory")
     other.begin()
@@ -337,7 +337,7 @@ def test_the_chief_cannot_leave_early(pair: list[Worker]) -> None:
     assert "worker 0 did not wait for the workers that still train" in str(other.end())
 
 
-def test_one_that_had_to_go_makes_no_failure_of_the_chiefs_full_disk(
+def test_a_preempted_worker_does_not_hide_the_chiefs_full_disk(
     pair: list[Worker],
 ) -> None:
     """All leave by the code on which platforms start again, the chief too."""
@@ -368,7 +368,7 @@ def test_a_finished_worker_handles_a_notice_for_the_training_workers(
     assert (chief.end(), other.end()) == ("finished", "finished")
 
 
-def test_a_chief_that_lives_may_commit_for_as_long_as_that_takes(
+def test_a_running_chief_may_commit_without_a_time_limit(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(final_vote, "MAX_TIMEOUTS", 0.05)
@@ -379,7 +379,7 @@ def test_a_chief_that_lives_may_commit_for_as_long_as_that_takes(
     assert (chief.end(), other.end()) == ("finished", "finished")
 
 
-def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
+def test_all_workers_fail_if_an_earlier_final_save_failed(
     pair: list[Worker],
 ) -> None:
     chief, other = pair

@@ -107,7 +107,7 @@ def opened_once_apart(opened: threading.Event) -> Iterator[None]:
     assert seen
 
 
-def test_the_copy_is_waited_for_as_long_as_that_takes(program: Program) -> None:
+def test_the_wait_for_the_upload_has_no_hang_timeout(program: Program) -> None:
     store = Stuck()
     with program.handler(mirror_dir=store) as handler:
         for _ in range(3):
@@ -119,7 +119,7 @@ def test_the_copy_is_waited_for_as_long_as_that_takes(program: Program) -> None:
         assert sign().stage is WorkerPhase.STEPS
 
 
-def test_the_end_of_one_handler_takes_as_long_as_it_takes_beside_another(
+def test_the_end_of_one_of_two_handlers_has_no_hang_timeout(
     program: Program, tmp_path: Path
 ) -> None:
     store, other = Stuck(), Program(tmp_path / "other")
@@ -157,7 +157,7 @@ def test_main_is_watched_while_another_thread_waits_for_the_copy(
     assert seen == {WorkerPhase.STEPS}
 
 
-def test_another_handler_may_be_made_as_long_as_that_takes(
+def test_the_creation_of_another_handler_has_no_hang_timeout(
     program: Program, tmp_path: Path
 ) -> None:
     seen = []

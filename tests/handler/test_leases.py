@@ -150,7 +150,7 @@ def test_a_second_handler_refuses_a_commit_of_another_run_in_the_store(
     assert ObjectStoreLease(store).read_owner() is None
 
 
-def test_a_process_that_committed_nothing_begins_wherever_others_did(
+def test_a_process_without_commits_starts_from_commits_of_others(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_of_another_run(program.directory, 6, monkeypatch)

@@ -83,5 +83,7 @@ The error could be from a previous operation. Restart your program to reset.
         (WORKERS, "Incompatible shapes: [2] vs. [3]", ""),
     ],
 )
-def test_who_is_gone(cluster: Cluster, text: str, said: str) -> None:
+def test_the_description_of_a_lost_worker(
+    cluster: Cluster, text: str, said: str
+) -> None:
     assert describe_loss(RuntimeError(text), cluster, "step 7") == said

@@ -86,7 +86,7 @@ def test_the_newest_snapshot_intact_on_all_workers(
     assert all(each.snapshots is not None for each in starts)
 
 
-def test_where_one_worker_has_no_memory_there_are_none() -> None:
+def test_without_memory_of_one_worker_there_are_no_snapshots() -> None:
     starts = agree(Memory("b", "a"), None)
     assert [restored(each) for each in starts] == [None, None]
     assert [each.snapshots for each in starts] == [None, None]

@@ -144,7 +144,7 @@ def managed(program: Program) -> tf.train.CheckpointManager:
     )
 
 
-def test_a_managers_checkpoints_go_the_same_way(
+def test_a_managers_checkpoints_are_mirrored_too(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     handler = program.handler(managed(program), mirror_dir=store)
@@ -166,7 +166,7 @@ def test_a_managers_checkpoints_go_the_same_way(
         assert third.total_run_calls == 4
 
 
-def test_where_both_have_one_the_newer_wins(
+def test_the_newer_of_local_and_mirrored_commits_is_restored(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 3)

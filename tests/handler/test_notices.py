@@ -180,7 +180,7 @@ def test_a_check_after_close_is_refused(program: Program) -> None:
         handler.check_preemption()
 
 
-def test_an_error_after_a_check_in_a_bare_step_commits_no_half_step(
+def test_an_error_in_a_bare_step_commits_no_incomplete_step(
     program: Program,
 ) -> None:
     """The step of a bare loop goes on behind the check."""

@@ -155,7 +155,7 @@ def test_a_corrupt_commit_on_a_workers_own_disk_is_downloaded_again(
     assert path.read_bytes() != broken
 
 
-def test_a_part_that_was_not_sent_is_not_left_behind(machines: Machines) -> None:
+def test_a_part_that_was_not_uploaded_is_deleted(machines: Machines) -> None:
     starts = machines.start()
     machines.store.fail_from(len(machines.store.operations), OSError("no route"))
     with pytest.raises(errors.SaveError, match="no route"):
@@ -179,7 +179,7 @@ def test_only_a_worker_that_must_exit_commits_without_a_part(
         assert machines.workers_of_the_newest() == (0,)
 
 
-def test_half_of_a_part_is_not_committed(machines: Machines) -> None:
+def test_an_incomplete_part_is_not_committed(machines: Machines) -> None:
     chief, other = machines.start()
     parts = [write(start, 1) for start in (chief, other)]
     files = [
@@ -194,7 +194,7 @@ def test_half_of_a_part_is_not_committed(machines: Machines) -> None:
     assert not [f for f in entry.manifest.files if f.name.startswith("worker-0001")]
 
 
-def test_a_part_that_comes_before_the_store_was_cleared_stays(
+def test_a_part_uploaded_before_the_cleanup_is_kept(
     machines: Machines,
 ) -> None:
     """The clearing is a task, which comes late where the store is slow."""

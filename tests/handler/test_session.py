@@ -643,7 +643,7 @@ class Words(State):
         """Nor to take up."""
 
 
-def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
+def test_a_state_missing_at_the_end_of_the_interpreter_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The last commit is without it, where the handler was never closed."""
@@ -793,7 +793,7 @@ def test_a_program_that_serves_after_a_caught_exit_is_not_ended(
         ("30.0, can_reach_all=False", "finally\nhook\n"),
     ],
 )
-def test_python_takes_itself_apart_where_there_is_time(end: str, printed: str) -> None:
+def test_python_finalizes_if_there_is_time(end: str, printed: str) -> None:
     """A thread cannot end it any more by then, so it does not begin shortly before.
 
     Nor where TensorFlow would wait for a worker that does not answer.
@@ -968,7 +968,7 @@ def test_the_first_failure_is_named_by_all() -> None:
     assert json.loads(store.get("failure"))["worker"] == 0
 
 
-def test_the_first_failure_names_the_worker_that_is_gone() -> None:
+def test_the_first_failure_names_the_lost_worker() -> None:
     """The cause of the first error reaches the workers that do not know the cause."""
     store = InMemoryStore()
     errors = [RuntimeError("aborted"), RuntimeError("aborted too")]

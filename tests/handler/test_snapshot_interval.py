@@ -55,7 +55,7 @@ def test_no_snapshot_begins_before_the_previous_snapshot_ends() -> None:
     assert warm().after(stood=0.0, beside=40.0, steps=400) == 40.0
 
 
-def test_where_no_step_was_measured_all_of_the_time_counts() -> None:
+def test_without_a_measured_step_the_complete_time_counts() -> None:
     interval = IntervalPolicy(_is_first=False)
     assert interval.step_seconds is None
     assert interval.after(stood=0.1, beside=0.9, steps=3) == pytest.approx(1 / SHARE)

@@ -123,7 +123,7 @@ def test_all_have_the_newest_two(pair: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_one_that_all_have_stays_while_a_worker_cannot_write_its_own(
+def test_a_common_snapshot_stays_while_a_worker_cannot_write(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch, who: int
 ) -> None:
     take(pair, 1)
@@ -174,7 +174,7 @@ def test_a_corrupt_snapshot_is_deleted_before_the_restored_one(
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_where_one_worker_never_can_all_give_them_up(
+def test_no_worker_takes_snapshots_if_one_never_can(
     pair: list[Worker],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -268,7 +268,7 @@ def test_one_that_a_commit_has_broken_off_is_nobodys_failure(
         assert pair[0].snapshots.refused == 0
 
 
-def test_each_looks_at_no_more_than_the_first_ones(
+def test_each_worker_verifies_only_the_first_snapshots(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, really = [0], file_reading.is_real_dir
@@ -368,7 +368,7 @@ def test_a_snapshot_is_restored_if_its_run_committed_last(
 # --- memory --------------------------------------------------------------------------
 
 
-def test_memory_that_is_short_now_is_left_alone(
+def test_temporarily_short_memory_does_not_end_snapshots(
     pair: list[Worker], caplog: pytest.LogCaptureFixture
 ) -> None:
     take(pair, 1)
@@ -386,7 +386,7 @@ def test_memory_that_is_short_now_is_left_alone(
     assert [worker.whole for worker in pair] == [[], []]
 
 
-def test_as_many_workers_take_theirs_at_the_same_time(tmp_path: Path) -> None:
+def test_all_workers_of_the_machine_need_memory_at_once(tmp_path: Path) -> None:
     made, _, _ = snapshots(tmp_path)
     made.set_expected_size(1000)
     made.available = lambda: 100_000

@@ -102,7 +102,7 @@ def training() -> Training:
     return made
 
 
-def test_none_is_requested_where_no_step_was_made_since(training: Training) -> None:
+def test_no_snapshot_is_requested_without_a_new_step(training: Training) -> None:
     training.train(2000)
     training.take()
     training.asked.clear()
@@ -138,7 +138,7 @@ def test_a_validation_after_it_is_no_cost_of_a_snapshot(training: Training) -> N
     assert training.asked
 
 
-def test_steps_beside_a_commit_say_nothing(training: Training) -> None:
+def test_steps_during_a_commit_are_not_measured(training: Training) -> None:
     training.train(10)
     training.is_saving = True
     training.saved_at = training.steps_made
@@ -149,7 +149,7 @@ def test_steps_beside_a_commit_say_nothing(training: Training) -> None:
     assert training.step_seconds == pytest.approx(STEP)
 
 
-def test_none_is_requested_under_a_notice(training: Training) -> None:
+def test_no_snapshot_is_requested_after_a_notice(training: Training) -> None:
     training.asked.clear()
     training.preemption_pending = True
     training.train(3000)

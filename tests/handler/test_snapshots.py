@@ -272,7 +272,7 @@ def test_random_generators_continue(start: Make, memory: SnapshotMemory) -> None
     assert drawn[first] == expected[first]
 
 
-def test_a_state_can_be_loaded_when_its_snapshot_is_gone(
+def test_a_state_can_be_loaded_after_its_snapshot_is_deleted(
     start: Make, memory: SnapshotMemory
 ) -> None:
     word = Words("word", "kept")
@@ -326,7 +326,7 @@ def test_the_newest_of_several_commits_is_restored(
     assert again.handler().total_run_calls == step
 
 
-def test_the_memory_of_copies_goes_with_the_handler(
+def test_the_memory_of_copies_is_freed_with_the_handler(
     start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
@@ -461,7 +461,7 @@ def test_a_manager_has_them_too(start: Make, memory: SnapshotMemory) -> None:
 
 
 @pytest.mark.parametrize("every", [2, datetime.timedelta(seconds=0.02)])
-def test_periodic_commits_continue_beside_them(
+def test_periodic_commits_continue_beside_snapshots(
     start: Make, memory: SnapshotMemory, every: Any
 ) -> None:
     program = start()
@@ -495,7 +495,7 @@ def test_a_commit_gives_up_the_snapshot_that_is_being_written(
     handler.close()
 
 
-def test_none_without_memory_or_where_no_copy_is_wanted(
+def test_no_snapshots_without_memory_or_asynchronous_saves(
     start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for more in ({"async_save": False}, {"config": {"save_fn": lambda: None}}):

@@ -42,7 +42,7 @@ def holder(directory: Path) -> str:
     return found.token
 
 
-def test_one_commit_holds_both(program: Program) -> None:
+def test_one_commit_contains_states_and_variables(program: Program) -> None:
     words = Words("words", "zero")
     paths = []
     with program.handler() as handler:
@@ -120,7 +120,7 @@ def test_a_loose_state_with_a_handler(program: Program) -> None:
         assert words.text == "alone"
 
 
-def test_a_loose_state_goes_by_the_lease_of_the_handler(program: Program) -> None:
+def test_a_separate_state_uses_the_lease_of_the_handler(program: Program) -> None:
     """Under one of its own, in the same directory, the handler would lose its."""
     words = Words("words", "alone")
     with program.handler() as handler:

@@ -357,7 +357,7 @@ class TestStepRate:
         assert seen[88] is None  # none was seen to end yet
         assert seen[-1] == pytest.approx(1 / 90)
 
-    def test_it_sinks_while_no_step_comes(self) -> None:
+    def test_the_rate_decreases_during_a_long_step(self) -> None:
         rate = StepRate()
         for second in range(10):
             rate.see(float(second), second)

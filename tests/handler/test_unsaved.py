@@ -319,7 +319,7 @@ def test_an_iterator_that_starts_from_the_beginning_is_named(
     assert ("total_run_calls" in caplog.text) == is_named
 
 
-def test_tensorflows_distributed_iterator_is_named_with_what_to_write_instead(
+def test_tensorflows_distributed_iterator_is_named_with_advice(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])

@@ -205,7 +205,7 @@ def test_a_commit_deleted_from_the_bucket_is_not_uploaded_again(
     assert train(1)[1] == 0
 
 
-def test_the_journal_of_a_deleted_run_is_deleted_where_it_lies(
+def test_the_journal_of_a_deleted_run_is_deleted(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = tmp_path / "journals"
@@ -447,7 +447,7 @@ def test_a_managers_checkpoint_in_the_bucket_is_restored(
     assert train(2) == ([5.0, 6.0], 1)
 
 
-def test_a_deleted_commit_is_named_no_more(cloud: Cloud) -> None:
+def test_a_deleted_commit_is_not_named_again(cloud: Cloud) -> None:
     with current_session.new_process():
         program = Program(URL)  # type: ignore[arg-type]
         with program.handler(save_freq=1, async_save=False) as handler:

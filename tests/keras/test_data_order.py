@@ -83,7 +83,7 @@ def arrays(seed: int) -> Data:
     ],
     ids=["seed", "size", "shuffle", "arrays"],
 )
-def test_another_pipeline_of_ours_is_refused(
+def test_another_tfpreempt_pipeline_is_refused(
     on: Machine, line: str, before: Data, after: Data
 ) -> None:
     with pytest.raises(errors.CheckpointMismatchError, match=OTHER_ORDER):
@@ -159,7 +159,7 @@ def generated(seed: int | None) -> Data:
         ),
     ],
 )
-def test_an_order_that_differs_where_a_position_is_inexact_is_named(
+def test_a_different_order_at_an_inexact_position_is_named(
     on: Machine,
     line: str,
     before: Data,

@@ -62,9 +62,7 @@ def test_a_state_that_cannot_be_saved_is_named_before_training(
     assert told["bad"]["plain"] == [0, 1]
 
 
-def test_a_fit_that_died_leaves_nothing_behind(
-    told: dict[str, Any], ended: Any
-) -> None:
+def test_a_failed_fit_leaves_nothing_behind(told: dict[str, Any], ended: Any) -> None:
     assert told["died"] == {"error": "died", "plain": [0, 1]}
     assert "deaf" not in told, "SIGTERM was swallowed"
     assert ended.returncode == 143, ended.stderr[-3000:]

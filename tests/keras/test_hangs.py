@@ -48,7 +48,7 @@ def test_validation_and_callbacks_take_as_long_as_they_take(line: str) -> None:
     assert set(seen["validation"]) == set(seen["callback"]) == {WorkerPhase.APART}
 
 
-def test_the_beginning_of_a_fit_takes_as_long_as_it_takes_beside_a_handler() -> None:
+def test_the_beginning_of_a_fit_has_no_hang_timeout() -> None:
     seen = []
 
     def note(epoch: int, logs: object = None) -> None:

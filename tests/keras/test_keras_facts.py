@@ -125,7 +125,7 @@ def test_the_loss_of_the_resumed_epoch_is_that_of_the_whole(line: str) -> None:
 
 
 @LINES
-def test_what_callbacks_count_goes_on(on: Machine, line: str) -> None:
+def test_counters_of_callbacks_continue(on: Machine, line: str) -> None:
     """F: EarlyStopping and ReduceLROnPlateau reset themselves in `on_train_begin`."""
 
     def program(ours: Any = None) -> Any:

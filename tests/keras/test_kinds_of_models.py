@@ -328,7 +328,7 @@ def program(on: Machine, kind: Callable[[Machine], Made], ours: Any = None) -> A
 
 @LINES
 @pytest.mark.parametrize("name", KINDS)
-def test_comes_out_the_same(on: Machine, line: str, name: str) -> None:
+def test_the_result_is_the_same(on: Machine, line: str, name: str) -> None:
     if (line, name) == ("tf_keras", "mixed_precision"):
         pytest.skip("its LossScaleOptimizer has other arguments")
     on.start()
@@ -346,7 +346,7 @@ def counted(on: Machine, kind: type, ours: Any = None) -> Any:
 
 
 @LINES
-def test_python_values_that_cannot_come_back_are_named(
+def test_python_values_that_cannot_be_restored_are_named(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     on.run(functools.partial(counted, on, set))
@@ -981,7 +981,7 @@ def test_metrics_of_the_validation_are_made_on_workers_without_a_part(
 
 
 @LINES
-def test_no_batch_comes_twice_to_workers_without_a_part(
+def test_no_batch_is_repeated_for_workers_without_a_part(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One iterator serves all epochs, and goes on after a validation is repeated."""

@@ -68,7 +68,7 @@ def test_an_incomplete_upload_is_reported(monkeypatch) -> None:
             ours.wait_for_mirror(-1)
 
 
-def test_who_waits_for_the_copy_waits_for_the_save_before_it(monkeypatch) -> None:
+def test_a_wait_for_the_upload_includes_the_save(monkeypatch) -> None:
     """An asynchronous save that has begun is one of those that are copied."""
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)

@@ -156,7 +156,7 @@ def test_a_patch_from_before_is_wrapped_and_put_back(
         assert trainer.reduce_per_replica is theirs
 
 
-def test_a_patch_from_after_is_left_with_a_warning(
+def test_a_later_patch_is_kept_with_a_warning(
     trainer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keras_function = trainer.reduce_per_replica

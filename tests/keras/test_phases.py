@@ -108,7 +108,7 @@ def two_fits(first: dict[str, Any], second: dict[str, Any]) -> Progress:
         ({"shapes": 1}, {"shapes": 2}, {"shapes": 3, "weights": 0}, 1),
     ],
 )
-def test_a_fit_is_found_where_the_program_leaves_out_earlier_ones(
+def test_a_fit_is_found_if_the_program_skips_earlier_fits(
     first: Any, second: Any, now: Any, number: int
 ) -> None:
     progress = two_fits(made_of(**first), made_of(**second))

@@ -45,7 +45,7 @@ class Stats(NamedTuple):
         (collections.OrderedDict(), collections.OrderedDict(a=1)),
     ],
 )
-def test_a_kind_that_would_come_back_as_another_is_named(
+def test_a_type_that_a_restore_would_change_is_named(
     before: Any, after: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step that calls `_replace` of a plain tuple would fail in each start."""
@@ -253,7 +253,7 @@ def edits(model: Any, rng: random.Random) -> list[Callable[[], Any]]:
     ]
 
 
-def test_a_repeated_look_finds_what_a_new_look_finds(
+def test_a_repeated_traversal_equals_a_new_traversal(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two looks goes through all objects each time."""

@@ -61,7 +61,7 @@ def test_a_maintenance_whose_window_is_over_is_no_notice(status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["COMPLETED", "CANCELLED"])
-def test_a_maintenance_that_does_not_come_is_no_notice(status: str) -> None:
+def test_a_canceled_maintenance_is_no_notice(status: str) -> None:
     value = {"maintenance_status": status, **WINDOW}
     assert read_upcoming_maintenance(value, BEGINS - 60) is None
 

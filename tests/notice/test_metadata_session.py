@@ -55,7 +55,7 @@ def test_an_answer_has_status_headers_and_body(session: MetadataSession) -> None
     assert answer.text() == '"trainer-0"'
 
 
-def test_a_connection_goes_with_its_request(session: MetadataSession) -> None:
+def test_a_connection_ends_with_its_request(session: MetadataSession) -> None:
     for _ in range(3):
         session.request(NAME, headers=FLAVOR)
     assert wait_until(lambda: connections() == 0)
@@ -236,7 +236,7 @@ def test_a_body_over_the_limit_is_refused(session: MetadataSession) -> None:
     assert session.request(NAME, headers=FLAVOR).status == 200
 
 
-def test_a_server_that_is_silent_is_left_at_the_deadline(
+def test_a_silent_server_is_abandoned_at_the_deadline(
     fake: FakeGce, session: MetadataSession
 ) -> None:
     fake.stall()

@@ -339,7 +339,7 @@ def test_a_signal_to_the_group_leaves_readers_alive_for_their_parent_to_end() ->
     assert told == {"alive": [True, True], "number": 3, "codes": [-15, -15]}
 
 
-def test_a_reader_goes_with_its_parent() -> None:
+def test_a_data_reader_ends_with_its_parent() -> None:
     told = with_children(
         """
         ours, theirs = os.pipe()
@@ -415,7 +415,7 @@ def test_a_reader_ends_by_a_signal_from_the_kernel_that_is_its_own() -> None:
     assert told == {"code": -14}
 
 
-def test_a_fork_on_the_way_out_holds_no_reader_back() -> None:
+def test_a_fork_during_the_exit_keeps_no_reader_alive() -> None:
     told = with_children(
         """
         from tfpreempt.notice._signal_registry import REGISTRY

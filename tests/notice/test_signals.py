@@ -395,7 +395,7 @@ def test_a_previous_wakeup_fd_that_was_closed_is_no_harm() -> None:
     source.close()
 
 
-def test_a_wakeup_fd_that_came_later_loses_no_notice(
+def test_a_wakeup_fd_installed_later_loses_no_notice(
     source: SignalSource, heard: list[str], pair: Pair
 ) -> None:
     ours = signal.set_wakeup_fd(pair.fd)

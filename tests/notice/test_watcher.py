@@ -101,7 +101,7 @@ def test_an_error_of_the_listener_is_logged_and_later_notices_follow(
     watcher.close()
 
 
-def test_if_one_cannot_start_none_stays() -> None:
+def test_if_one_source_cannot_start_all_are_closed() -> None:
     good, never = ScriptedSource("good"), ScriptedSource("never")
     bad = ScriptedSource("bad", start_error=errors.NoticeError("no such place"))
     watcher = watch(good, bad, never)
@@ -113,7 +113,7 @@ def test_if_one_cannot_start_none_stays() -> None:
         watcher.start()
 
 
-def test_after_close_nothing_comes() -> None:
+def test_after_close_no_notice_is_reported() -> None:
     class Deaf(ScriptedSource):
         def close(self) -> None:
             """Goes on speaking, as a thread might that was just about to."""

@@ -198,7 +198,7 @@ def test_the_events_of_azure_share_one_connection(azure: FakeAzure) -> None:
     assert started.count("tfpreempt-azure") == 1
 
 
-def test_azure_acknowledges_only_where_it_is_wanted(azure: FakeAzure) -> None:
+def test_azure_events_are_acknowledged_only_on_request(azure: FakeAzure) -> None:
     config, event = noticed(azure)
     assert left_with(config) == 143
     assert azure.status(event) == "Scheduled"

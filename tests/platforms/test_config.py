@@ -55,7 +55,7 @@ def test_sigterm_beside_a_watcher_fn() -> None:
     assert names(TerminationConfig(noticed)) == ["signal:SIGTERM", "callable:noticed"]
 
 
-def test_no_signals_where_none_are_wanted() -> None:
+def test_an_empty_tuple_watches_no_signals() -> None:
     assert names(TerminationConfig(noticed, signals=())) == ["callable:noticed"]
 
 
@@ -170,7 +170,7 @@ def test_every_variant_has_one_restart_code(
     assert variant()._exit_code_for(True) == variant()._exit_code_for(False) == code
 
 
-def test_another_code_where_nothing_was_committed() -> None:
+def test_another_exit_code_without_a_commit() -> None:
     config = TerminationConfig(uncommitted_exit_code=75)
     assert (left_with(config, True), left_with(config, False)) == (143, 75)
     assert (config._exit_code_for(True), config._exit_code_for(False)) == (143, 75)

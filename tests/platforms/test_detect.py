@@ -209,9 +209,7 @@ def test_no_gce_check(tmp_path: Path, never_asked: NeverAsked) -> None:
 
 
 @pytest.mark.parametrize("cloud", ["gce", "aws", "azure"])
-def test_a_server_names_the_cloud_where_no_file_does(
-    cloud: str, tmp_path: Path
-) -> None:
+def test_a_server_names_the_cloud_if_no_file_does(cloud: str, tmp_path: Path) -> None:
     found = detect(tmp_path, **{cloud: answers(cloud)})
     assert found.name == {"gce": "gce-cpu"}.get(cloud, cloud)
     assert found.evidence == (f"{cloud} answers",)

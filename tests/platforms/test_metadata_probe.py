@@ -83,7 +83,7 @@ def test_a_server_of_another_kind_names_nothing(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["huge", "endless", "negative-chunk"])
-def test_no_probe_reads_on_for_ever(kind: str) -> None:
+def test_every_probe_ends(kind: str) -> None:
     with HostileServer(kind) as hostile:
         environment = hostile.environment()
         assert metadata_probe.probe_all(metadata_probe.PROBES, environment, 0.2) is None

@@ -121,7 +121,7 @@ def test_the_unit_waits_longer_than_any_notice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VIRTUAL_MACHINES)
-def test_the_unit_holds_the_mount_of_the_directory(name: str) -> None:
+def test_the_unit_keeps_the_directory_mounted(name: str) -> None:
     parsed = unit(text(name, "train.service"))
     mount = parsed["Unit"]["RequiresMountsFor"]
     assert directory(name).startswith(f"{mount}/")

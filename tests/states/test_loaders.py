@@ -172,7 +172,7 @@ def test_the_next_element_after_a_restart_follows_the_last(directory, monkeypatc
 # --- any other loader ----------------------------------------------------------------
 
 
-def test_a_class_of_ones_own():
+def test_a_loader_class_of_the_program():
     lines = Lines()
     state = LoaderState("data", lines, registry=None)
     assert state.per_worker
@@ -260,7 +260,7 @@ def test_an_object_that_is_no_loader_is_refused(loader, said):
         LoaderState("data", loader, registry=None)
 
 
-def test_a_loader_assigned_later_is_looked_at_too():
+def test_a_loader_assigned_later_is_checked_too():
     state = LoaderState("data", Lines(), registry=None)
     data = saved(state)
     state.loader = [1]

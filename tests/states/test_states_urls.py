@@ -133,7 +133,7 @@ def test_several_workers(machines: Machines, monkeypatch: pytest.MonkeyPatch) ->
     assert load(shared) == (True, "a")
 
 
-def test_a_worker_beside_a_chief_deletes_nothing(
+def test_a_worker_on_the_chiefs_machine_deletes_nothing(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chief commits and uploads while the worker compares bucket and directory."""
