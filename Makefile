@@ -26,14 +26,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
 ALL     := not campaign and not bench
-REGULAR := $(ALL) and not thorough
 
-.PHONY: help demo test test-all test-more test-fast lint types docs wheel matrix bench bench-long gpu performance campaign clean
+.PHONY: help demo test test-thorough test-all test-more test-fast lint types docs wheel matrix bench bench-long gpu performance campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
 	@echo "make test       each promise on real processes, 10,000 random schedules (15 minutes)"
-	@echo "make test-all   all cases of all matrices, short campaigns, notebooks (35 minutes)"
+	@echo "make test-thorough  the other cases of all matrices, short campaigns, notebooks"
+	@echo "make test-all   both, one after the other"
 	@echo "make test-more  those that need trackers (150 MB), Flax and Debian's chromium"
 	@echo "make test-fast  the tests that need no TensorFlow, no process and no long wait (20 seconds)"
 	@echo "make lint       ruff: rules and formatting"
@@ -60,10 +60,13 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/tfpreempt demo $(ARGS)
 
-test: SELECTED := $(REGULAR)
-test-all: SELECTED := $(ALL)
-test test-all: $(STAMP)
+test: SELECTED := $(ALL) and not thorough
+test-thorough: SELECTED := $(ALL) and thorough
+test test-thorough: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist loadfile --no-loadscope-reorder $(STUCK) -m "$(SELECTED)" $(ARGS)
+
+test-all: test
+	$(MAKE) test-thorough
 
 # What needs more than the others: trackers (30 packages, 150 MB), Flax, and Debian's
 # packages chromium and chromium-driver. None of these may be skipped here.

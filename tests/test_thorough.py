@@ -1,4 +1,4 @@
-"""The split between `make test` and `make test-all`."""
+"""The split between `make test` and `make test-thorough`."""
 
 from __future__ import annotations
 

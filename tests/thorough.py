@@ -1,7 +1,7 @@
-"""The tests that `make test-all` runs and `make test` leaves out: the mark `thorough`.
+"""The tests that `make test-thorough` runs and `make test` leaves out: the mark `thorough`.
 
 `make test` runs nearly all test functions, and shows each promise at least once on real
-processes; `make test-all` runs all cases of each function. `tests/conftest.py` marks as
+processes; `make test-thorough` runs the other cases. `tests/conftest.py` marks as
 thorough:
 
 1. the functions of `TESTS`, but for the cases that stand there;

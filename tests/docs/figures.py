@@ -532,6 +532,10 @@ FIGURES = (
         "`compile_cache=True`. The target is 1.3 times the program without "
         "tfpreempt, plus the plain read.",
         benches=("resume_jax",),
+        limit="The restore of the transformer's 1.2 GiB takes 0.7 s longer than the "
+        "start of a fit, and its first step takes 1 to 2 s more of processor time, of "
+        "which the kernel takes 0.6 to 1.5 s. The medians scatter: in pairs of runs, "
+        "the ratio is 1.28.",
         label="{model}, {cache}, {mebibytes_read:,.0f} MiB",
         sides={"ours": "tfpreempt", "theirs": "without", "raw": "plain read"},
         more={
