@@ -1,4 +1,4 @@
-"""The tests that `make test-thorough` runs and `make test` leaves out: the mark `thorough`.
+"""The tests of `make test-thorough`, which `make test` leaves out: mark `thorough`.
 
 `make test` runs nearly all test functions, and shows each promise at least once on real
 processes; `make test-thorough` runs the other cases. `tests/conftest.py` marks as

@@ -106,6 +106,8 @@ def jax_processes(
 def kill_the_peer_under_a_notice(processes: list[JaxProcess], held: Path) -> None:
     """Kills process 1 in a step, after a notice to process 0, which then exits.
 
+    Process 0 has seen the notice, and so begins no step that needs process 1.
+
     Args:
         processes: two processes, both held in the same step.
         held: file that holds process 0; is removed.
@@ -113,7 +115,7 @@ def kill_the_peer_under_a_notice(processes: list[JaxProcess], held: Path) -> Non
     for process in processes:
         process.wait_line("holds")
     processes[0].process.send_signal(signal.SIGTERM)
-    processes[0].wait_line("tfpreempt: WARNING: preemption notice from signal:SIGTERM;")
+    processes[0].wait_line("noticed")
     processes[1].process.kill()
     held.unlink()
     ended(processes, RESTART, -signal.SIGKILL, limit=20.0)

@@ -37,6 +37,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import tfpreempt.keras
+from tfpreempt.handler import current_session
 
 DIRECTORY = sys.argv[1]
 WORDS = dict(word.partition("=")[::2] for word in sys.argv[2:])
@@ -74,17 +75,20 @@ class Preempted(keras.callbacks.Callback):
 
     def at(self, point: str) -> None:
         if WORDS.get("cut") == point:
-            from tfpreempt.handler import current_session
-
             os.kill(os.getpid(), signal.SIGTERM)
             while not current_session.current().step_flag.flag:
                 time.sleep(0.001)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.epoch == 1 and WORDS.get("hold") == str(batch):
-            float(logs["loss"])  # every process has computed the step
+            # The step is complete here and, as the gradients are sums, in each process.
+            jax.block_until_ready(jax.live_arrays())
             say("holds")
+            is_told = False
             while (Path(DIRECTORY).parent / f"hold-{PROCESS}").exists():
+                if not is_told and current_session.current().step_flag.flag:
+                    is_told = True
+                    say("noticed")
                 time.sleep(0.005)
 
 

@@ -29,6 +29,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tfpreempt
+from tfpreempt.handler import current_session
 from tfpreempt.states import PyTreeState
 
 STEPS = 40
@@ -49,8 +50,14 @@ def initialize() -> None:
 
 
 def hold() -> None:
+    """Stays while the file exists; says when the next end of a step sees a notice."""
     say("holds")
+    is_told = False
     while (Path(DIRECTORY).parent / f"hold-{PROCESS}").exists():
+        session = current_session.current()
+        if not is_told and session is not None and session.step_flag.flag:
+            is_told = True
+            say("noticed")
         time.sleep(0.005)
 
 
