@@ -35,7 +35,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", [*NAMES, "gke-jax", "orbit", "trackers"])
+@pytest.mark.parametrize(
+    "name", [*NAMES, "gke-jax", "orbit", "skypilot", "trackers", "trainjob"]
+)
 def test_the_page_links_each_existing_file(name: str) -> None:
     linked = set(re.findall(rf"\]\({name}/([^)]+)\)", page(name)))
     assert linked == {path.name for path in (RECIPES / name).iterdir()}
@@ -44,7 +46,7 @@ def test_the_page_links_each_existing_file(name: str) -> None:
 def test_platforms_links_every_recipe() -> None:
     platforms = (ROOT / "docs/platforms/index.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(\.\./recipes/([\w-]+)\.md\)", platforms))
-    assert {*NAMES, "gke-jax", "tpu"} <= linked
+    assert {*NAMES, "gke-jax", "skypilot", "tpu", "trainjob"} <= linked
     assert set(NAMES) <= {path.stem for path in RECIPES.glob("*.md")}
 
 

@@ -8,13 +8,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import tfpreempt
 from tests.multiprocess.harness import records, wait_until
 from tests.multiprocess.jax_processes import ended, jax_processes
 from tests.recipes.folders import page, text
+from tfpreempt.cli import main
 
 VERSION = "1.37"
 JOBSETS = ("gke/jobset.yaml", "gke-jax/tpu.yaml", "gke-jax/gpu.yaml")
@@ -240,6 +243,41 @@ def test_the_jobset_restarts_all_and_counts_only_failures(file: str) -> None:
     assert at(job(file), "spec.backoffLimit") == 0
 
 
+@pytest.mark.parametrize("file", JOBS)
+def test_the_probes_are_commands_of_the_directory_and_the_steps(file: str) -> None:
+    found = container(file)
+    source = text(recipe(file), "train.py")
+    (directory,) = re.findall(r'"(/srv/.*)"', source)
+    ready = probe_of(found["readinessProbe"])
+    alive = probe_of(found["livenessProbe"])
+    assert (ready["condition"], alive["condition"]) == ("ready", "alive")
+    assert {ready["location"], alive["location"]} == {directory}
+    if loops := re.findall(r"range\(.*, (\S+)\)", source):
+        steps = int(loops[0].replace("_", ""))
+    else:
+        assert "size=(4096, 8)" in source
+        assert "batch_size=16" in source
+        steps = 4096 // 16 * int(re.findall(r"epochs=(\d+)", source)[0])
+    assert ready["total_steps"] == steps
+    assert alive["hang_timeout"] >= 600
+    # A volume is not needed, and the user may write there.
+    assert str(ready["progress_file"]) == "/tmp/progress.json"
+
+
+def probe_of(found: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a probe's command, as the command reads them.
+
+    Args:
+        found: the probe.
+    """
+    assert found["timeoutSeconds"] < found["periodSeconds"]
+    program, name, *words = found["exec"]["command"]
+    assert program == "tfpreempt"
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return command.make_context(name, words).params
+
+
 def addresses(file: str, port: int) -> list[str]:
     """The addresses of a JobSet's pods."""
     jobset = load(file)
@@ -297,6 +335,17 @@ def test_the_page_names_the_limits() -> None:
         assert f"one of {restarts} restarts (`maxRestarts`)" in told
 
 
+def answers(directory: Path) -> list[int]:
+    """What the probes of the pods exit with, for another directory."""
+    found = []
+    for name in ("readiness", "liveness"):
+        words = container("gke-jax/gpu.yaml")[f"{name}Probe"]["exec"]["command"][1:]
+        words = [w.replace("/srv/ckpt/train", str(directory)) for w in words]
+        words = [w.replace("/tmp/", f"{directory}/") for w in words]
+        found.append(CliRunner().invoke(main, words).exit_code)
+    return found
+
+
 @pytest.mark.multiprocess
 def test_the_program_on_jax_resumes_after_a_preemption(tmp_path: Path) -> None:
     """Two processes with the environment of the pods, on CPUs; a pod's hook runs."""
@@ -316,8 +365,10 @@ def test_the_program_on_jax_resumes_after_a_preemption(tmp_path: Path) -> None:
     program.write_text(source.replace("10_000", "1_000_000"))
     with jax_processes(tmp_path, program=program, **more) as pods:
         wait_until(lambda: records(directory, "commit"), "the first commit")
+        wait_until(lambda: answers(directory) == [0, 0], "the probes")
         notice.touch()
         ended(pods, 143, 143)
+    assert answers(directory) == [1, 0]
     notice.unlink()
     step = records(directory, "commit")[-1]["step"]
     program.write_text(source.replace("10_000", str(step + 10)))

@@ -4,6 +4,7 @@ demo/            `tfpreempt demo`: a small model survives real preemptions
 doctor/          `tfpreempt doctor`: checks that this machine is ready for preemptions
 inspect/         `tfpreempt inspect` and `verify`: list and check checkpoints
 journals/        reads the journals of a run, for the commands that show runs
+probe/           `tfpreempt probe`: the probes of a pod, and progress
 report/          `tfpreempt report`: summarizes a run from its journals
 run/             `tfpreempt run`: training under supervision, through preemptions
 signal_handling  waits for signals in one thread, without signal handlers
@@ -13,8 +14,8 @@ status/          `tfpreempt status`: the live status of a job
 tables           a console (of the package rich) that escapes control characters
 terminal         prints text with control characters escaped
 
-Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/report, cli/run,
-cli/simulate, cli/status, tfpreempt.
+Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/probe, cli/report,
+cli/run, cli/simulate, cli/status, tfpreempt.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tfpreempt.core.log_output import LineFormatter
 _COMMANDS = {
     "run": ("run", "Run training under supervision, through preemptions."),
     "status": ("status", "Show the live status of a job."),
+    "probe": ("probe", "Answer the probes of a pod, and report progress."),
     "demo": ("demo", "Watch a small model survive real preemptions."),
     "doctor": ("doctor", "Check that this machine is ready for preemptions."),
     "inspect": ("inspect", "List the checkpoints in a directory or a bucket."),

@@ -32,10 +32,17 @@ class SystemClock:
     wall = staticmethod(time.time)
 
 
-def process_seconds() -> float | None:
-    """Returns the seconds since this process started; None if /proc is not readable."""
+def process_seconds(pid: int | None = None) -> float | None:
+    """Returns the seconds since a process of this machine started.
+
+    Args:
+        pid: id of the process; None: this process.
+
+    Returns:
+        The seconds; None if there is no such process, or /proc is not readable.
+    """
     try:
-        with open("/proc/self/stat", "rb") as file:
+        with open(f"/proc/{pid or 'self'}/stat", "rb") as file:
             # Fields after the process name: it is in parentheses, and may have spaces.
             fields = file.read().rpartition(b")")[2].split()
         began = int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -6,5 +6,5 @@ read_status  reads the state of a run from its journals and status files
 run_status   computes the state of a run from records, without files and clocks
 text         formats the state of a run: a table, a line, or JSON
 
-Imported by cli/report, cli/run.
+Imported by cli/probe, cli/report, cli/run.
 """
