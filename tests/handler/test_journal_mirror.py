@@ -18,7 +18,12 @@ from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tests.journals import read_journal
 from tfpreempt import errors
-from tfpreempt.checkpoint.mirror.journal_mirror import FOLDER, JournalMirror, fetch
+from tfpreempt.checkpoint.mirror.journal_mirror import (
+    FOLDER,
+    MOST_SMALL,
+    JournalMirror,
+    fetch,
+)
 from tfpreempt.cli import main
 from tfpreempt.core.events import Fault
 from tfpreempt.core.journal import Journal
@@ -227,3 +232,94 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(
     assert "the journal in the mirror memory:// may lack the last events" in caplog.text
     assert [each["outcome"] for each in program.events("exit")] == ["finished"]
     go_on.set()
+
+
+def machine(directory: Path, store: Any, number: int) -> JournalMirror:
+    """Another machine with an empty disk: its first records, not uploaded yet."""
+    journal = Journal(directory / f"machine-{number}", 0)
+    for _ in range(2):
+        journal.record(Fault(where="save", error=f"of machine {number}"))
+    journal.close()
+    return JournalMirror(store, directory / f"machine-{number}")
+
+
+def errors_in(store: Any, target: Path, local: Path | None = None) -> list[str]:
+    """What the records of all machines say, in order."""
+    target.mkdir()
+    fetch(store, target, local)
+    return [record["error"] for record in read_journal(target)]
+
+
+def count(store: Any) -> int:
+    return len(list(store.list(f"{FOLDER}/")))
+
+
+EACH = [f"of machine {number}" for number in range(100) for _ in range(2)]
+
+
+def test_small_files_of_many_machines_are_joined(tmp_path: Path) -> None:
+    store = FaultyObjectStore()
+    for number in range(100):
+        mirror = machine(tmp_path, store, number)
+        mirror.start()
+        wait_until(lambda: count(store) < MOST_SMALL)
+        mirror.stop()
+        mirror.put_within(LIMIT)
+    assert errors_in(store, tmp_path / "all") == EACH
+
+
+def test_a_large_file_is_not_joined_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tfpreempt.checkpoint.mirror.journal_mirror.SEGMENT_BYTES", 2000
+    )
+    store = FaultyObjectStore()
+    for number in range(100):
+        mirror = machine(tmp_path, store, number)
+        mirror.join_small()
+        mirror.put_within(LIMIT)
+    found = [store.stat(name) for name in store.list(f"{FOLDER}/")]
+    assert sum(stat is not None and stat.size >= 2000 for stat in found) > 4
+    assert len(found) < 5 * MOST_SMALL
+    assert errors_in(store, tmp_path / "all") == EACH
+
+
+def test_a_crash_before_the_small_files_are_deleted_doubles_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FaultyObjectStore()
+    for number in range(MOST_SMALL):
+        machine(tmp_path, store, number).put_within(LIMIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "delete", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            machine(tmp_path, store, MOST_SMALL).join_small()
+    assert count(store) == MOST_SMALL + 1
+    told = EACH[: 2 * MOST_SMALL]
+    assert errors_in(store, tmp_path / "before") == told
+    machine(tmp_path, store, MOST_SMALL).join_small()
+    assert count(store) == 1
+    assert errors_in(store, tmp_path / "after") == told
+
+
+def test_a_machine_that_lost_the_run_and_comes_back_loses_no_record(
+    tmp_path: Path,
+) -> None:
+    store = FaultyObjectStore()
+    first = machine(tmp_path, store, 0)
+    first.put_within(LIMIT)
+    for number in range(1, MOST_SMALL):
+        machine(tmp_path, store, number).put_within(LIMIT)
+    machine(tmp_path, store, MOST_SMALL).join_small()
+    journal = Journal(tmp_path / "machine-0", 0)
+    journal.record(Fault(where="save", error="late"))
+    journal.close()
+    first.put_within(LIMIT)
+    told = errors_in(store, tmp_path / "all")
+    assert sorted(told) == sorted([*EACH[: 2 * MOST_SMALL], "late"])
+    # Its own file is not joined while the machine may write to the file.
+    first.join_small()
+    assert count(store) == 2
+    here = errors_in(store, tmp_path / "with the local file", tmp_path / "machine-0")
+    assert here == told

@@ -7,6 +7,12 @@ files of a worker (see `core/journal.py`) do not grow, and are uploaded once. Th
 object's name contains the checksum of the file's first line, which does not change as
 the file grows. If the run moves to a machine with an empty disk, a new journal begins,
 with another first line and so another object. Readers merge the objects of a worker.
+
+Each such machine adds a small object. If a worker or a supervisor has MOST_SMALL small
+objects, the chief joins them into a new object, separated by empty lines, and then
+deletes them. A crash in between leaves the same file in two objects; readers recognize
+the file by its first line. The joined object is named by its own checksum, so a machine
+that still uploads its file, after it has lost the lease, cannot overwrite the object.
 """
 
 from __future__ import annotations
@@ -16,13 +22,14 @@ import logging
 import os
 import re
 import threading
+from collections import defaultdict
 from pathlib import Path
 
 from tfpreempt import errors
-from tfpreempt.core.journal import SEGMENT, open_file, parse_record
+from tfpreempt.core.journal import SEGMENT, SEGMENT_BYTES, open_file, parse_record
 from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
 from tfpreempt.storage import checksum
-from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +43,9 @@ _NAME = re.compile(
 _MOST_BYTES = 64 << 20  # largest size of one file
 _MOST_READ = 256 << 20  # bytes of all files that `fetch` reads
 _MOST_FILES = 10_000
+MOST_SMALL = 16
+"""Number of objects below SEGMENT_BYTES from which on they are joined."""
+
 EVERY = 15.0  # seconds between uploads
 _SECONDS = 5.0  # timeout of a request, with its retries
 
@@ -80,6 +90,10 @@ class JournalMirror:
             )
 
     def _run(self) -> None:
+        try:
+            self.join_small()
+        except Exception as error:  # noqa: BLE001 - the next start tries again
+            _log.debug("could not join the journals in %s: %s", self._store.uri, error)
         while not self._thread.stop_event.wait(EVERY):
             self._put_all()
 
@@ -114,14 +128,79 @@ class JournalMirror:
             data = file.read(_MOST_BYTES)
         first, end, _ = data.partition(b"\n")
         if end:
-            mark = checksum.of_bytes(first)
-            name = f"{FOLDER}/{path.stem}-{mark:08x}.jsonl"
+            name = _name(path.stem, first)
             copy = None
             if path not in self._sizes:  # an earlier process may have uploaded the file
                 copy = self._store.stat(name, timeout=_SECONDS)
             if copy is None or copy.size != len(data):
                 self._store.replace(name, data, timeout=_SECONDS)
             self._sizes[path] = len(data)
+
+    def join_small(self) -> None:
+        """Joins the small objects of earlier machines, see the head of this module.
+
+        The objects of this machine's files are left out. The method returns early if
+        the thread is told to end.
+        """
+        own = set()
+        for path in self._directory.glob("*.jsonl"):
+            with open(open_file(path, os.O_RDONLY), "rb") as file:
+                own.add(_name(path.stem, file.readline().rstrip(b"\n")))
+        names: dict[str, list[str]] = defaultdict(list)
+        for name in self._store.list(f"{FOLDER}/"):
+            if name not in own and (match := _NAME.fullmatch(name)):
+                names[match["of"]].append(name)
+        for of, mine in names.items():
+            found = _Texts()
+            small = []
+            for name in mine if len(mine) >= MOST_SMALL else ():
+                if self._thread.stop_event.is_set():
+                    return
+                stat = self._store.stat(name, timeout=_SECONDS)
+                if stat is not None and stat.size < SEGMENT_BYTES:
+                    small.append(name)
+                    found.add(_read(self._store, name, stat.size))
+            if len(small) >= MOST_SMALL:
+                whole = b"\n".join(found.in_order())
+                name = _name(of, whole)
+                self._store.replace(name, whole, timeout=_SECONDS)
+                for each in {*small} - {name}:
+                    self._store.delete(each, timeout=_SECONDS)
+
+
+class _Texts:
+    """The files of a worker's or a supervisor's journal, from objects of the mirror."""
+
+    def __init__(self) -> None:
+        self._by_first_line: dict[bytes, bytes] = {}
+
+    def add(self, text: bytes) -> None:
+        """Adds the files of an object; of the copies of a file, the longest counts."""
+        for each in text.split(b"\n\n"):
+            if lines := each.strip(b"\n"):
+                first = lines.partition(b"\n")[0]
+                known = self._by_first_line.get(first, b"")
+                self._by_first_line[first] = max(known, lines + b"\n", key=len)
+
+    def in_order(self) -> list[bytes]:
+        """Returns the files, oldest first, each with a line end."""
+        return sorted(self._by_first_line.values(), key=_began)
+
+
+def _name(of: str, marked: bytes) -> str:
+    """Returns the name of an object.
+
+    Args:
+        of: name of the journal file, without the extension.
+        marked: bytes whose checksum is part of the name.
+    """
+    return f"{FOLDER}/{of}-{checksum.of_bytes(marked):08x}.jsonl"
+
+
+def _read(store: ObjectStore, name: str, size: int) -> bytes:
+    data = io.BytesIO()
+    store.get(name, data, length=size)
+    return data.getvalue()
 
 
 def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
@@ -138,33 +217,39 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
         CheckpointError: the store failed, or the journals are too large for a run.
         OSError: the directory cannot be written.
     """
-    found: dict[str, list[bytes]] = {}
+    try:
+        found = _download(store)
+    except ObjectNotFoundError:  # a starting machine has joined objects meanwhile
+        found = _download(store)
+    for path in () if local is None else sorted(local.glob("*.jsonl")):
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
+            found[path.stem.partition(".")[0]].add(file.read(_MOST_BYTES))
+    for stem, texts in found.items():
+        (target / f"{stem}.jsonl").write_bytes(b"".join(texts.in_order()))
+
+
+def _download(store: ObjectStore) -> dict[str, _Texts]:
+    """Returns the journals of a store, by worker or supervisor.
+
+    Raises:
+        ObjectNotFoundError: an object was deleted meanwhile.
+    """
+    found: dict[str, _Texts] = defaultdict(_Texts)
     left = _MOST_READ
     for count, name in enumerate(store.list(f"{FOLDER}/")):
-        match = _NAME.fullmatch(name)
-        stat = None if match is None else store.stat(name, timeout=_SECONDS)
-        if match is None or stat is None:
+        if (match := _NAME.fullmatch(name)) is None:
             continue
+        stat = store.stat(name, timeout=_SECONDS)
+        if stat is None:
+            raise ObjectNotFoundError(f"{store.uri}/{name} was deleted; try again")
         left -= stat.size
         if stat.size > _MOST_BYTES or left < 0 or count >= _MOST_FILES:
             raise errors.CheckpointError(
                 f"The journals in {store.uri}/{FOLDER} are too large for a run: {name} "
                 f"has {stat.size} bytes. Find the program that wrote this object."
             )
-        data = io.BytesIO()
-        store.get(name, data, length=stat.size)
-        found.setdefault(match["of"], []).append(data.getvalue())
-    for path in () if local is None else sorted(local.glob("*.jsonl")):
-        with open(open_file(path, os.O_RDONLY), "rb") as file:
-            text = file.read(_MOST_BYTES)
-        of = path.stem.partition(".")[0]
-        first, of_others = text.partition(b"\n")[0], found.get(of, [])
-        kept = [each for each in of_others if each.partition(b"\n")[0] != first]
-        found[of] = [*kept, text]
-    for stem, texts in found.items():
-        texts.sort(key=_began)
-        whole = b"".join(text if text[-1:] == b"\n" else text + b"\n" for text in texts)
-        (target / f"{stem}.jsonl").write_bytes(whole)
+        found[match["of"]].add(_read(store, name, stat.size))
+    return found
 
 
 def _began(text: bytes) -> float:
