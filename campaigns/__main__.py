@@ -30,6 +30,7 @@ from campaigns import (
     schedules,
     soak,
     stores,
+    year,
 )
 from campaigns.campaign import Campaign, Line, Record
 
@@ -52,6 +53,7 @@ CAMPAIGNS: dict[str, Campaign] = {
         crowd.CAMPAIGN,
         deadlines.CAMPAIGN,
         soak.CAMPAIGN,
+        year.CAMPAIGN,
     )
 }
 

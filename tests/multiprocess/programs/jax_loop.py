@@ -10,6 +10,7 @@ slow           waits between jax.distributed.initialize and the handler
 grace=S        seconds of the grace period
 early          notices are handled after the loop, too; process 1 then holds
 cached         compiled functions are kept; `loaded` counts functions
+steps=N        ends after N steps
 """
 
 from __future__ import annotations
@@ -32,18 +33,21 @@ import tfpreempt
 from tfpreempt.handler import current_session
 from tfpreempt.states import PyTreeState
 
-STEPS = 40
 DIRECTORY = sys.argv[1]
 WORDS = dict(word.partition("=")[::2] for word in sys.argv[2:])
+STEPS = int(WORDS.get("steps", "40"))
 NUM_PROCESSES = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
 PROCESS = int(os.environ.get("JAX_PROCESS_ID", "0"))
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)
+    # In one piece: a thread of the handler may print, too.
+    print(f"{' '.join(map(str, words))}\n", end="", flush=True)
 
 
 def initialize() -> None:
+    if "cached" in WORDS:
+        jax.config.update("jax_compilation_cache_dir", None)  # that of the zygote
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if NUM_PROCESSES > 1:
         jax.distributed.initialize(num_processes=NUM_PROCESSES, process_id=PROCESS)

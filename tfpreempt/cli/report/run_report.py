@@ -486,7 +486,8 @@ def _step_seconds(
         lifetime: lifetime of the process; None: the step time of the run.
     """
     own = [] if lifetime is None else _during(commits, lifetime)
-    known = (each["step_seconds"] for each in (*reversed(own), *reversed(commits)))
+    newest_first = itertools.chain(reversed(own), reversed(commits))
+    known = (each["step_seconds"] for each in newest_first)
     return next((seconds for seconds in known if seconds), None)
 
 

@@ -1,0 +1,295 @@
+"""A year of training in some minutes: two runs are preempted again and again.
+
+The *disk* run is under `tfpreempt run`, on one disk, with a mirror, with JAX and an
+archive of its compiled functions. The *machines* run is started by nobody but the
+campaign, each time with an empty disk, and resumes from its mirror. After each
+preemption is measured what is left behind, what a start costs, and whether `tfpreempt
+report` still tells of all preemptions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from campaigns.campaign import Campaign, Facts, Trial
+from campaigns.soak import Sample, held_by
+from tests.multiprocess.harness import Place, Worker, Zygote, place, wait_until
+from tests.multiprocess.supervised import Run, run
+from tfpreempt.checkpoint.mirror.journal_mirror import MOST_SMALL
+from tfpreempt.cli import main
+
+STEPS = 30
+"""From a start until its process is measured, and is preempted: half a second."""
+FOREVER = 1_000_000_000
+KILLS = 0.2
+"""Share of the preemptions that come without a notice."""
+OPTIONS = ("--kill-after", "1", "--max-failures", "1000000", "--max-preemptions")
+OPTIONS += ("1000000",)
+
+# --- what is measured ----------------------------------------------------------------
+
+MOST: Mapping[str, tuple[float, float]] = {
+    "files": (0, 4),
+    "KiB": (0.1, 64),
+    "RSS KiB": (0.05, 1024),
+    "threads": (0, 3),
+    "descriptors": (0, 3),
+    "start ms": (0.5, 300),
+    "report ms": (0, 1500),
+    "journal files": (0, MOST_SMALL),
+    "journal KiB": (0.5, 20),
+}
+"""In the last quarter of the preemptions at most so much more than in the first: a
+share of the value, and so much besides. Of the journal, the gain of each preemption is
+compared."""
+
+ENOUGH = 12
+"""Samples, before quarters are compared."""
+
+
+def held_in(directory: Path, *left_out: str) -> Sample:
+    """How many files lie in a directory, and their KiB, but for some of its folders."""
+    files, size = 0, 0
+    for root, folders, names in os.walk(directory):
+        if Path(root) == directory:
+            folders[:] = [each for each in folders if each not in left_out]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # retention was faster
+                size += os.stat(os.path.join(root, name)).st_size
+                files += 1
+    return {"files": files, "KiB": size >> 10}
+
+
+def held_by_journal(directory: Path) -> Sample:
+    """As `held_in`, of a journal."""
+    found = held_in(directory)
+    return {"journal files": found["files"], "journal KiB": found["KiB"]}
+
+
+def median(samples: Sequence[Sample], unit: str) -> float:
+    return statistics.median(each[unit] for each in samples)
+
+
+def check_bounded(what: str, taken: Sequence[Sample]) -> None:
+    """The last quarter of the samples is no worse than the first."""
+    quarter = len(taken) // 4
+    if len(taken) < ENOUGH:
+        return
+    # The first samples are left out: caches fill, and retention has nothing to remove.
+    first, last = taken[2 : 2 + quarter], taken[-quarter:]
+    for unit in first[0]:
+        before, after = median(first, unit), median(last, unit)
+        if unit == "journal KiB":  # the story is longer, but not by more each time
+            before, after = gain(first, unit), gain(last, unit)
+        share, besides = MOST[unit]
+        most = before * (1 + share) + besides
+        assert after <= most, f"{what}: {after} {unit} after {before}, more than {most}"
+
+
+def gain(samples: Sequence[Sample], unit: str) -> float:
+    """The mean of what each has more than the one before."""
+    return (samples[-1][unit] - samples[0][unit]) / (len(samples) - 1)
+
+
+# --- the runs ------------------------------------------------------------------------
+
+
+class Disk:
+    """The supervised run, by the log of its worker.
+
+    Args:
+        made: the run.
+    """
+
+    def __init__(self, made: Run) -> None:
+        self._made = made
+        self.directory = made.here.checkpoints
+        self.mirror = made.here.path / "mirror"
+        self.preemptions = 0
+        self._log = made.here.path / "logs/worker-0.log"
+        self._read = 0  # bytes of the log, up to the newest preemption
+        self.wait(STEPS)
+
+    def wait(self, steps: int) -> None:
+        """Waits until the worker has begun since the preemption, and made steps."""
+
+        def has_gone_on() -> bool:
+            if not self._log.exists():
+                return False
+            with self._log.open("rb") as file:
+                file.seek(self._read)
+                _, _, begun = file.read().partition(b"\nstarts ")
+            return begun.count(b"\nstep ") >= steps
+
+        try:
+            wait_until(has_gone_on, f"{steps} steps")
+        except AssertionError as error:
+            story = self._made.supervisor.output[-3000:]
+            raise AssertionError(f"{error}\n{story}") from None
+
+    def preempt(self, number: signal.Signals) -> Sample:
+        """Ends the worker, and measures its successor."""
+        began, self._read = time.monotonic(), self._log.stat().st_size
+        os.kill(self._made.pid(0), number)
+        self.preemptions += 1
+        self.wait(1)
+        took = time.monotonic() - began
+        self.wait(STEPS)
+        return {"start ms": int(1000 * took)}
+
+    def processes(self) -> dict[str, Sample]:
+        """What the supervisor and the worker hold."""
+        return {
+            "supervisor": renamed(held_by(self._made.supervisor.pid)),
+            "worker": renamed(held_by(self._made.pid(0))),
+        }
+
+
+def renamed(sample: Sample) -> Sample:
+    """The sample of a process, whose memory is no file."""
+    return {{"KiB": "RSS KiB"}.get(unit, unit): value for unit, value in sample.items()}
+
+
+class Machines:
+    """The run that begins on an empty disk each time.
+
+    Args:
+        here: its place.
+    """
+
+    def __init__(self, here: Place) -> None:
+        self._here = here
+        self.mirror = here.path / "mirror"
+        self.notices = 0
+        """The copy of a journal lacks the last seconds of a killed machine."""
+        self._process = self._start()
+
+    def _start(self) -> Worker:
+        """Starts the program with an empty disk."""
+        shutil.rmtree(self._here.checkpoints, ignore_errors=True)
+        env = {"TFPREEMPT_MIRROR_DIR": str(self.mirror)}
+        [process] = self._here.start("chain.py", FOREVER, env=env)
+        return process
+
+    def preempt(self, number: signal.Signals) -> Sample:
+        """Ends the process; the next one resumes from the mirror."""
+        before = self._process
+        # It waits for the upload of the first, before it makes the second.
+        [step], _ = (before.wait_line("noted", count) for count in (1, 2))
+        before.send(number)
+        wait_until(lambda: before.code is not None, "the end", say=before.output)
+        began = time.monotonic()
+        self._process = self._start()
+        [restored] = self._process.wait_line("restored")
+        took = time.monotonic() - began
+        self.notices += number == signal.SIGTERM
+        assert int(restored) >= int(step), f"{restored} after {step}\n{before.output}"
+        return {"start ms": int(1000 * took)}
+
+
+class Year:
+    """Both runs, and what was measured of them.
+
+    Args:
+        disk: the run on one disk.
+        machines: the run on many machines.
+    """
+
+    def __init__(self, disk: Disk, machines: Machines) -> None:
+        self._disk, self._machines = disk, machines
+        self._samples = defaultdict[str, list[Sample]](list)
+
+    def trial(self, rng: random.Random) -> Facts:
+        """One preemption of each run."""
+        is_kill = rng.random() < KILLS
+        number = signal.SIGKILL if is_kill else signal.SIGTERM
+        starts = self._disk.preempt(number), self._machines.preempt(number)
+        disk, machines = self._disk, self._machines
+        local, of_disk, of_machines = (
+            held_by_journal(each / name)
+            for each, name in (
+                (disk.directory, "journal"),
+                (disk.mirror, "journals"),
+                (machines.mirror, "journals"),
+            )
+        )
+        now = {
+            "disk: start": starts[0],
+            "machines: start": starts[1],
+            **{f"disk: {name}": each for name, each in disk.processes().items()},
+            "disk: directory": held_in(disk.directory, "journal", "logs"),
+            "disk: mirror": held_in(disk.mirror, "journals"),
+            "machines: mirror": held_in(machines.mirror, "journals"),
+            "disk: journal": local,
+            "disk: journal in the mirror": of_disk,
+            "machines: journal in the mirror": of_machines,
+            "disk: report": report(str(disk.directory), disk.preemptions),
+            "machines: report": report(f"file://{machines.mirror}", machines.notices),
+        }
+        more: Facts = {}
+        for what, sample in now.items():
+            taken = self._samples[what]
+            taken.append(sample)
+            check_bounded(what, taken)
+            for unit, value in sample.items():
+                more[f"{what}: {unit} more"] = value - taken[-2:][0][unit]
+        return {"preemption": "kill" if is_kill else "notice", **more}
+
+
+def report(location: str, preemptions: int) -> Sample:
+    """How long `tfpreempt report` takes, which tells of all preemptions."""
+    began = time.process_time()
+    done = CliRunner().invoke(main, ["report", location])
+    took = time.process_time() - began
+    assert done.exit_code == 0, done.output
+    [found] = re.findall(r"(\d+)\s+interruption", done.stdout)
+    assert int(found) >= preemptions, f"{found} interruptions of {preemptions}"
+    return {"report ms": int(1000 * took)}
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """Both runs train for as long as there are trials."""
+    with (
+        contextlib.closing(Zygote("jax")) as zygote,
+        place(zygote) as here,
+        place(zygote) as other,
+    ):
+        mirror = ("--mirror-dir", f"file://{here.path}/mirror")
+        program = ("jax_loop.py", f"steps={FOREVER}", "cached")
+        with run(here, 1, *OPTIONS, *mirror, program=program) as made:
+            yield Year(Disk(made), Machines(other)).trial
+
+
+CAMPAIGN = Campaign(
+    name="year",
+    promise=(
+        "Two runs are preempted 200 times, every few seconds: as often as a run of a "
+        "year on Spot machines, with steps of 10 ms. One run is under `tfpreempt run` "
+        "on one disk; the other run begins with an empty disk each time, and resumes "
+        "from its mirror. Every fifth preemption is a kill. In the last quarter of the "
+        "preemptions, compared with the first, the checkpoint directory and the mirror "
+        "have no more files and bytes, the supervisor and a restarted worker have no "
+        "more memory, threads and descriptors, and a start takes no longer. "
+        "`tfpreempt report` tells of every preemption. The journal grows only by the "
+        'lines of new events. (Among the sums, "more" is the last measurement minus '
+        "the first.)"
+    ),
+    trials=200,
+    short=6,
+    mark="multiprocess",
+    prepare=prepare,
+    labels={"preemption": "kind"},
+)
