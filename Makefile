@@ -34,7 +34,7 @@ help:
 	@echo "make test       each promise on real processes, 10,000 random schedules (15 minutes)"
 	@echo "make test-thorough  the other cases of all matrices, short campaigns, notebooks"
 	@echo "make test-all   both, one after the other"
-	@echo "make test-more  those that need trackers (150 MB), Flax and Debian's chromium"
+	@echo "make test-more  those that need trackers (150 MB), Flax, Debian's chromium, Azurite (npm)"
 	@echo "make test-fast  the tests that need no TensorFlow, no process and no long wait (20 seconds)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
@@ -68,14 +68,18 @@ test test-thorough: $(STAMP)
 test-all: test
 	$(MAKE) test-thorough
 
-# What needs more than the others: trackers (30 packages, 150 MB), Flax, and Debian's
-# packages chromium and chromium-driver. None of these may be skipped here.
+# What needs more than the others: trackers (30 packages, 150 MB), Flax, Debian's packages
+# chromium and chromium-driver, and Azurite, by Debian's package npm. The last version of
+# Azurite that runs on Debian's Node is 3.35. None of these may be skipped here.
 test-more: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[trackers,flax]'
 	$(MEMORY) $(BIN)/python -m pytest --junitxml=build/test-more.xml \
 		tests/recipes/test_trackers.py tests/cli/report/test_page.py \
 		tests/docs/test_jax_pages.py $(ARGS)
-	! grep --quiet '<skipped' build/test-more.xml
+	npm install --no-audit --no-fund --prefix build/azurite azurite@3.35.0
+	$(MEMORY) $(BIN)/python -m pytest --junitxml=build/test-azurite.xml \
+		tests/contracts/test_storage.py -k azurite $(ARGS)
+	! grep --quiet '<skipped' build/test-more.xml build/test-azurite.xml
 
 test-fast: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist worksteal -m "$(FAST)" $(ARGS)

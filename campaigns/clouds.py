@@ -289,7 +289,7 @@ def small() -> Iterator[None]:
     from tests.fakes.gcs import _service
     from tfpreempt.checkpoint.mirror import download_target, mirror, upload
     from tfpreempt.checkpoint.mirror import mirror_status as mirror_status
-    from tfpreempt.storage import gcs_client, gcs_transfer, s3
+    from tfpreempt.storage import gcs_client, gcs_transfer, obstore_store, s3
 
     def client(bucket: str, **more: Any) -> Any:
         more["retry_config"] = {
@@ -314,8 +314,8 @@ def small() -> Iterator[None]:
         (gcs_transfer, "_PIECE", 1000),
         (_service, "QUANTUM", 1000),
         (s3, "Client", client),
-        (s3, "PIECE", 6000),
-        (s3, "_PART", 2000),
+        (obstore_store, "PIECE", 6000),
+        (obstore_store, "_PART", 2000),
         (models, "S3_UPLOAD_PART_MIN_SIZE", 1),
         (mirror_status, "FIRST_PAUSE", 0.002),
         (mirror_status, "LONGEST_PAUSE", 0.05),

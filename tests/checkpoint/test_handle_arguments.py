@@ -57,14 +57,18 @@ def test_a_scheme_is_no_file_system():
 
 
 @pytest.mark.parametrize(
-    "uri", ["gs://", "s3://", "gs:///x", "gs://UPPER/x", "gs://bucket/a//b", "s3://b/x"]
+    "uri",
+    [
+        *("gs://", "s3://", "az://", "gs:///x", "gs://UPPER/x", "az://a.b/x"),
+        *("gs://bucket/a//b", "s3://b/x"),
+    ],
 )
 def test_an_invalid_uri_is_refused_by_the_constructor(uri):
     with pytest.raises(errors.ConfigurationError, match=uri):
         Checkpoint(uri)
 
 
-@pytest.mark.parametrize("uri", ["gs://b/x", "s3://b/x", "file:///x"])
+@pytest.mark.parametrize("uri", ["gs://b/x", "s3://b/x", "az://b/x", "file:///x"])
 def test_a_uri_together_with_a_filesystem(uri):
     with pytest.raises(errors.ConfigurationError, match="together with filesystem"):
         Checkpoint(uri, FaultyObjectStore())

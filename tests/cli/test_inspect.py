@@ -398,7 +398,7 @@ def test_a_scheme_that_no_command_line_can_open() -> None:
     ):
         result = inspect(*arguments)
         assert result.exit_code == 2
-        assert "file://, gs://, s3://" in result.stderr
+        assert "file://, gs://, s3://, az://" in result.stderr
         assert names in result.stderr
         assert "filesystem=" not in result.stderr
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.contracts import azurite
+from tests.fakes.azure import AzureServer
 from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore
 from tests.ports import free_ports
@@ -43,6 +45,7 @@ class Place:
         not_first: why a later put may win over an earlier one; "" if it may not.
         not_exclusive: why racing puts may both win; "" if they may not.
         composes: whether it makes one object of others.
+        missing: what is not installed; "" if all is.
         known: what else it is known not to do, and why, by the test's name.
     """
 
@@ -52,6 +55,7 @@ class Place:
     not_first: str = ""
     not_exclusive: str = ""
     composes: bool = False
+    missing: str = ""
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -88,6 +92,16 @@ def _named(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
 def _s3(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
     _with(servers.s3().environment(), patch)
     return open_store(_fresh("s3"))
+
+
+def _azure(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    _with(servers.azure().environment(), patch)
+    return open_store(_fresh("az"))
+
+
+def _azurite(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    _with(servers.azurite(), patch)
+    return open_store(_fresh("az"))
 
 
 def _fsspec(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
@@ -131,6 +145,13 @@ PLACES = [
         composes=True,
     ),
     Place(name="s3", opens=_s3, has_server=True),
+    Place(name="azure", opens=_azure, has_server=True),
+    Place(
+        name="azurite",
+        opens=_azurite,
+        has_server=True,
+        missing=azurite.MISSING,
+    ),
     Place(name="fsspec memory", opens=_fsspec, not_exclusive=BEST_EFFORT),
     Place(name="fsspec local", opens=_fsspec_local, not_exclusive=BEST_EFFORT),
 ]
@@ -218,6 +239,8 @@ class Servers:
         self._gcs: GcsServer | None = None
         self._gcs_of_others: GcsServer | None = None
         self._s3: MotoServer | None = None
+        self._azure: AzureServer | None = None
+        self._azurite: dict[str, str] = {}
         self._emulator = ""
 
     def gcs(self) -> GcsServer:
@@ -241,6 +264,15 @@ class Servers:
             self._s3 = MotoServer()
             self._stack.callback(self._s3.close)
         return self._s3
+
+    def azure(self) -> AzureServer:
+        if self._azure is None:
+            self._azure = self._stack.enter_context(AzureServer(max_page=PAGE))
+        return self._azure
+
+    def azurite(self) -> dict[str, str]:
+        self._azurite = self._azurite or self._stack.enter_context(azurite.serving())
+        return self._azurite
 
     def emulator(self) -> str:
         if not self._emulator:

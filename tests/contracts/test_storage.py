@@ -28,7 +28,10 @@ def rows(places):
         pytest.param(
             each,
             id=each.name,
-            marks=[pytest.mark.slow] * each.has_server,
+            marks=[
+                *[pytest.mark.slow] * each.has_server,
+                *[pytest.mark.skip(each.missing)] * bool(each.missing),
+            ],
         )
         for each in places
     ]

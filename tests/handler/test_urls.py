@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
+import os
 import random
 import shutil
 import threading
@@ -15,9 +17,11 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner
 
 from tests.checkpoint.fakes import Words
 from tests.contracts.storage_places import MotoServer
+from tests.fakes.azure import AzureServer
 from tests.fakes.gcs import GcsServer
 from tests.handler.program import Program
 from tfpreempt import PreemptionCheckpointHandler, TerminationConfig, errors
@@ -27,7 +31,9 @@ from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease import lease_record as holders
 from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.checkpoint.restore.opening import open_directory
+from tfpreempt.cli import main
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import current_session
 from tfpreempt.storage.object_store import ObjectStore
@@ -464,9 +470,15 @@ def test_a_deleted_commit_is_not_named_again(cloud: Cloud) -> None:
 
 
 @pytest.mark.slow
-def test_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"s3://bucket/{tmp_path.name}"
-    with contextlib.closing(MotoServer()) as server:
+@pytest.mark.parametrize(("scheme", "kind"), [("s3", MotoServer), ("az", AzureServer)])
+def test_a_bucket_of_another_cloud(
+    scheme: str,
+    kind: type[MotoServer] | type[AzureServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"{scheme}://bucket/{tmp_path.name}"
+    with contextlib.closing(kind()) as server:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         for machine, steps in (("first", 2), ("second", 4)):
@@ -478,6 +490,16 @@ def test_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                     for _ in range(2):
                         handler.run(program.step)
         assert program.variable.numpy().tolist() == [5.0, 6.0]
+        shown = CliRunner().invoke(main, ["inspect", "--json", url])
+        newest = json.loads(shown.stdout)[0]
+        assert newest["step"] == 4
+        assert CliRunner().invoke(main, ["report", url]).exit_code == 0
+        with Checkpoint(newest["uri"]).as_directory() as copy:
+            assert "COMMITTED" in os.listdir(copy)
+        # As docs/checkpoints/object-storage.md says.
+        assert tf.train.latest_checkpoint(url) is None
+        with pytest.raises(tf.errors.UnimplementedError):
+            tf.io.gfile.exists(url)
 
 
 class Looks:

@@ -18,6 +18,7 @@ from tfpreempt.checkpoint.mirror.store_selection import choose_storage
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
 from tfpreempt.storage import os_errors, paths
+from tfpreempt.storage.azure import AzureStore
 from tfpreempt.storage.fsspec_store import FsspecStore
 from tfpreempt.storage.gcs import GcsStore
 from tfpreempt.storage.local import LocalStore
@@ -30,6 +31,8 @@ def nowhere(monkeypatch):
     """Opening makes no request, so an address where nobody listens will do."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,7 @@ def nowhere(monkeypatch):
         ("gs://bucket/", GcsStore, "gs://bucket"),
         ("gs://my-bucket.org/run/5/", GcsStore, "gs://my-bucket.org/run/5"),
         ("s3://bucket/run", S3Store, "s3://bucket/run"),
+        ("az://my-container/run/", AzureStore, "az://my-container/run"),
     ],
 )
 def test_places(place, kind, uri):
@@ -71,7 +75,14 @@ def test_a_path_object():
         ("gs://bucket/a/../b", r"'\.\.'"),
         ("gs://bucket/a//b", "empty part"),
         ("s3://bucket/a\\b", "backslash"),
-        ("az://container/x", "filesystem="),
+        ("az:/container/x", "two slashes"),
+        ("az://", "names the container ''"),
+        ("az://a_b/x", "names the container 'a_b'"),
+        ("az://a--b/x", "single '-'"),
+        ("az://container@account/x", "user name or password"),
+        ("az://container/x?sv=1", "without options"),
+        ("az://container/a//b", "empty part"),
+        ("abfs://container/x", "filesystem="),
         ("https://host/x", "filesystem="),
         ("GS://bucket", "filesystem="),
         ("file://host/x", "host 'host'"),
@@ -105,6 +116,7 @@ def test_only_the_host_of_a_url_has_user_info():
         f"gs://bucket/run?token={SECRET}",
         f"gs://bucket?token={SECRET}",
         f"az://container/run?sig={SECRET}",
+        f"az://{SECRET}@container/run",
         f"file:///run?token={SECRET}",
     ],
 )
@@ -141,7 +153,11 @@ def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("variable", "place"),
-    [("AWS_ENDPOINT_URL", "s3://bucket/x"), ("STORAGE_EMULATOR_HOST", "gs://bucket")],
+    [
+        ("AWS_ENDPOINT_URL", "s3://bucket/x"),
+        ("AZURE_STORAGE_ENDPOINT", "az://bucket/x"),
+        ("STORAGE_EMULATOR_HOST", "gs://bucket"),
+    ],
 )
 def test_no_secret_of_an_endpoint_is_quoted(variable, place, monkeypatch):
     monkeypatch.setenv(variable, f"http://user:{SECRET}@127.0.0.1:1")
@@ -214,10 +230,16 @@ def test_a_file_system_that_is_none():
         open_store("/x", filesystem=object())
 
 
-def test_obstore_is_missing(monkeypatch):
-    for name in [each for each in sys.modules if "storage.s3" in each]:
-        monkeypatch.delitem(sys.modules, name)
+@pytest.mark.parametrize(("scheme", "extra"), [("s3", "s3"), ("az", "azure")])
+def test_obstore_is_missing(scheme, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    said = r"pip install '\.\[s3\]' in a clone"
+    said = rf"pip install '\.\[{extra}\]' in a clone"
     with pytest.raises(errors.ConfigurationError, match=said):
-        open_store("s3://bucket/run")
+        open_store(f"{scheme}://bucket/run")
+
+
+def test_no_account_of_azure(monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    said = r"cannot be opened: .*\. .*AZURE_STORAGE_ACCOUNT_NAME is required"
+    with pytest.raises(errors.ConfigurationError, match=said):
+        open_store("az://container/run")

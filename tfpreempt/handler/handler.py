@@ -75,8 +75,9 @@ class PreemptionCheckpointHandler:
             on every worker; or None. With None the checkpoint contains the named States
             only, and the process needs no TensorFlow.
         checkpoint_dir: directory for the commits of a Checkpoint. Either storage shared
-            by all workers, or a URL, "gs://bucket/run" or "s3://bucket/run". The URL is
-            the mirror of a scratch directory on each machine.
+            by all workers, or a URL: "gs://bucket/run", "s3://bucket/run" or
+            "az://container/run". The URL is the mirror of a scratch directory on each
+            machine.
         termination_config: notices to watch, grace period, and exit code or exit
             function. In TensorFlow's own TerminationConfig objects, missing values are
             replaced by the values of the platform. None detects the platform: SIGTERM
@@ -102,11 +103,12 @@ class PreemptionCheckpointHandler:
         best_by: `("val_loss", "min", 3)` also keeps the three commits with the lowest
             ("max": highest) value of a metric of `save(metrics=...)`. With
             `keep_every` or `best_by`, at least the two newest commits stay.
-        mirror_dir: the mirror, "gs://bucket/run" or "s3://bucket/run": a prefix that
-            only this run uses. Each commit is uploaded to the mirror in the background.
-            A start resumes from the mirror unless the directory has a newer commit.
-            With a mirror the workers need not share `checkpoint_dir`. None uses the
-            environment variable TFPREEMPT_MIRROR_DIR, if set.
+        mirror_dir: the mirror, "gs://bucket/run", "s3://bucket/run" or
+            "az://container/run": a prefix that only this run uses. Each commit is
+            uploaded to the mirror in the background. A start resumes from the mirror
+            unless the directory has a newer commit. With a mirror the workers need not
+            share `checkpoint_dir`. None uses the environment variable
+            TFPREEMPT_MIRROR_DIR, if set.
         async_save: whether periodic saves (`save_freq`) are asynchronous: the state is
             copied in memory, and written while training continues. If False, training
             waits for the save, and no memory is needed for a copy. Training also waits

@@ -74,9 +74,9 @@ class PreemptionCallback:
 
     Args:
         checkpoint_dir: directory used by this run only, on storage shared by the
-            workers; or a URL, "gs://bucket/run" or "s3://bucket/run": then every
-            machine writes to a local scratch directory, and the URL is the mirror (see
-            `mirror_dir`).
+            workers; or a URL, "gs://bucket/run", "s3://bucket/run" or
+            "az://container/run": then every machine writes to a local scratch
+            directory, and the URL is the mirror (see `mirror_dir`).
         save_freq: when to commit without a notice: "epoch" (after every epoch), an int
             (a number of batches), a `datetime.timedelta`, or None (on notices only).
             The state at the end of `fit` is always committed.
@@ -95,7 +95,8 @@ class PreemptionCallback:
             ("max": highest) value of a metric of the epoch's logs. With
             `keep_every` or `best_by`, at least the two newest commits stay.
         mirror_dir: URL of the mirror (the copy of the commits in an object store),
-            gs://bucket/run or s3://bucket/run. Commits are uploaded in the background.
+            gs://bucket/run, s3://bucket/run or az://container/run. Commits are uploaded
+            in the background.
             If the mirror has a newer commit than the directory at the start, the fit
             resumes from the mirror. None: the value of the environment variable
             TFPREEMPT_MIRROR_DIR, if set.

@@ -9,11 +9,13 @@ Object stores:
     object_store        ObjectStore: the operations of every store
     open_store          opens the store at a path or URI
     local               store in a directory of the local file system
-    bucket_store        base class of the stores for gs:// and s3://
+    bucket_store        base class of the stores for gs://, s3:// and az://
     gcs                 store for gs://, through the JSON API of Google Cloud Storage
     gcs_client          requests, retries, credentials and errors of gs://
     gcs_transfer        uploads and downloads of gs://, in bounded memory
-    s3                  store for s3://, through the library obstore
+    obstore_store       base class of the stores for s3:// and az://, by obstore
+    s3                  store for s3://
+    azure               store for az://
     prefixed            store of the objects below a folder of another store
     fsspec_store        store in a file system object of fsspec or pyarrow
 

@@ -1,4 +1,4 @@
-"""`BucketStore`: base class of the stores for gs:// and s3://."""
+"""`BucketStore`: base class of the stores for gs://, s3:// and az://."""
 
 from __future__ import annotations
 

@@ -16,9 +16,11 @@ from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectStore
 from tfpreempt.storage.prefixed import PrefixedStore
 
-SCHEMES = ("file", "gs", "s3")
+BUCKET_SCHEMES = ("gs", "s3", "az")
+SCHEMES = ("file", *BUCKET_SCHEMES)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 def local_path(location: str) -> str | None:
@@ -89,8 +91,9 @@ def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> Obje
     """Returns the store at a path or URI; sends no request.
 
     Args:
-        location: a local path, or a URI: file:///path, gs://bucket/prefix or
-            s3://bucket/prefix. With a `filesystem`, a path in the file system.
+        location: a local path, or a URI: file:///path, gs://bucket/prefix,
+            s3://bucket/prefix or az://container/prefix. With a `filesystem`, a path in
+            the file system.
         filesystem: a store of tfpreempt, or a file system object of pyarrow or fsspec.
             None: the location alone determines the kind of store.
 
@@ -114,24 +117,31 @@ def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> Obje
         from tfpreempt.storage.gcs import GcsStore  # the import takes a second
 
         return GcsStore(bucket, prefix)
+    extra = "azure" if scheme == "az" else "s3"
     try:
-        from tfpreempt.storage.s3 import S3Store
+        import obstore  # noqa: F401  (the modules below need this package)
     except ImportError as error:
         raise errors.ConfigurationError(
-            f"{location!r} needs obstore, which is not installed: {to_install('s3')} "
+            f"{location!r} needs obstore, which is not installed: {to_install(extra)} "
             f"({error})."
         ) from error
+    if scheme == "az":
+        from tfpreempt.storage.azure import AzureStore
+
+        return AzureStore(bucket, prefix)
+    from tfpreempt.storage.s3 import S3Store
+
     return S3Store(bucket, prefix)
 
 
 def split(uri: str) -> tuple[str, str, str]:
-    """Returns scheme, bucket and prefix of a gs:// or s3:// URI.
+    """Returns scheme, bucket (or container) and prefix of a gs://, s3:// or az:// URI.
 
     Raises:
         ConfigurationError: the URI has another scheme, or is malformed.
     """
     scheme, _, rest = uri.partition("://")
-    if scheme not in ("gs", "s3"):
+    if scheme not in BUCKET_SCHEMES:
         raise errors.ConfigurationError(
             f"{paths.without_secrets(uri)!r} cannot be opened; expected a local path, "
             f"or a URI that begins with {_schemes()}. For other storage, pass "
@@ -145,6 +155,13 @@ def split(uri: str) -> tuple[str, str, str]:
             "by environment variables."
         )
     bucket, _, prefix = rest.partition("/")
+    if scheme == "az" and not _CONTAINER.fullmatch(bucket):
+        raise errors.ConfigurationError(
+            f"{uri!r} names the container {bucket!r}; expected az://container/prefix. "
+            "The name of a container has 3 to 63 lower-case letters, digits and single "
+            "'-', and begins and ends with a letter or digit. The environment variable "
+            "AZURE_STORAGE_ACCOUNT_NAME names the account."
+        )
     if not _BUCKET.fullmatch(bucket):
         raise errors.ConfigurationError(
             f"{uri!r} names the bucket {bucket!r}; expected {scheme}://bucket/prefix. "

@@ -29,8 +29,8 @@ If the earlier holder writes a `.marking` still later, a third holder ignores th
 `.marking`. So no commit appears without the knowledge of the current holder.
 
 The protocol needs an atomic `put_if_absent`: a precondition on the generation in gs://,
-on the ETag in s3://, a link(2) in a directory. In a store without such a precondition,
-two processes may hold the lease at once.
+on the ETag in s3:// and az://, a link(2) in a directory. In a store without such a
+precondition, two processes may hold the lease at once.
 """
 
 from __future__ import annotations

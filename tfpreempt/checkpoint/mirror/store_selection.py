@@ -40,7 +40,12 @@ from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.fsspec_store import FsspecStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectStore
-from tfpreempt.storage.open_store import check_apart, open_store, split
+from tfpreempt.storage.open_store import (
+    BUCKET_SCHEMES,
+    check_apart,
+    open_store,
+    split,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +54,6 @@ _EXPECTED = ".tfpreempt-mirror"
 # the marker.
 _MAX_BYTES = 1 << 20
 _JOURNAL = "journal"
-_SCHEMES = ("gs", "s3")
 _LEAST_FREE = 16 << 20  # bytes that must be free in a scratch directory
 
 
@@ -68,12 +72,12 @@ def check_url(url: str) -> str:
             f"Got checkpoint_dir={shown!r}; expected a path of this machine without "
             f"file://. Pass {paths.without_secrets(path)!r}."
         )
-    if scheme not in _SCHEMES:
+    if scheme not in BUCKET_SCHEMES:
         raise errors.ConfigurationError(
             f"Got checkpoint_dir={shown!r}, but {scheme}:// is not supported; expected "
-            "a local directory, gs://bucket/run or s3://bucket/run. Mount the storage "
-            "and pass the path, or copy the checkpoints to a supported directory or "
-            "bucket."
+            "a local directory, gs://bucket/run, s3://bucket/run or "
+            "az://container/run. Mount the storage and pass the path, or copy the "
+            "checkpoints to a supported directory or bucket."
         )
     scheme, bucket, prefix = split(url)
     if prefix and (reason := paths.why_unsafe(rest.rstrip("/"))):
@@ -381,14 +385,14 @@ def choose_storage(
     if not isinstance(location, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
             f'mirror_dir is {location!r}; expected a URI such as "gs://bucket/run", '
-            '"s3://bucket/run" or "file:///disk/run"'
+            '"s3://bucket/run", "az://container/run" or "file:///disk/run"'
         )
     if isinstance(location, FsspecStore):
         raise errors.ConfigurationError(
             f"mirror_dir is the file system {location.uri!r}; expected a URI such as "
-            '"gs://bucket/run", s3:// or file://. A file system of fsspec or pyarrow '
-            "does not guarantee that only one of two writers can create a file, so two "
-            "runs could mix their commits. Mount the file system and pass "
+            '"gs://bucket/run", s3://, az:// or file://. A file system of fsspec or '
+            "pyarrow does not guarantee that only one of two writers can create a "
+            "file, so two runs could mix their commits. Mount the file system and pass "
             "file:///path, or copy single checkpoints with tfpreempt.Checkpoint(path, "
             "filesystem)."
         )

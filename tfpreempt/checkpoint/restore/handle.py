@@ -53,8 +53,8 @@ class Checkpoint:
     Args:
         path: directory of a commit, TensorFlow's prefix of a checkpoint (`.../ckpt-5`),
             or a directory with a checkpoint's files. A local path (~ is the home
-            directory), or a URI with file://, gs:// or s3://. With a `filesystem`, a
-            path in the file system.
+            directory), or a URI with file://, gs://, s3:// or az://. With a
+            `filesystem`, a path in the file system.
         filesystem: an object store of tfpreempt, or a file system object of pyarrow or
             fsspec; None: the file system of this machine, or the storage of the URI.
         prefix: argument for `tf.train.Checkpoint.restore`, if already known.

@@ -28,6 +28,7 @@ from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo, plain
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import CheckpointError, TfpreemptError
+from tfpreempt.storage.open_store import BUCKET_SCHEMES
 
 
 @click.command()
@@ -50,10 +51,10 @@ def report(
     """Summarize a run: interruptions, lost work, goodput.
 
     DIR is the checkpoint directory, or the directory of the journal. URI is the mirror
-    (--mirror-dir, gs://, s3:// or file://): its copy of the journal, seconds old, is
-    useful if the machines are unreachable. If the checkpoint directory of the run is
-    a URL, the journal of this machine (in the scratch directory of the URL, or in
-    $TFPREEMPT_JOURNAL_DIR) and the copy are read together. The run may still be
+    (--mirror-dir, gs://, s3://, az:// or file://): its copy of the journal, seconds
+    old, is useful if the machines are unreachable. If the checkpoint directory of the
+    run is a URL, the journal of this machine (in the scratch directory of the URL, or
+    in $TFPREEMPT_JOURNAL_DIR) and the copy are read together. The run may still be
     running. Nothing is changed.
 
     Goodput is the share of all workers' time spent on steps that the run has kept.
@@ -95,7 +96,7 @@ def report(
 
 def _read(location: str, tensorboard: Path | None) -> RunReport:
     found = find_journal(location)
-    if has_journal(found) and location.partition("://")[0] in ("gs", "s3"):
+    if has_journal(found) and location.partition("://")[0] in BUCKET_SCHEMES:
         report = _read_both(location, found)
     elif has_journal(found):
         journals = JournalTailer(found, keeps_all=True)

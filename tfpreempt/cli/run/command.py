@@ -112,8 +112,8 @@ _MAX_IDLE_PREEMPTIONS = 10
 )  # fmt: skip
 @click.option(
     "--mirror-dir", metavar="URI",
-    help="Mirror: gs://bucket/run or s3://bucket/run, to which the workers copy their "
-    "commits. Passed to the workers as TFPREEMPT_MIRROR_DIR.",
+    help="Mirror: gs://bucket/run, s3://bucket/run or az://container/run, to which the "
+    "workers copy their commits. Passed to the workers as TFPREEMPT_MIRROR_DIR.",
 )  # fmt: skip
 @click.option(
     "--log-dir", type=click.Path(path_type=Path),

@@ -1,4 +1,4 @@
-"""S3 that fails, or says nothing."""
+"""S3 and Azure that fail, or say nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import obstore.exceptions
 import pytest
 
 from tests.contracts.storage_places import MotoServer
+from tests.fakes import azure as fake_azure
+from tests.fakes.azure import AzureServer
+from tests.ports import free_ports
 from tfpreempt import errors
-from tfpreempt.storage import checksum, s3
+from tfpreempt.storage import checksum, obstore_store
 from tfpreempt.storage.object_store import summed
 from tfpreempt.storage.open_store import open_store
 
@@ -26,18 +29,26 @@ SMALL = b"a small object"
 LARGE = bytes(range(251)) * (17 * MIB // 251)
 
 
+SERVERS = {"s3": MotoServer, "az": AzureServer}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def scheme(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def server():
-    server = MotoServer()
+def server(scheme):
+    server = SERVERS[scheme]()
     yield server
     server.close()
 
 
 @pytest.fixture
-def store(server, monkeypatch, request):
+def store(server, scheme, monkeypatch, request):
     for name, text in server.environment().items():
         monkeypatch.setenv(name, text)
-    return open_store(f"s3://bucket/{abs(hash(request.node.name))}")
+    return open_store(f"{scheme}://bucket/{abs(hash(request.node.name))}")
 
 
 def put(store, name, data, timeout=60.0):
@@ -91,7 +102,7 @@ def test_a_large_object_goes_up_in_parts_at_a_time(server, store, monkeypatch):
 
 def test_two_large_objects_share_the_streams(server, store, monkeypatch):
     """What is under way is in memory: one that finds no stream free has one more."""
-    monkeypatch.setattr(s3, "_STREAMS", 2)
+    monkeypatch.setattr(obstore_store, "_STREAMS", 2)
     store = open_store(store.uri)
     counted, under_way, most = threading.Lock(), 0, 0
 
@@ -139,7 +150,8 @@ def silent(monkeypatch, server):
         for name, text in server.environment().items():
             monkeypatch.setenv(name, text)
         port = listener.getsockname()[1]
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        for name in ("AWS_ENDPOINT_URL", "AZURITE_BLOB_STORAGE_URL"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
         yield
 
 
@@ -147,8 +159,8 @@ def silent(monkeypatch, server):
 @pytest.mark.parametrize(
     "operation", ["small", "large", "replace", "get", "stat", "folders"]
 )
-def test_a_stall_ends_with_the_time(operation):
-    store = open_store("s3://bucket/run")
+def test_a_stall_ends_with_the_time(operation, scheme):
+    store = open_store(f"{scheme}://bucket/run")
     stalled = {
         "small": lambda: put(store, "x", SMALL, 0.3),
         "large": lambda: put(store, "x", LARGE, 0.3),
@@ -170,59 +182,121 @@ def test_a_caller_with_an_event_loop(store):
     assert asyncio.run(main())
 
 
-def test_an_object_of_others_has_a_checksum_too(server, store):
-    import requests
-
-    key = store.uri.partition("bucket/")[2]
-    requests.put(f"{server.url}/bucket/{key}/x", data=SMALL, timeout=10)
+def test_an_object_of_others_has_a_checksum_too(store):
+    obstore.put(store._store, store._key("x"), SMALL)
     assert store.stat("x").crc32c is None
     assert summed(store, "x").crc32c == checksum.of_bytes(SMALL)
 
 
 def test_damage_is_noticed(store):
     put(store, "x", SMALL)
-    key = store.uri.partition("bucket/")[2] + "/x"
-    attributes = {"tfpreempt-crc32c": "00000000"}
-    obstore.put(store._store, key, SMALL, attributes=attributes)
+    attributes = {store.crc_key: "00000000"}
+    obstore.put(store._store, store._key("x"), SMALL, attributes=attributes)
     with pytest.raises(errors.CheckpointCorruptedError, match="00000000"):
         get(store, "x")
 
 
 @pytest.mark.parametrize("noted", ["zz", "-1", "", "f" * 900, "0x12"])
 def test_a_note_that_is_no_checksum_is_none(store, noted):
-    key = store.uri.partition("bucket/")[2] + "/x"
-    obstore.put(store._store, key, SMALL, attributes={"tfpreempt-crc32c": noted})
+    attributes = {store.crc_key: noted}
+    obstore.put(store._store, store._key("x"), SMALL, attributes=attributes)
     assert store.stat("x").crc32c is None
     assert get(store, "x") == SMALL
 
 
 @pytest.mark.usefixtures("store")
-def test_a_missing_bucket():
-    store = open_store("s3://no-such-bucket/run")
+def test_a_missing_bucket(scheme):
+    store = open_store(f"{scheme}://no-such-bucket/run")
     for each in (lambda: put(store, "x", SMALL), lambda: list(store.list())):
-        with pytest.raises(errors.CheckpointError, match="Create the bucket") as caught:
+        with pytest.raises(errors.CheckpointError, match="Create the ") as caught:
             each()
         assert "<" not in str(caught.value)  # the service answers in XML
-        assert "NoSuchBucket" in str(caught.value)
+        code = {"s3": "NoSuchBucket", "az": "ContainerNotFound"}[scheme]
+        assert code in str(caught.value)
         assert caught.value.is_permanent
 
 
-def test_no_credentials(monkeypatch):
+@pytest.mark.usefixtures("store")
+def test_no_credentials(monkeypatch, scheme):
     """Then the machine's metadata server is asked for a role's."""
     said = "Error performing PUT http://169.254.169.254/latest/api/token in 4ms - 404"
 
     def nobody(store, prefix):
-        raise obstore.exceptions.GenericError(f"Generic S3 error: {said}")
+        raise obstore.exceptions.GenericError(f"Generic error: {said}")
 
     monkeypatch.setattr(obstore, "list_with_delimiter", nobody)
-    store = open_store("s3://bucket/run")
-    with pytest.raises(errors.CheckpointError, match="AWS_ACCESS_KEY_ID") as caught:
+    store = open_store(f"{scheme}://bucket/run")
+    variable = {"s3": "AWS_ACCESS_KEY_ID", "az": "AZURE_STORAGE_ACCOUNT_KEY"}[scheme]
+    with pytest.raises(errors.CheckpointError, match=variable) as caught:
         list(store.folders())
     assert "no credentials were found" in str(caught.value)
     assert caught.value.is_permanent
 
 
-def test_a_refusal_says_what_is_needed(server, store):
+def test_a_refusal_says_what_is_needed(server, scheme, store):
     server.failures = [403]
-    with pytest.raises(errors.SaveError, match="s3:PutObject"):
+    needed = {"s3": "s3:PutObject", "az": "Storage Blob Data Contributor"}[scheme]
+    with pytest.raises(errors.SaveError, match=needed) as caught:
         put(store, "x", SMALL)
+    assert caught.value.is_permanent
+
+
+# --- Azure alone ---------------------------------------------------------------------
+
+azure = pytest.mark.parametrize("scheme", ["az"], indirect=True)
+
+
+@azure
+def test_a_deletion_that_is_refused(server, store, monkeypatch):
+    """The service answers the batch with success, and refuses the one in it."""
+    put(store, "x", SMALL)
+    monkeypatch.setattr(server, "may_delete", False)
+    with pytest.raises(errors.SaveError, match="Data Contributor") as caught:
+        store.delete("x")
+    assert caught.value.is_permanent
+
+
+@azure
+def test_a_wrong_key(server, store, monkeypatch):
+    monkeypatch.setattr(fake_azure, "CODES", {403: "AuthenticationFailed"})
+    server.failures = [403]
+    with pytest.raises(errors.SaveError, match="AZURE_STORAGE_ACCOUNT_KEY") as caught:
+        put(store, "x", SMALL)
+    assert "AuthenticationFailed" in str(caught.value)
+
+
+@azure
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_no_error_quotes_the_signature_of_a_sas(is_reached, server, store, monkeypatch):
+    """A shared access signature is part of each URL, also of a URL that fails."""
+    monkeypatch.setattr(obstore_store, "RETRY_SECONDS", 0.1)
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=2023-11-03&sp=rwdl&sig=SECRET")
+    if not is_reached:
+        (port,) = free_ports(1)
+        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://127.0.0.1:{port}")
+    store = open_store(store.uri)
+    operations = {
+        "put": lambda: put(store, "x", SMALL),
+        "large": lambda: put(store, "x", LARGE),
+        "replace": lambda: store.replace("x", SMALL),
+        "get": lambda: get(store, "x"),
+        "list": lambda: list(store.list()),
+        "folders": lambda: list(store.folders()),
+        "stat": lambda: store.stat("x"),
+        "delete": lambda: store.delete("x"),
+    }
+    for operation in operations.values():
+        server.failures = [403] if is_reached else []
+        with pytest.raises(errors.CheckpointError) as caught:
+            operation()
+        assert "SECRET" not in str(caught.value)
+
+
+@azure
+def test_of_two_uploads_of_one_large_object_the_contents_do_not_mix(store):
+    """Each block has a random id; the list of one upload ends the other's blocks."""
+    contents = [bytes([each]) * (12 * MIB) for each in (1, 2)]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        puts = [pool.submit(put, store, "x", each) for each in contents]
+        concurrent.futures.wait(puts)
+    assert get(store, "x") in contents
