@@ -124,6 +124,10 @@ class DuplicateStateError(TfpreemptError, ValueError):
     """A State with this name is already registered."""
 
 
+class BadStepsError(TfpreemptError, RuntimeError):
+    """A fit has more bad steps than `BadSteps.limit`, or cannot leave a step out."""
+
+
 # --- notices -------------------------------------------------------------------------
 
 

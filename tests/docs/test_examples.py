@@ -42,6 +42,7 @@ RUN_BY = {
     "checkpoints/states.md": "test_checkpoint_pages",
     "checkpoints/without-a-cloud.md": "test_checkpoint_pages",
     "data.md": "test_examples",
+    "fit/bad-steps.md": "test_fit_pages",
     "fit/callbacks.md": "test_fit_pages",
     "fit/data.md": "test_fit_pages",
     "fit/example.md": "test_image_example",

@@ -21,6 +21,7 @@ PAGES = (
     "fit/data.md",
     "fit/callbacks.md",
     "fit/several-fits.md",
+    "fit/bad-steps.md",
     "migrating/backup-and-restore.md",
     "index.md",
 )

@@ -70,6 +70,20 @@ def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
     assert run(tmp_path / "alone", path=path) == undisturbed
 
 
+@pytest.mark.parametrize(
+    ("bad", "epochs"), [(5, 1), pytest.param(0, 2, marks=pytest.mark.thorough)]
+)
+def test_a_bad_step_is_left_out(tmp_path: Path, bad: int, epochs: int) -> None:
+    words, program = (str(bad), str(epochs)), PROGRAMS / "jax_bad_steps.py"
+    for _ in range(epochs):
+        run(tmp_path / "run", *words, code=RESTART, program=program)
+    assert "equal True\n" in run(tmp_path / "run", *words, program=program)
+    found = records(tmp_path / "run", "badstep")
+    assert [(each["epoch"], each["batch"]) for each in found] == [
+        (epoch, bad) for epoch in range(epochs)
+    ]
+
+
 def test_a_restart_loads_compiled_functions(tmp_path: Path) -> None:
     """From the directory, and on an empty disk from the mirror; the result is exact."""
     undisturbed = run(tmp_path / "undisturbed").splitlines()[-1]

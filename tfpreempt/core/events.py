@@ -218,6 +218,30 @@ class DataRefused:
     arguments: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BadStep:
+    """A step of a fit that was bad: the next start may leave the step out.
+
+    Attributes:
+        step: number of completed steps of the process that recorded the event.
+        fit: number of the fit, from 1, among the fits with the checkpoint directory.
+        epoch: number of the epoch, from 0.
+        batch: number of the step's first batch in the epoch, from 0.
+        batches: number of batches of the step.
+        reason: the reason, or the error of a crash; for people.
+        is_crash: whether the step has raised an error. The step is left out only after
+            several crashes.
+    """
+
+    step: int
+    fit: int
+    epoch: int
+    batch: int
+    batches: int
+    reason: str
+    is_crash: bool
+
+
 Event = (
     Notice
     | Decision
@@ -229,4 +253,5 @@ Event = (
     | Fault
     | CacheWrite
     | DataRefused
+    | BadStep
 )

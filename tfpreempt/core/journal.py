@@ -35,7 +35,13 @@ from tfpreempt.core.scratch import is_scratch, is_url, local_directory
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_DURABLE = (events.Commit, events.Exit, events.CacheWrite, events.DataRefused)
+_DURABLE = (
+    events.Commit,
+    events.Exit,
+    events.CacheWrite,
+    events.DataRefused,
+    events.BadStep,
+)
 
 MAX_LINE_BYTES = 1 << 20
 """Bytes of the longest line that is read as a record."""
@@ -208,7 +214,7 @@ class Journal(JsonLines):
         """Appends an event; logs an error of the file, and does not raise the error.
 
         The file is synced to the disk before the method returns for a Commit, Exit,
-        CacheWrite or DataRefused.
+        CacheWrite, DataRefused or BadStep.
         """
         kind = {"event": type(event).__name__.lower()}
         # Not asdict(): a value from a user's source may not be copyable.

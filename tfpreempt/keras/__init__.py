@@ -2,6 +2,7 @@
 
 The names are loaded on first use, so an import of the package imports no Keras.
 
+bad_steps     leaves steps with a bad loss, or with crashes, out of a fit
 backends/     the running `model.fit` of each Keras and backend
 callback      PreemptionCallback, the callback that a program adds to `model.fit`
 callbacks/    the user's callbacks of a fit: saves and restores their state
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING
 from tfpreempt.core.lazy_import import loader
 
 if TYPE_CHECKING:
+    from tfpreempt.keras.bad_steps import BadSteps
     from tfpreempt.keras.callback import PreemptionCallback
     from tfpreempt.keras.multi_worker import enable_multi_worker
 
-__all__ = ["PreemptionCallback", "enable_multi_worker"]
+__all__ = ["BadSteps", "PreemptionCallback", "enable_multi_worker"]
 
 _HOMES = {
+    "BadSteps": "tfpreempt.keras.bad_steps",
     "PreemptionCallback": "tfpreempt.keras.callback",
     "enable_multi_worker": "tfpreempt.keras.multi_worker",
 }

@@ -27,6 +27,7 @@ from tfpreempt.core.arguments import check_timeout
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import local_directory
 from tfpreempt.handler.registration import open_compile_cache
+from tfpreempt.keras.bad_steps import BadSteps
 from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
 from tfpreempt.keras.callbacks.callback_state import capture_files
 from tfpreempt.keras.fit import resume_plan
@@ -109,6 +110,8 @@ class PreemptionCallback:
             create the callback before the model. Every user who can write to the
             directory or to the mirror can then make this program run code. Only for
             Keras on JAX.
+        on_bad_step: steps to leave out of training, such as steps whose loss is NaN;
+            see `BadSteps`. None: no step is left out. Only in one process.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -133,6 +136,7 @@ class PreemptionCallback:
         mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
         compile_cache: bool = False,
+        on_bad_step: BadSteps | None = None,
     ) -> None:
         if isinstance(checkpoint_dir, os.PathLike):
             checkpoint_dir = os.fspath(checkpoint_dir)
@@ -145,6 +149,12 @@ class PreemptionCallback:
             raise errors.ConfigurationError(
                 f"restore is {restore!r}; expected True or False. Only a handler can "
                 'restore in part: PreemptionCheckpointHandler(restore="partial")'
+            )
+        if not (on_bad_step is None or (isinstance(on_bad_step, BadSteps) and restore)):
+            raise errors.ConfigurationError(
+                f"on_bad_step is {on_bad_step!r} with restore={restore}; expected "
+                "None, or tfpreempt.keras.BadSteps(...) with restore=True, because the "
+                "fit returns to the last commit after a bad step"
             )
         every: Any = save_freq
         is_time = isinstance(every, datetime.timedelta) and every.total_seconds() > 0
@@ -166,6 +176,7 @@ class PreemptionCallback:
             ),
             mirror_dir=mirror_dir,
             async_save=async_save,
+            on_bad_step=on_bad_step,
         )
         show_log_lines()
         if compile_cache:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import logging
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
 from tfpreempt.handler.run import NEVER, Run
 from tfpreempt.handler.session import Session
-from tfpreempt.handler.training_end import step_failed
+from tfpreempt.handler.training_end import is_end_of_data, step_failed
+from tfpreempt.keras.bad_steps import BadStepGuard
 from tfpreempt.keras.fit_protocol import Fit
+
+log = logging.getLogger(__name__)
 
 MEASURED = {0: 1, 1: 3}
 """Key: number of steps so far. Value: number of steps after which the wrapper calls the
@@ -31,6 +36,7 @@ class TrainFunctionWrapper:
         slow: function that Keras' call is passed to, instead of the method `run`, if a
             step needs more than a call of the train function (a new iterator, a
             restore, a due save).
+        guard: finds bad steps, and knows the steps to leave out.
 
     Attributes:
         inner: Keras' own train function.
@@ -51,6 +57,7 @@ class TrainFunctionWrapper:
         slow: Callable[[Any], Any],
         *,
         prepare: Callable[[], None],
+        guard: BadStepGuard,
     ) -> None:
         self.inner: Callable[[Any], Any] = fit.as_step(
             "train", fit.model.train_function
@@ -64,6 +71,7 @@ class TrainFunctionWrapper:
         self._step_flag = session.step_flag
         self._run = run
         self._slow, self._prepare = slow, prepare
+        self.guard = guard
         # Number of batches in an epoch, if the last step may be shorter; else None.
         self._limit: int | None = None
         # From these two numbers of the same moment, the current number of batches is
@@ -91,6 +99,7 @@ class TrainFunctionWrapper:
         step_flag.started += 1
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             self._fit.sync()
+            self.guard.check()
             self._session.enter(run, "a callback")
             if run.steps_made == 1:
                 self._prepare()
@@ -100,10 +109,45 @@ class TrainFunctionWrapper:
             self.logs = logs = step(iterator)
         except BaseException as error:
             step_failed(error, self._session)
+            self.guard.failed(error, self.batches)
             raise
         step_flag.busy = False
         step_flag.ends.append(monotonic())
         run.steps_made += 1
+        return logs
+
+    def leave_out(self, iterator: Any) -> Any:
+        """Handles the boundary before a step, and reads the batches of the step without
+        training. The batches count as trained, but not as a step of the run.
+
+        Args:
+            iterator: iterator over the training data.
+
+        Returns:
+            The logs of the step before; empty in the first step of an epoch.
+        """
+        run, batches = self._run, self.batches + self.size
+        logs = (self.logs if self.batches else None) or {}
+        self.run(functools.partial(self._drop, logs), iterator)
+        run.steps_made -= 1
+        self._mark = (run.steps_made, batches)
+        self.stop_at = 0  # the next step is not left out, and may be the first to trace
+        if not run.steps_made:
+            run.stop_at = 0
+        self.guard.is_left_out = True
+        return logs
+
+    def _drop(self, logs: Mapping[str, Any], iterator: Any) -> Any:
+        for count in range(self.size):
+            try:
+                self._fit.pipelines.read(iterator)
+            except Exception as error:
+                if not is_end_of_data(error):  # perhaps the reason to leave it out
+                    log.warning("a batch that is left out cannot be read: %s", error)
+                elif count:
+                    break  # the last step of an epoch may have fewer batches
+                else:
+                    raise
         return logs
 
     # --- how far they have come ------------------------------------------------------
@@ -129,6 +173,7 @@ class TrainFunctionWrapper:
         self.epoch, self.size = epoch, fit.steps_per_execution
         self._limit = fit.steps if fit.cuts_last_step else None
         self._mark = (self._run.steps_made, 0)
+        self.guard.epoch_begins(epoch, self.size)
         self.stop_at = 0  # the next step calls `slow`, which checks for due saves
 
     def stands_at(self, taken: int, batches: int | None = None) -> None:

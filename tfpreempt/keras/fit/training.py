@@ -18,6 +18,7 @@ from tfpreempt.handler import training_end
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.registration import CheckpointOptions, register
 from tfpreempt.handler.run import NEVER
+from tfpreempt.keras.bad_steps import BadStepGuard, BadSteps
 from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.callbacks.callback_list import UserCallbacks
 from tfpreempt.keras.data.position import Position
@@ -59,6 +60,7 @@ class FitOptions(CheckpointOptions):
         TerminationConfig | tf.distribute.experimental.TerminationConfig | None
     )
     peer_timeout: float
+    on_bad_step: BadSteps | None
 
 
 class Training:
@@ -133,6 +135,9 @@ class Training:
                 self.run,
                 self._slow_step,
                 prepare=self._state.prepare,
+                guard=BadStepGuard(
+                    options.on_bad_step, self.fit, self.session, self.run
+                ),
             )
             self._functions = TracedFunctions(
                 self.fit, self._steps, self._state.attributes
@@ -151,6 +156,8 @@ class Training:
             self._others.wrap(
                 on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
             )
+            if self._steps.guard.has_places:
+                self._others.wrap(on_train_batch_begin=self._batch_begins)
             undo.pop_all()
 
     # --- the beginning ---------------------------------------------------------------
@@ -186,6 +193,12 @@ class Training:
             log.log(self._plan.note_level, "%s", self._plan.note)
         if self._saved.fit == self._plan.number and self._saved.made_of.get("varies"):
             self._state.varies = True
+
+        trains = self._phase not in (FitPhase.RESTORE, FitPhase.SKIP)
+        resumes = trains and self._phase is not FitPhase.START
+        self._steps.guard.begin(
+            self._plan.number, self._saved.epoch, self._saved.logs if resumes else {}
+        )
 
         # Prepare the callbacks and the data for the phase.
         held_out = arguments["validation_data"]
@@ -279,12 +292,26 @@ class Training:
         self._steps.epoch_begins(epoch)
         self._data.tracker.epoch_begins()
 
+    def _batch_begins(
+        self, hook: Callable[..., None], batch: int, logs: Any = None
+    ) -> None:
+        """Replaces the CallbackList's `on_train_batch_begin`: calls the original hook,
+        unless the step is left out."""
+        if not self._steps.guard.leaves_out(batch):
+            hook(batch, logs)
+
     def _batch_ends(self, hook: Callable[..., None], batch: int, logs: Any) -> None:
         """Replaces the CallbackList's `on_train_batch_end`.
 
         Calls the original hook, and then handles a `model.stop_training` that a
         callback has set, before Keras reads it.
         """
+        guard = self._steps.guard
+        if guard.is_left_out:
+            guard.is_left_out = False
+            return
+        if guard.is_active and self._phase is FitPhase.TRAINING:
+            guard.add(self._steps.last, logs)
         hook(batch, logs)
         if self.fit.model.stop_training or self._is_stop_held:
             self._hold_stop()
@@ -337,7 +364,13 @@ class Training:
             steps.stands_at(taken=0)
         self._phase = phases.after(self._phase, FitEvent.STEP)
         self._save_if_due()
-        return steps.run(self._functions.train, iterator)
+        return self._step(iterator)
+
+    def _step(self, iterator: Any) -> Any:
+        """Runs the next step, or leaves the step out."""
+        if self._steps.guard.leaves_out(self._steps.batches):
+            return self._steps.leave_out(iterator)
+        return self._steps.run(self._functions.train, iterator)
 
     def _first_step(self, iterator: Any) -> Any:
         """Restores the state, and runs the first step of this process, unless the step
@@ -376,7 +409,7 @@ class Training:
         if logs:
             steps.logs = logs  # a save at the boundary before this step needs the logs
         try:
-            return steps.run(self._functions.train, iterator)
+            return self._step(iterator)
         except Exception as error:
             # If the length of the data is unknown, Keras finds the end of the data only
             # now.
@@ -405,8 +438,10 @@ class Training:
             is_due = every == "epoch" and self._committed not in (None, steps.epoch)
             self._committed = steps.epoch
         if is_due and run.has_moved:
+            steps.guard.check()
             self.session.start_listening(run)
             self.session.saves.try_save(run)
+        left = min(left, steps.guard.steps_until(steps.batches))
         steps.stop_at = run.steps_made + left
 
     # --- the restart -----------------------------------------------------------------
@@ -456,6 +491,7 @@ class Training:
             ConfigurationError: the training data are empty.
         """
         self._check_trained(self._steps.epoch)
+        self._steps.guard.check()
         # In these phases, the restored commit was made during this validation.
         if self._phase is FitPhase.VALIDATION_DUE:
             self._others.wake("on_test_begin")
@@ -490,6 +526,7 @@ class Training:
             ConfigurationError: no batch was trained.
         """
         self._check_trained(epoch)
+        self._steps.guard.check()
         # Restore now, if no validation did: only `validation_begins` calls `_catch_up`
         # earlier.
         if self._phase in phases.REPEATING:
@@ -612,6 +649,7 @@ class Training:
             return moment.shared
         match self._phase:
             case FitPhase.TRAINING:
+                self._steps.guard.check_before_save()
                 return self._state.take_shared(self._progress("train"))
             case FitPhase.TRAINED:
                 return self._state.take_shared(self._progress("complete"))

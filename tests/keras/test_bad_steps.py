@@ -1,0 +1,89 @@
+"""Which steps are bad, and which are left out; without TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfpreempt import errors
+from tfpreempt.core.events import BadStep
+from tfpreempt.core.journal import Journal
+from tfpreempt.keras import BadSteps, PreemptionCallback
+from tfpreempt.keras.bad_steps import BadStepGuard, places, problem
+
+
+@pytest.mark.parametrize(
+    ("before", "trained", "mean", "size", "factor", "why"),
+    [
+        (1.0, 3, math.nan, 1, None, "the loss is nan"),
+        (None, 0, -math.inf, 1, None, "the loss is -inf"),
+        (1.0, 3, 1e9, 1, None, ""),
+        # The mean of four batches is 4, the mean of the first three was 1: 13.
+        (1.0, 3, 4.0, 1, 13.5, ""),
+        (1.0, 3, 4.0, 1, 12.5, "the loss 13 is more than 12.5 times the mean 1 of"),
+        (1.0, 6, 4.0, 2, 12.5, "the loss 13 is more than 12.5 times the mean 1 of"),
+        # Nothing to compare with: the first step of an epoch, or no positive mean.
+        (None, 0, 1e9, 1, 2.0, ""),
+        (1.0, 0, 1e9, 1, 2.0, ""),
+        (-1.0, 3, 1e9, 1, 2.0, ""),
+    ],
+)
+def test_a_step_is_bad(
+    before: float | None,
+    trained: int,
+    mean: float,
+    size: int,
+    factor: float | None,
+    why: str,
+) -> None:
+    found = problem(before, trained, mean, size, factor)
+    assert found.startswith(why) if why else found == ""
+
+
+def record(batch: int, *, is_crash: bool = False) -> BadStep:
+    return BadStep(
+        step=9, fit=1, epoch=0, batch=batch, batches=1, reason="", is_crash=is_crash
+    )
+
+
+def test_a_crash_counts_only_if_repeated(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    for batch, is_crash in ((5, True), (2, True), (7, False), (5, True), (7, False)):
+        journal.record(record(batch, is_crash=is_crash))
+    records = journal.read_earlier(BadStep)
+    assert places(records, 2) == [(1, 0, 5), (1, 0, 7)]
+    assert places(records, 3) == places(records, None) == [(1, 0, 7)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"spike_factor": 1},
+        {"spike_factor": "2"},
+        {"crashes": 1},
+        {"crashes": True},
+        {"limit": 0},
+        {"check_every": None},
+    ],
+)
+def test_a_bad_argument_is_named(given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(errors.ConfigurationError, match=f"^{name} is {value!r}; exp"):
+        BadSteps(**given)
+
+
+@pytest.mark.parametrize("given", [{"on_bad_step": True}, {"restore": False}])
+def test_the_callback_checks_the_argument(given: dict[str, Any]) -> None:
+    with pytest.raises(errors.ConfigurationError, match=r"^on_bad_step is "):
+        PreemptionCallback("ckpt", **{"on_bad_step": BadSteps()} | given)
+
+
+def test_several_workers_are_refused() -> None:
+    session: Any = SimpleNamespace(cluster=SimpleNamespace(num_workers=2))
+    nothing: Any = None
+    with pytest.raises(errors.ConfigurationError, match="in a run of 2 workers"):
+        BadStepGuard(BadSteps(), nothing, session, nothing)

@@ -1,0 +1,217 @@
+"""Bad steps are left out: the result is that of a fit whose data lack the batches."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import (  # noqa: E402
+    BATCH,
+    Machine,
+    X,
+    Y,
+    machine,
+    values,
+)
+from tfpreempt import errors  # noqa: E402
+from tfpreempt.keras import BadSteps  # noqa: E402
+
+EPOCHS = 2
+THOROUGH = pytest.mark.thorough
+ONE_LINE = pytest.mark.parametrize(
+    "line", ["keras", pytest.param("tf_keras", marks=THOROUGH)]
+)
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+def data(bad: int, *, value: float = np.nan, left_out: int = 0) -> Any:
+    """Batches of which one is bad.
+
+    Args:
+        bad: number of the batch.
+        value: target of its samples.
+        left_out: number of batches that the data lack, from the bad batch on.
+    """
+    rows = slice(bad * BATCH, (bad + (left_out or 1)) * BATCH)
+    x, y = X.copy(), Y.copy()
+    y[rows] = value
+    if left_out:
+        x, y = np.delete(x, rows, 0), np.delete(y, rows, 0)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+
+def trained(
+    on: Machine, batches: Any, *, steps: int = 1, epochs: int = EPOCHS, **options: Any
+) -> Any:
+    """All that comes out of a fit; without options, of a fit without our callback."""
+    model = on.model(steps_per_execution=steps)
+    seen: list[str] = []
+    hooks = on.callback(
+        on_train_batch_begin=lambda batch, logs=None: seen.append("begin"),
+        on_train_batch_end=lambda batch, logs=None: seen.append("end"),
+    )
+    ours = on.preemption(**options) if options else False
+    fitted = on.fit(
+        model, hooks, ours=ours, x=batches, y=None, batch_size=None, epochs=epochs
+    )
+    assert seen == ["begin", "end"] * (len(seen) // 2)
+    return [*values(model).values()], fitted.history, fitted.epoch
+
+
+def until_the_end(on: Machine, program: Callable[[], Any], starts: int = 20) -> Any:
+    """Starts a program until it ends; returns its result, and the exit codes."""
+    codes: list[Any] = []
+    for _ in range(starts):
+        on.start()
+        try:
+            return program(), codes
+        except SystemExit as left:
+            codes.append(left.code)
+    raise AssertionError(f"no end after {codes}")
+
+
+@pytest.mark.parametrize(
+    ("line", "bad", "save_freq", "cuts"),
+    [
+        ("keras", 2, 1, []),  # a commit is due before the loss is read
+        ("tf_keras", 0, "epoch", [("end", 1, 3)]),
+        pytest.param("tf_keras", 2, 1, [], marks=THOROUGH),
+        pytest.param("keras", 0, "epoch", [("end", 1, 3)], marks=THOROUGH),
+        pytest.param("keras", 5, 4, [("end", 1, 4)], marks=THOROUGH),
+        pytest.param("tf_keras", 5, 4, [("end", 1, 4)], marks=THOROUGH),
+        pytest.param("keras", 2, None, [], marks=THOROUGH),
+    ],
+)
+def test_the_result_is_that_of_data_without_the_batch(
+    on: Machine, line: str, bad: int, save_freq: Any, cuts: list[Any]
+) -> None:
+    on.start()
+    expected = trained(on, data(bad, left_out=1))
+    on.cuts = [*cuts]
+    fit = functools.partial(
+        trained, on, data(bad), on_bad_step=BadSteps(), save_freq=save_freq
+    )
+    result, codes = until_the_end(on, fit)
+    assert result == expected
+    assert codes == [143] * (EPOCHS + len(cuts))
+    assert on.cuts == []
+
+
+@THOROUGH
+@LINES
+def test_a_step_of_several_batches(on: Machine, line: str) -> None:
+    on.start()
+    expected = trained(on, data(2, left_out=2), steps=2)
+    fit = functools.partial(trained, on, data(2), steps=2, on_bad_step=BadSteps())
+    result, codes = until_the_end(on, fit)
+    assert result == expected
+    assert codes == [143] * EPOCHS
+
+
+@ONE_LINE
+def test_a_spike(on: Machine, line: str) -> None:
+    on.start()
+    expected = trained(on, data(3, left_out=1))
+    options: dict[str, Any] = {"on_bad_step": BadSteps(spike_factor=1000)}
+    fit = functools.partial(trained, on, data(3, value=1e4), **options)
+    result, codes = until_the_end(on, fit)
+    assert result == expected
+    assert codes == [143] * EPOCHS
+
+
+@ONE_LINE
+def test_two_crashes_at_a_step(on: Machine, line: str) -> None:
+    """The batch cannot be read: also not when it is left out."""
+    on.start()
+    expected = trained(on, data(2, left_out=1), epochs=1)
+    checked = data(2).map(lambda x, y: (x, tf.debugging.check_numerics(y, "bad row")))
+    fit = functools.partial(trained, on, checked, epochs=1, on_bad_step=BadSteps())
+    for notes in ([], ["the next start leaves out batch 2 of epoch 0: crash 2"]):
+        on.start()
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            fit()
+        assert getattr(raised.value, "__notes__", []) == notes
+    on.start()
+    assert fit() == expected
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_limit_names_all_steps(on: Machine) -> None:
+    fit = functools.partial(trained, on, data(2), on_bad_step=BadSteps(limit=1))
+    text = r"limit=1 .* batch 2 of epoch 0, batch 2 of epoch 1\. Check"
+    with pytest.raises(errors.BadStepsError, match=text):
+        until_the_end(on, fit)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_new_machine_reads_the_journal_of_the_mirror(on: Machine) -> None:
+    on.start()
+    expected = trained(on, data(2, left_out=1), epochs=1)
+    mirror = f"file://{on.directory}/mirror"
+
+    def fit() -> Any:
+        shutil.rmtree(on.checkpoints, ignore_errors=True)
+        options = {"save_freq": 1, "mirror_dir": mirror}
+        return trained(on, data(2), epochs=1, on_bad_step=BadSteps(), **options)
+
+    result, codes = until_the_end(on, fit)
+    assert result == expected
+    assert codes == [143]
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_step_that_cannot_be_recorded_ends_the_fit(on: Machine) -> None:
+    on.start()
+    model = on.model()
+    journal = on.checkpoints / "journal" / "worker-0.jsonl"
+    opened = on.callback(
+        on_train_batch_end=lambda batch, logs=None: journal.chmod(0o666)
+    )
+    ours = on.preemption(on_bad_step=BadSteps())
+    with pytest.raises(errors.BadStepsError, match="could not be recorded"):
+        on.fit(model, opened, ours=ours, x=data(2), y=None, batch_size=None)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_commit_with_a_bad_loss_is_refused(on: Machine) -> None:
+    on.cuts = [("end", 0, 3)]
+    on.start()
+    with pytest.raises(SystemExit):
+        trained(on, data(2), epochs=1, save_freq=1)
+    on.start()
+    with pytest.raises(errors.BadStepsError, match="so the commit contains a bad step"):
+        trained(on, data(2), epochs=1, on_bad_step=BadSteps())
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_the_loss_must_be_in_the_logs(on: Machine) -> None:
+    on.start()
+    with pytest.raises(errors.ConfigurationError, match="have no 'cost', only"):
+        trained(on, data(2), on_bad_step=BadSteps(loss="cost"))
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_spike_needs_the_train_step_of_keras(on: Machine) -> None:
+    on.start()
+    model = on.model()
+    step = type(model).train_step
+    model.__class__ = type(
+        "Own", (type(model),), {"train_step": lambda self, data: step(self, data)}
+    )
+    ours = on.preemption(on_bad_step=BadSteps(spike_factor=3))
+    with pytest.raises(errors.ConfigurationError, match="its own train_step"):
+        on.fit(model, ours=ours)

@@ -1,0 +1,381 @@
+"""Leaves steps with a bad loss, or with repeated crashes, out of a fit.
+
+The state in memory cannot be taken back to an earlier step. So a bad step is recorded
+in the journal, and the process exits to be restarted: the next start resumes from the
+last commit, reads the batches of the recorded steps, and does not train on them. No
+commit contains a bad step, because the losses are checked before each save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.mirror.journal_mirror import fetch
+from tfpreempt.core.compat import add_note
+from tfpreempt.core.events import BadStep, Outcome
+from tfpreempt.core.journal import Journal
+from tfpreempt.core.record_validation import validate_types
+from tfpreempt.handler.exit import describe
+from tfpreempt.handler.run import NEVER, Run
+from tfpreempt.handler.session import Session
+from tfpreempt.handler.training_end import is_end_of_data
+from tfpreempt.keras.fit_protocol import Fit
+
+log = logging.getLogger(__name__)
+
+_FIELDS = {"fit": "count", "epoch": "count", "batch": "count", "is_crash": "flag"}
+_Place = tuple[int, int, int]  # number of the fit, epoch, first batch of the step
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BadSteps:
+    """The steps that a `PreemptionCallback` leaves out of training.
+
+    A step is bad if its loss is NaN or infinite. After a bad step the process exits
+    with the restart code; the next start resumes from the last commit, and leaves the
+    batches of the step out. docs/fit/bad-steps.md describes the details.
+
+    Args:
+        spike_factor: a step is also bad if its loss is more than this number times the
+            mean loss of the epoch's earlier steps. None: no such check. Only for models
+            with the `train_step` of Keras.
+        crashes: number of starts in which a step has raised an error, after which the
+            step is left out. None: errors are never a reason.
+        limit: maximum number of steps that are left out of a run. One more bad step
+            raises BadStepsError.
+        check_every: number of steps after which the losses are read. Reading a loss
+            waits for the device. Before each save the losses are read too.
+        loss: name of the loss in the logs of the train step.
+
+    Raises:
+        ConfigurationError: an argument is invalid.
+    """
+
+    spike_factor: float | None = None
+    crashes: int | None = 2
+    limit: int = 10
+    check_every: int = 16
+    loss: str = "loss"
+
+    def __post_init__(self) -> None:
+        factor = self.spike_factor
+        is_number = isinstance(factor, int | float) and factor > 1
+        if not (factor is None or is_number):
+            raise errors.ConfigurationError(
+                f"spike_factor is {factor!r}; expected a number above 1, or None"
+            )
+        for name, least in (("crashes", 2), ("limit", 1), ("check_every", 1)):
+            value = getattr(self, name)
+            is_count = type(value) is int and value >= least
+            if not (is_count or (name == "crashes" and value is None)):
+                raise errors.ConfigurationError(
+                    f"{name} is {value!r}; expected an int of {least} or more"
+                    f"{', or None' if name == 'crashes' else ''}"
+                )
+
+
+def problem(
+    before: float | None, trained: int, mean: float, size: int, factor: float | None
+) -> str:
+    """Returns the reason why a step is bad; "" for a good step.
+
+    Args:
+        before: mean loss of the epoch before the step; None if unknown.
+        trained: number of batches of that mean.
+        mean: mean loss of the epoch after the step.
+        size: number of batches of the step.
+        factor: value of `BadSteps.spike_factor`.
+    """
+    if not math.isfinite(mean):
+        return f"the loss is {mean}"
+    if factor is None or before is None or not trained or before <= 0:
+        return ""
+    loss = mean + (mean - before) * trained / size
+    if loss <= factor * before:
+        return ""
+    return (
+        f"the loss {loss:.6g} is more than {factor:g} times the mean {before:.6g} of "
+        "the epoch's earlier steps"
+    )
+
+
+def places(records: Iterable[Mapping[str, Any]], crashes: int | None) -> list[_Place]:
+    """Returns the steps to leave out, in the order in which they were found.
+
+    Args:
+        records: records of the event `BadStep`, oldest first.
+        crashes: value of `BadSteps.crashes`.
+    """
+    counts: dict[_Place, float] = {}
+    for each in records:
+        place = (each["fit"], each["epoch"], each["batch"])
+        counts[place] = counts.get(place, 0) + (1 if each["is_crash"] else NEVER)
+    needed = NEVER if crashes is None else crashes
+    return [place for place, count in counts.items() if count >= needed]
+
+
+def _named(found: Iterable[_Place]) -> str:
+    """Returns steps as text."""
+    return ", ".join(
+        f"batch {batch} of epoch {epoch}{f' of fit {fit}' if fit > 1 else ''}"
+        for fit, epoch, batch in found
+    )
+
+
+class BadStepGuard:
+    """Finds the bad steps of a fit, and knows the steps to leave out. Use on the main
+    thread only.
+
+    Args:
+        options: the argument `on_bad_step`; None: no step is bad.
+        fit: the fit.
+        session: the session of this process.
+        run: the run of the fit.
+
+    Attributes:
+        is_active: whether there are `options`.
+        is_left_out: whether the newest step was left out.
+    """
+
+    def __init__(
+        self, options: BadSteps | None, fit: Fit, session: Session, run: Run
+    ) -> None:
+        self.is_active = options is not None
+        self._options = options or BadSteps(crashes=None)
+        self._session = session
+        self._run = run
+        self.is_left_out = False
+        self._fit_number = self._epoch = 0
+        self._size = 1
+        self._records: list[Mapping[str, Any]] = []
+        self._places: list[_Place] = []
+        self._mean: float | None = None  # mean loss before the first unread loss
+        self._unread: list[tuple[int, Any]] = []  # first batch of a step, mean loss
+        if options is None:
+            return
+        if session.cluster.num_workers > 1:
+            raise errors.ConfigurationError(
+                f"on_bad_step was given in a run of {session.cluster.num_workers} "
+                "workers; expected one process, because the workers do not agree on "
+                "bad steps yet. Leave on_bad_step out, or train in one process"
+            )
+        root = type(fit.model).train_step.__module__.partition(".")[0]
+        if options.spike_factor is not None and root not in ("keras", "tf_keras"):
+            raise errors.ConfigurationError(
+                f"spike_factor is {options.spike_factor!r} for a model with its own "
+                "train_step, whose logs may have another loss than the mean of the "
+                "epoch. Use the train_step of Keras, or leave spike_factor out"
+            )
+
+    def begin(self, number: int, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Reads the bad steps of earlier starts, before training.
+
+        Args:
+            number: number of the fit among the fits with the directory.
+            epoch: number of the first epoch.
+            logs: logs of the restored commit; empty if training starts from scratch.
+
+        Raises:
+            BadStepsError: the loss of the commit is NaN or infinite.
+        """
+        if not self.is_active:
+            return
+        self._fit_number, self._epoch = number, epoch
+        mean = logs.get(self._options.loss)
+        self._mean = None if mean is None else float(mean)
+        if self._mean is not None and not math.isfinite(self._mean):
+            raise errors.BadStepsError(
+                f"The loss in the newest commit of {self._run.directory.path!r} is "
+                f"{self._mean}, so the commit contains a bad step, and on_bad_step "
+                "cannot return to an earlier step. Move the newest commits to another "
+                "directory (`tfpreempt inspect` lists the commits), and start again"
+            )
+        self._records = self._read()
+        self._places = places(self._records, self._options.crashes)
+        if self._places:
+            log.warning(
+                "these batches are left out of training, because earlier starts have "
+                "found bad steps (counted from 0; see %s): %s",
+                self._run.journal.path,
+                _named(self._places),
+            )
+
+    def _read(self) -> list[Mapping[str, Any]]:
+        """Returns the records of earlier starts; with a mirror, also the records of
+        other machines, because the disk of this machine may be new."""
+        journal, mirror = self._run.journal, self._run.directory.mirror
+        found = journal.read_earlier(BadStep)
+        if mirror is not None:
+            # Ignore errors: this process finds the same bad steps again.
+            with (
+                contextlib.suppress(errors.TfpreemptError, OSError),
+                tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as copy,
+            ):
+                fetch(mirror.store, Path(copy), journal.path.parent)
+                for path in Path(copy).iterdir():
+                    path.chmod(0o600)  # `read_earlier` ignores files of other users
+                found = Journal(copy, 0).read_earlier(BadStep)
+        return [each for each in found if validate_types(each, _FIELDS)]
+
+    # --- the steps to leave out ------------------------------------------------------
+
+    @property
+    def has_places(self) -> bool:
+        """Whether a step is to be left out."""
+        return bool(self._places)
+
+    def epoch_begins(self, epoch: int, size: int) -> None:
+        """Begins an epoch.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            size: number of batches of a step.
+        """
+        if epoch != self._epoch:
+            self._mean = None
+        self._epoch, self._size = epoch, size
+        self._unread.clear()
+
+    def _of_epoch(self) -> list[int]:
+        here = self._fit_number, self._epoch
+        return [batch for *place, batch in self._places if tuple(place) == here]
+
+    def leaves_out(self, batch: int) -> bool:
+        """Returns whether the step with this first batch is left out."""
+        return batch in self._of_epoch()
+
+    def steps_until(self, batch: int) -> int:
+        """Returns the number of steps from a batch to the next step to leave out."""
+        later = [(each - batch) // self._size for each in self._of_epoch()]
+        return min((each for each in later if each >= 0), default=NEVER)
+
+    # --- the losses ------------------------------------------------------------------
+
+    def add(self, batch: int, logs: Mapping[str, Any]) -> None:
+        """Handles the end of a step; reads the losses in every `check_every`-th call.
+
+        Args:
+            batch: number of the step's first batch in the epoch.
+            logs: result of the step.
+
+        Raises:
+            ConfigurationError: the logs have no loss.
+        """
+        if self._options.loss not in logs:
+            raise errors.ConfigurationError(
+                f"the logs of the train step have no {self._options.loss!r}, only "
+                f"{', '.join(map(repr, logs)) or 'no values'}. Pass "
+                "BadSteps(loss=...) with the name of the loss"
+            )
+        self._unread.append((batch, logs[self._options.loss]))
+        if len(self._unread) >= self._options.check_every:
+            self.check()
+
+    def find(self) -> tuple[int, str] | None:
+        """Reads the losses; returns the first bad step, with the reason, or None."""
+        while self._unread:
+            batch, value = self._unread[0]
+            mean = float(value)
+            left_out = sum(each < batch for each in self._of_epoch())
+            trained = batch - left_out * self._size
+            factor = self._options.spike_factor
+            if why := problem(self._mean, trained, mean, self._size, factor):
+                return batch, why
+            self._mean = mean
+            self._unread.pop(0)
+        return None
+
+    def check(self) -> None:
+        """Ends the process if a step was bad.
+
+        Raises:
+            SystemExit: a step was bad; the next start leaves the step out.
+            BadStepsError: the limit was reached, or the journal cannot be written.
+        """
+        if (found := self.find()) is None:
+            return
+        batch, why = found
+        self._unread.clear()
+        place = (self._fit_number, self._epoch, batch)
+        if len(self._places) >= self._options.limit:
+            raise errors.BadStepsError(self._limit_text([*self._places, place], why))
+        self._record(batch, why, is_crash=False)
+        # Otherwise each start would find the step again, without end.
+        if place not in places(self._read(), None):
+            raise errors.BadStepsError(
+                f"{why} at {_named([place])}, and the step could not be recorded in "
+                f"the journal {str(self._run.journal.path)!r}; expected a file that "
+                "this user owns, and that no other user can write. Correct the owner, "
+                "the permissions or the space on the disk, and start again"
+            )
+        reason = f"{why} at {_named([place])}; the next start leaves this step out"
+        self._session.exit.leave(Outcome.LOST, reason)
+        raise errors.UsageError(
+            "the exit_fn returned after a bad step; expected that exit_fn ends the "
+            "process, because the state in memory contains the bad step"
+        )
+
+    def check_before_save(self) -> None:
+        """Raises SaveError if a step was bad, for a save without a call of `check`."""
+        if (found := self.find()) is not None:
+            raise errors.SaveError(
+                f"{found[1]} at batch {found[0]} of epoch {self._epoch}, so the state "
+                "is not saved; the older commits are unchanged"
+            )
+
+    def failed(self, error: BaseException, batch: int) -> None:
+        """Records a crash of a step; the caller raises the error.
+
+        A crash in the first step of a process is recorded only if the step has crashed
+        before: the cause may be an error of the program.
+
+        Args:
+            error: error raised by the step.
+            batch: number of the step's first batch in the epoch.
+        """
+        crashes = self._options.crashes
+        if not isinstance(error, Exception) or is_end_of_data(error) or crashes is None:
+            return
+        place = (self._fit_number, self._epoch, batch)
+        before = sum(
+            (each["fit"], each["epoch"], each["batch"]) == place
+            for each in self._records
+        )
+        if before + 1 >= crashes and len(self._places) >= self._options.limit:
+            text = self._limit_text([*self._places, place], "a step has crashed")
+            add_note(error, text)
+        elif before or self._run.steps_made:
+            self._record(batch, describe(error), is_crash=True)
+            if before + 1 >= crashes:
+                named = _named([place])
+                add_note(
+                    error, f"the next start leaves out {named}: crash {before + 1}"
+                )
+
+    def _record(self, batch: int, why: str, *, is_crash: bool) -> None:
+        self._run.record(
+            BadStep(
+                step=self._run.step,
+                fit=self._fit_number,
+                epoch=self._epoch,
+                batch=batch,
+                batches=self._size,
+                reason=why,
+                is_crash=is_crash,
+            )
+        )
+
+    def _limit_text(self, found: Sequence[_Place], why: str) -> str:
+        return (
+            f"{why}, and limit={self._options.limit} steps are left out already. The "
+            f"bad steps, counted from 0: {_named(found)}. Check the data of these "
+            "batches, and the learning rate; or raise limit= of BadSteps"
+        )
