@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 import tfpreempt
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"data", "errors", "keras", "states"}  # public names that are modules
+PACKAGES = {"data", "errors", "keras", "states", "trackers"}  # public modules
 UNPINNED_EXTRAS = {
     *("tensorflow-cpu", "tensorflow-tpu"),  # the same files as tensorflow
     "orbit",  # asks for another TensorFlow than the pinned one

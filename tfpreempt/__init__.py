@@ -19,7 +19,7 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
-    from tfpreempt import data, errors, keras, states
+    from tfpreempt import data, errors, keras, states, trackers
     from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
     from tfpreempt.checkpoint.restore.handle import Checkpoint
     from tfpreempt.checkpoint.state.state import State
@@ -81,6 +81,7 @@ __all__ = [
     "save_all_states",
     "save_state",
     "states",
+    "trackers",
 ]
 
 # Public name -> module with the definition, or the public module.
@@ -115,6 +116,7 @@ _HOMES = {
     "errors": "tfpreempt.errors",
     "keras": "tfpreempt.keras",
     "states": "tfpreempt.states",
+    "trackers": "tfpreempt.trackers",
 }
 
 

@@ -25,7 +25,7 @@ URL = "https://repository.invalid/tfpreempt"
 pytestmark = pytest.mark.slow  # imports mkdocs
 
 # Shown as `tfpreempt.<name>`, or the other name of a room.
-PACKAGES = {"data", "errors", "keras", "states"}  # public names that are modules
+PACKAGES = {"data", "errors", "keras", "states", "trackers"}  # public modules
 OTHERWISE = {
     *(f"states.{name}" for name in ("State", "load_state", "num_restarts")),
     *(f"states.{name}" for name in ("save_all_states", "save_state")),

@@ -8,10 +8,12 @@ reader.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-import runpy
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,9 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
 from tests.multiprocess.harness import RESTART, Cluster, Place, wait_until  # noqa: E402
 
 HERE = Path(__file__).parent
-PROGRAM = str(HERE / "trackers_program.py")
+LOOP = str(HERE / "trackers_program.py")
 FIT = str(HERE / "tracked_fit_program.py")
-RECIPES = Path(__file__).parents[2] / "docs" / "recipes" / "trackers"
-STEPS, EPOCHS = 16, 6
+STEPS, EPOCHS, BATCHES = 16, 6, 10
 Losses = list[tuple[int, float]]
 
 
@@ -35,16 +36,10 @@ def needs(package: str) -> pytest.MarkDecorator:
     )
 
 
-def trained(cluster: Cluster) -> Losses:
-    """What a start trained: each step and its loss."""
-    said = cluster[0].lines("trained")
+def told(cluster: Cluster, word: str) -> Losses:
+    """The steps or epochs that a start has told of, with their losses."""
+    said = cluster[0].lines(word)
     return [(int(step), float.fromhex(loss)) for step, loss in said]
-
-
-def logged(cluster: Cluster) -> Losses:
-    """What a start of a fit logged: each epoch and its loss."""
-    said = cluster[0].lines("logged")
-    return [(int(epoch), float.fromhex(loss)) for epoch, loss in said]
 
 
 def preempt(here: Place, program: str, *argv: object, env: dict[str, str]) -> Cluster:
@@ -73,36 +68,74 @@ def kill(
     return start
 
 
-def train_with_losses(
-    here: Place, file: str, *argv: object, env: dict[str, str]
-) -> Losses:
-    """Trains in three starts, the first two of which are cut off; each step's loss."""
-    first = preempt(here, PROGRAM, file, 6, *argv, env=env)
-    second = kill(here, PROGRAM, file, 11, *argv, commit=8, env=env)
-    third = here.start(PROGRAM, file, STEPS, *argv, env=env)
+def train(here: Place, *argv: object, env: dict[str, str]) -> Losses:
+    """Trains the loop in three starts, two of which are cut off; each step's loss."""
+    first = preempt(here, LOOP, 6, *argv, env=env)
+    second = kill(here, LOOP, 11, *argv, commit=8, env=env)
+    third = here.start(LOOP, STEPS, *argv, env=env)
     third.expect(0)
-    preempted, killed, last = map(trained, (first, second, third))
-    again = [step for step, _ in last if step <= killed[-1][0]]
-    assert again == [8, 9, 10]
+    preempted, killed, last = (told(each, "trained") for each in (first, second, third))
+    assert [step for step, _ in last if step <= killed[-1][0]] == [9, 10, 11]
     assert last[:3] == killed[-3:]  # the same numbers, bit for bit
     return preempted + killed + last[3:]
 
 
-@needs("tensorboard")
-def test_tensorboard_shows_each_step_once(here: Place) -> None:
+def fit(here: Place, *argv: object, env: dict[str, str]) -> Losses:
+    """The same for the fit, whose epochs have ten steps: commits at the notice, and at
+    step 25; the loss by the step at the end of the epoch."""
+    first = preempt(here, FIT, 0, *argv, env=env)
+    second = kill(here, FIT, 3, *argv, commit=25, env=env)
+    third = here.start(FIT, EPOCHS, *argv, env=env)
+    third.expect(0)
+    preempted, killed, last = (told(each, "logged") for each in (first, second, third))
+    assert last[0] == killed[-1]  # epoch 2 ended after the commit
+    losses = preempted + killed + last[1:]
+    assert [epoch for epoch, _ in losses] == list(range(EPOCHS))
+    return [(BATCHES * (epoch + 1), loss) for epoch, loss in losses]
+
+
+PROGRAMS = pytest.mark.parametrize("run", [train, fit])
+
+
+def scalars(folder: Path) -> dict[str, Losses]:
+    """What TensorBoard's reader finds, by tag."""
     from tensorboard.backend.event_processing.event_accumulator import (
         EventAccumulator,
     )
-    from tensorboard.util.tensor_util import make_ndarray
 
-    logs = here.path / "logs"
-    losses = train_with_losses(here, "with_tensorboard.py", logs, env={})
-    [folder] = logs.iterdir()
-    everything = {"tensors": 0}  # it shows ten of them by default
-    found = EventAccumulator(str(folder), everything).Reload().Tensors("loss")
-    assert [each.step for each in found] == list(range(STEPS))
-    shown = [float(make_ndarray(each.tensor_proto)) for each in found]
-    assert list(zip(range(STEPS), shown, strict=True)) == losses
+    found = EventAccumulator(str(folder), {"scalars": 0}).Reload()
+    return {
+        tag: [(each.step, each.value) for each in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
+
+
+def check_tensorboard(here: Place, run: Callable[..., Losses]) -> None:
+    """Trains, and checks the one folder, which has a file for each start."""
+    losses = run(
+        here, "tensorboard", here.path / "logs", env={"KERAS_BACKEND": here.framework}
+    )
+    [folder] = (here.path / "logs").iterdir()
+    assert len(list(folder.iterdir())) == 3
+    found = scalars(folder)
+    assert found["loss"] == [(step, pytest.approx(loss)) for step, loss in losses]
+    [(last, goodput)] = found["tfpreempt/goodput"]
+    assert last == losses[-1][0]
+    assert 0 < goodput < 1
+
+
+@needs("tensorboard")
+@PROGRAMS
+def test_tensorboard_has_each_step_once(
+    here: Place, run: Callable[..., Losses]
+) -> None:
+    check_tensorboard(here, run)
+
+
+@needs("tensorboard")
+@pytest.mark.parametrize("framework", ["jax"])
+def test_tensorboard_has_each_epoch_of_a_fit_on_jax_once(here: Place) -> None:
+    check_tensorboard(here, fit)
 
 
 def write_events(folder: Path, tag: str, steps: range) -> None:
@@ -158,62 +191,61 @@ def test_tensorboard_shows_a_step_that_is_written_twice_once(tmp_path: Path) -> 
 
 
 @needs("wandb")
-def test_wandb_has_each_step_once(here: Place) -> None:
+@PROGRAMS
+def test_wandb_has_each_step_once(here: Place, run: Callable[..., Losses]) -> None:
     env = {
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(here.path),
         "WANDB_SILENT": "true",
         "WANDB_ERROR_REPORTING": "false",
     }
-    losses = train_with_losses(here, "with_wandb.py", env=env)
-    folders = list(here.path.glob("wandb/offline-run-*"))
-    [run_id] = {folder.name.split("-")[-1] for folder in folders}
+    losses = run(here, "wandb", env=env)
+    folders = sorted(here.path.glob("wandb/offline-run-*"))
     assert len(folders) == 3
-    read = runpy.run_path(str(RECIPES / "offline_runs.py"))["steps"]
-    assert read(here.path / "wandb", run_id) == [step for step, _ in losses]
+    assert len({folder.name.split("-", 3)[-1] for folder in folders}) == 1
+    rows = [row for each in folders for row in history(next(each.glob("*.wandb")))]
+    assert [(row["_step"], row["loss"]) for row in rows] == losses
+    assert 0 < rows[-1]["tfpreempt/goodput"] < 1
 
 
-@pytest.fixture
-def mlflow_runs(here: Place, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the environment of a program has, so that it logs into a folder."""
-    found = {
+def history(file: Path) -> list[dict[str, Any]]:
+    """The rows in a file of W&B's offline mode."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    from tfpreempt.trackers import _records
+
+    rows = []
+    for record in map(Record.FromString, _records(file.read_bytes())):
+        if record.HasField("history"):
+            items = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            rows.append({"_step": record.history.step.num} | items)
+    return rows
+
+
+@needs("mlflow")
+@PROGRAMS
+def test_mlflow_has_each_step_once(
+    here: Place, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Losses]
+) -> None:
+    env = {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_TRACKING_URI": (here.path / "runs").as_uri(),
     }
-    for name, value in found.items():
+    for name, value in env.items():
         monkeypatch.setenv(name, value)
-    return found
-
-
-def the_run() -> tuple[str, Losses]:
-    """The one run that MLflow has: its status, and each loss that it has of it."""
+    losses = run(here, "mlflow", env=env)
     import mlflow
 
     client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    [run] = client.search_runs(["0"])
-    history = client.get_metric_history(run.info.run_id, "loss")
-    return run.info.status, [(each.step, each.value) for each in history]
-
-
-@needs("mlflow")
-def test_mlflow_has_each_step_once(here: Place, mlflow_runs: dict[str, str]) -> None:
-    losses = train_with_losses(here, "with_mlflow.py", env=mlflow_runs)
-    assert the_run() == ("FINISHED", losses)
-
-
-@needs("mlflow")
-def test_mlflow_has_each_epoch_of_a_fit_once(
-    here: Place, mlflow_runs: dict[str, str]
-) -> None:
-    """Of ten steps each: commits are at step 25 and 50, and at the notice."""
-    env = mlflow_runs | {"TFPREEMPT_CHECKPOINT_DIR": str(here.checkpoints)}
-    first = preempt(here, FIT, 0, env=env)
-    second = kill(here, FIT, 3, commit=25, env=env)
-    third = here.start(FIT, EPOCHS, env=env)
-    third.expect(0)
-    said = [logged(each) for each in (first, second, third)]
-    assert all(said)
-    once = [*said[0], *said[1], *said[2]]
-    assert [epoch for epoch, _ in once] == list(range(EPOCHS))
-    assert the_run() == ("FINISHED", once)
+    [found] = client.search_runs(["0"])
+    assert found.info.status == "FINISHED"
+    assert len(found.data.params) == 1
+    metrics = client.get_metric_history(found.info.run_id, "loss")
+    assert [(each.step, each.value) for each in metrics] == losses
+    [goodput] = client.get_metric_history(found.info.run_id, "tfpreempt/goodput")
+    assert goodput.step == losses[-1][0]
+    assert 0 < goodput.value < 1

@@ -14,5 +14,5 @@ storage_identity  checks that the directory's path still leads to the same stora
 user_metadata     metadata that users attach to a checkpoint, beside the manifest
 
 Imported by checkpoint/lease, checkpoint/mirror, checkpoint/restore, checkpoint/state,
-checkpoint/tensors, cli, handler, jax, keras, states.
+checkpoint/tensors, cli, handler, jax, keras, states, tfpreempt.
 """

@@ -6,5 +6,5 @@ records    parses and validates the records of a journal
 tail       reads the files of a journal directory, once or as they grow
 
 Imported by cli/demo, cli/doctor, cli/inspect, cli/probe, cli/report, cli/run,
-cli/status.
+cli/status, tfpreempt.
 """
