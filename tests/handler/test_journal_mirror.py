@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -301,6 +302,20 @@ def test_a_crash_before_the_small_files_are_deleted_doubles_no_record(
     machine(tmp_path, store, MOST_SMALL).join_small()
     assert count(store) == 1
     assert errors_in(store, tmp_path / "after") == told
+
+
+def test_a_store_that_refuses_to_delete_gets_one_more_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FaultyObjectStore()
+    monkeypatch.setattr(store, "delete", lambda *_, **__: 1 / 0)
+    for number in range(2 * MOST_SMALL):
+        mirror = machine(tmp_path, store, number)
+        with contextlib.suppress(ZeroDivisionError):
+            mirror.join_small()
+        mirror.put_within(LIMIT)
+    assert count(store) == 2 * MOST_SMALL + 1
+    assert errors_in(store, tmp_path / "all") == EACH[: 4 * MOST_SMALL]
 
 
 def test_a_machine_that_lost_the_run_and_comes_back_loses_no_record(

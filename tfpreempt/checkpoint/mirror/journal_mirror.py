@@ -23,7 +23,9 @@ import os
 import re
 import threading
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 from tfpreempt import errors
 from tfpreempt.core.journal import SEGMENT, SEGMENT_BYTES, open_file, parse_record
@@ -43,6 +45,8 @@ _NAME = re.compile(
 _MOST_BYTES = 64 << 20  # largest size of one file
 _MOST_READ = 256 << 20  # bytes of all files that `fetch` reads
 _MOST_FILES = 10_000
+_Files: TypeAlias = dict[bytes, bytes]  # texts of files, by their first lines
+
 MOST_SMALL = 16
 """Number of objects below SEGMENT_BYTES from which on they are joined."""
 
@@ -151,40 +155,50 @@ class JournalMirror:
             if name not in own and (match := _NAME.fullmatch(name)):
                 names[match["of"]].append(name)
         for of, mine in names.items():
-            found = _Texts()
-            small = []
-            for name in mine if len(mine) >= MOST_SMALL else ():
-                if self._thread.stop_event.is_set():
-                    return
-                stat = self._store.stat(name, timeout=_SECONDS)
-                if stat is not None and stat.size < SEGMENT_BYTES:
-                    small.append(name)
-                    found.add(_read(self._store, name, stat.size))
-            if len(small) >= MOST_SMALL:
-                whole = b"\n".join(found.in_order())
-                name = _name(of, whole)
-                self._store.replace(name, whole, timeout=_SECONDS)
-                for each in {*small} - {name}:
-                    self._store.delete(each, timeout=_SECONDS)
+            if len(mine) >= MOST_SMALL:
+                self._join(of, mine)
+
+    def _join(self, of: str, names: Iterable[str]) -> None:
+        """Joins those of a worker's or a supervisor's objects that are small."""
+        small: dict[str, _Files] = {}
+        for name in names:
+            if self._thread.stop_event.is_set():
+                return
+            stat = self._store.stat(name, timeout=_SECONDS)
+            if stat is not None and stat.size < SEGMENT_BYTES:
+                small[name] = _files_in(_read(self._store, name, stat.size))
+        # Left by a crash, or by a store that refuses to delete. In the second case do
+        # not join again: each start would add an object.
+        for name in sorted(small, key=lambda each: len(small[each])):
+            others = _merged(each for other, each in small.items() if other != name)
+            if _merged([others, small[name]]) == others:
+                self._store.delete(name, timeout=_SECONDS)
+                del small[name]
+        if len(small) >= MOST_SMALL:
+            whole = b"\n".join(_in_order(_merged(small.values())))
+            self._store.replace(_name(of, whole), whole, timeout=_SECONDS)
+            for name in small:
+                self._store.delete(name, timeout=_SECONDS)
 
 
-class _Texts:
-    """The files of a worker's or a supervisor's journal, from objects of the mirror."""
+def _files_in(text: bytes) -> _Files:
+    """Returns the files of an object, by their first lines; each has a line end."""
+    files = (each.strip(b"\n") for each in text.split(b"\n\n"))
+    return {each.partition(b"\n")[0]: each + b"\n" for each in files if each}
 
-    def __init__(self) -> None:
-        self._by_first_line: dict[bytes, bytes] = {}
 
-    def add(self, text: bytes) -> None:
-        """Adds the files of an object; of the copies of a file, the longest counts."""
-        for each in text.split(b"\n\n"):
-            if lines := each.strip(b"\n"):
-                first = lines.partition(b"\n")[0]
-                known = self._by_first_line.get(first, b"")
-                self._by_first_line[first] = max(known, lines + b"\n", key=len)
+def _merged(objects: Iterable[_Files]) -> _Files:
+    """Returns the files of several objects; of the copies of a file, the longest."""
+    found: _Files = {}
+    for each in objects:
+        for first, text in each.items():
+            found[first] = max(found.get(first, b""), text, key=len)
+    return found
 
-    def in_order(self) -> list[bytes]:
-        """Returns the files, oldest first, each with a line end."""
-        return sorted(self._by_first_line.values(), key=_began)
+
+def _in_order(files: _Files) -> list[bytes]:
+    """Returns the texts of files, oldest first."""
+    return sorted(files.values(), key=_began)
 
 
 def _name(of: str, marked: bytes) -> str:
@@ -223,18 +237,19 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
         found = _download(store)
     for path in () if local is None else sorted(local.glob("*.jsonl")):
         with open(open_file(path, os.O_RDONLY), "rb") as file:
-            found[path.stem.partition(".")[0]].add(file.read(_MOST_BYTES))
-    for stem, texts in found.items():
-        (target / f"{stem}.jsonl").write_bytes(b"".join(texts.in_order()))
+            stem, text = path.stem.partition(".")[0], file.read(_MOST_BYTES)
+        found[stem] = _merged([found.get(stem, {}), _files_in(text)])
+    for stem, files in found.items():
+        (target / f"{stem}.jsonl").write_bytes(b"".join(_in_order(files)))
 
 
-def _download(store: ObjectStore) -> dict[str, _Texts]:
+def _download(store: ObjectStore) -> dict[str, _Files]:
     """Returns the journals of a store, by worker or supervisor.
 
     Raises:
         ObjectNotFoundError: an object was deleted meanwhile.
     """
-    found: dict[str, _Texts] = defaultdict(_Texts)
+    found: dict[str, _Files] = {}
     left = _MOST_READ
     for count, name in enumerate(store.list(f"{FOLDER}/")):
         if (match := _NAME.fullmatch(name)) is None:
@@ -248,7 +263,8 @@ def _download(store: ObjectStore) -> dict[str, _Texts]:
                 f"The journals in {store.uri}/{FOLDER} are too large for a run: {name} "
                 f"has {stat.size} bytes. Find the program that wrote this object."
             )
-        found[match["of"]].add(_read(store, name, stat.size))
+        files = _files_in(_read(store, name, stat.size))
+        found[match["of"]] = _merged([found.get(match["of"], {}), files])
     return found
 
 
