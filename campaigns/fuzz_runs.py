@@ -113,6 +113,10 @@ NOW = WorkerStatus(
     step=7,
     steps_per_second=2.5,
     stepped_at=WALL,
+    step_seconds=0.4,
+    step_deviation=0.1,
+    own_seconds=0.2,
+    cpu_seconds=1.5,
     noticed_at=WALL,
     deadline=WALL + 30.0,
     upload=MirrorStatus(uri="gs://b/r", latest_step=7, uploading=7, total_bytes=900),
@@ -140,7 +144,10 @@ def is_drawn(data: bytes) -> bool:
 
 def look(place: Path, *, draws: bool) -> None:
     """What a run is at, in all the ways that it is shown."""
-    status = read_status(JournalTailer(place), WALL + 30.0)
+    journals = JournalTailer(place, keeps_all=True)
+    status = read_status(journals, WALL + 30.0)
+    report = build_report(journals.workers, journals.supervisors)
+    status = dataclasses.replace(status, report=report)
     assert status.is_fine in (True, False)
     if draws:
         short = dataclasses.replace(status, workers=status.workers[:ROWS])

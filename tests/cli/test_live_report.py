@@ -271,6 +271,7 @@ def test_threads_in_parallel_are_compared_by_elapsed_time(tmp_path: Path) -> Non
     [
         pytest.param([FAST, FAST, FAST], id="equal workers"),
         pytest.param([FAST], id="one worker"),
+        pytest.param([FAST, (1e-300, 1e10, 1e10, 1e10)], id="no times of a worker"),
         pytest.param([FAST, (1.3, 0.1, 0.3, 0.6), FAST], id="8 percent"),
         # The evaluation is in the mean of one worker, and not yet in that of the other.
         pytest.param([FAST, (2.6, 5.0, 0.4, 1.0), FAST], id="an evaluation"),

@@ -59,7 +59,6 @@ def serving() -> Iterator[dict[str, str]]:
             }
         finally:
             process.terminate()
-            process.communicate(timeout=30)  # reads its last lines
 
 
 def _create_container(url: str) -> None:

@@ -259,7 +259,7 @@ class Loop(threading.Event):
     ) -> None:
         super().__init__()
         self.clock, self.step, self.own = FakeClock(), step, own
-        self.measured = OwnTime(self.clock)
+        self.measured = OwnTime(self.clock, "tensorflow")
         self.program, self.wait_in = frame_of("train"), frame_of("tensorflow.execute")
         monkeypatch.setattr(sys, "_current_frames", self.frames)
 
@@ -327,10 +327,18 @@ class TestOwnTime:
             own = loop.own_seconds()
         assert own == pytest.approx(0.1)
 
+    def test_no_own_time_is_counted_on_jax(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A call of a compiled function waits in the frame of the program."""
+        loop = Loop(monkeypatch, 0.1, own=0.1)
+        loop.measured = OwnTime(loop.clock, "jax")
+        assert [loop.own_seconds() for _ in range(60)][-1] == 0.0
+
     def test_the_end_is_not_waited_for(self) -> None:
         stop = threading.Event()
         stop.set()
-        assert OwnTime(FakeClock()).sample(stop, 1.0)
+        assert OwnTime(FakeClock(), "tensorflow").sample(stop, 1.0)
 
     def test_the_mean_and_the_deviation_of_the_newest_steps(self) -> None:
         status = Worker(Path()).says

@@ -327,8 +327,9 @@ class Run:
                     framework.keep(run.directory.path, run.directory.mirror)
             return with_step_times(run._now(doing()), ends)
 
-        path = status_path(self.journal.path.parent, self.directory.cluster.worker)
-        self._status = StatusWriter(path, self.directory.clock, look)
+        cluster, clock = self.directory.cluster, self.directory.clock
+        path = status_path(self.journal.path.parent, cluster.worker)
+        self._status = StatusWriter(path, clock, look, cluster.framework)
 
     def clear_caches(self, *, is_all_restored: bool) -> None:
         """Deletes unfinished files of `Dataset.cache(path)` of earlier processes.

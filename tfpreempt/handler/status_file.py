@@ -43,7 +43,7 @@ _SAMPLES = 20  # samples of the main thread between two samples of the status
 # Time constant of the means: fewer samples are too few to compare workers.
 _MEMORY_SECONDS, _MEMORY_STEPS = 15.0, 25
 _ENOUGH = 0.6  # share of the time constant that the first samples must reach
-_FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "jax")
+_FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
 _READS_INPUT = ".gen_dataset_ops"  # module of TensorFlow that waits for the input
 _MOST_BYTES = 1 << 16  # read limit of a status file
 _KINDS = {
@@ -186,11 +186,9 @@ class StepRate:
 
 
 def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStatus:
-    """Returns a status with the mean and the standard deviation of the step times.
+    """Returns a status with the step times between the given ends of steps.
 
-    Args:
-        status: the status.
-        ends: ends of the newest steps, in monotonic seconds; may grow during the call.
+    The ends are in monotonic seconds; other threads may add ends during the call.
     """
     steps = [later - before for before, later in itertools.pairwise(tuple(ends))]
     if not steps:
@@ -203,17 +201,19 @@ def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStat
 class OwnTime:
     """Measures the time of a step in which a worker does not wait for other workers.
 
-    In a synchronous step, fast workers wait for the slowest worker inside of TensorFlow
-    or JAX, so all steps take equally long. But the main thread of a slow worker is
-    outside of the framework more often, if its Python code or its input is slow. If its
-    CPU computes slowly, the worker needs more CPU time. Steps cost nothing more.
+    In a synchronous step, fast workers wait for the slowest worker inside of
+    TensorFlow, so all steps take equally long. But the main thread of a slow worker is
+    outside of TensorFlow more often, if its Python code or its input is slow. If its
+    CPU computes slowly, the worker needs more CPU time.
 
     Args:
         clock: time source.
+        framework: name of the framework. JAX waits in the call of a compiled function,
+            which has no frame, so no own time is counted.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, framework: str) -> None:
+        self._clock, self._sees_waits = clock, framework != "jax"
         self._memory = math.inf  # time constant of the sums, in seconds
         # Sums of seconds, in which older seconds have less weight.
         self._total = self._own = self._cpu = 0.0
@@ -228,7 +228,8 @@ class OwnTime:
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             name = "" if frame is None else str(frame.f_globals.get("__name__"))
             is_waiting = name.partition(".")[0] in _FRAMEWORKS
-            own += not is_waiting or name.endswith(_READS_INPUT)
+            if self._sees_waits and (not is_waiting or name.endswith(_READS_INPUT)):
+                own += 1
         seconds = self._clock.monotonic() - began
         self._memory = max(_MEMORY_SECONDS, _MEMORY_STEPS * step_seconds)
         keep = math.exp(-seconds / self._memory)
@@ -258,12 +259,18 @@ class StatusWriter:
         clock: time source for the steps per second.
         look: function that returns the current status, without the rate; None if the
             run no longer exists. Called on the thread.
+        framework: name of the framework that connects the workers.
     """
 
     def __init__(
-        self, path: Path, clock: Clock, look: Callable[[], WorkerStatus | None]
+        self,
+        path: Path,
+        clock: Clock,
+        look: Callable[[], WorkerStatus | None],
+        framework: str = "tensorflow",
     ) -> None:
         self._path = path
+        self._own = OwnTime(clock, framework)
         self._clock = clock
         self._look = look
         self._is_made = False
@@ -290,10 +297,10 @@ class StatusWriter:
             self._write(dataclasses.replace(last, upload=upload))
 
     def _run(self) -> None:
-        rate, own, reported, due = StepRate(), OwnTime(self._clock), None, -math.inf
+        rate, reported, due = StepRate(), None, -math.inf
         while (now := self._look()) is not None:
             seconds = self._clock.monotonic()
-            own_seconds, cpu_seconds = own.of_step(now.step_seconds)
+            own_seconds, cpu_seconds = self._own.of_step(now.step_seconds)
             now = dataclasses.replace(
                 now,
                 steps_per_second=rate.see(seconds, now.step),
@@ -308,7 +315,7 @@ class StatusWriter:
             stop, step = self._thread.stop_event, now.step_seconds
             is_compared = now.num_workers > 1 and now.doing is WorkerActivity.TRAINING
             if is_compared and step is not None:
-                if own.sample(stop, step):
+                if self._own.sample(stop, step):
                     return
             elif stop.wait(_LOOKS_EVERY):
                 return

@@ -9,5 +9,5 @@ run_report     builds the report: interruptions, commits, restores, metrics
 scalars        reads curves from TensorBoard's event files
 view           formats the report: tables for people, an object for programs
 
-Imported by cli/status, tfpreempt.
+Imported by cli/run, cli/status, tfpreempt.
 """

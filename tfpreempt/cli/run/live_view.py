@@ -10,11 +10,12 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.report.run_report import RunReport, build_report
 from tfpreempt.cli.run.console import StatusLine
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.reporter import Reporter
@@ -42,7 +43,7 @@ class WholeRun:
     kept steps become lost steps. The computation takes at most 1 % of the time.
 
     Args:
-        journals: journals of all workers and supervisors.
+        journals: journals of all workers; without all records, there is no report.
         clock: time source.
         on_slow: function called once for every slow worker and machine, with the index
             of the worker, the name of the machine, and the slowdown.
@@ -56,9 +57,14 @@ class WholeRun:
     ) -> None:
         self._journals, self._clock, self._on_slow = journals, clock, on_slow
         self._lock = threading.Lock()
-        self._status = RunStatus(at=0.0, workers=())
-        self._due = -math.inf
         self._named: set[tuple[int, str | None]] = set()
+        self._slowdowns: Mapping[int, float] = {}
+        self._report: RunReport | None = None
+        self.expire()
+
+    def expire(self) -> None:
+        """Makes the next call of `add_to` read all records written so far."""
+        self._due = self._report_due = -math.inf
 
     def add_to(self, status: RunStatus) -> RunStatus:
         """Adds the newest report and slowdowns to a state. Any thread may call.
@@ -66,23 +72,30 @@ class WholeRun:
         Raises:
             OSError: the directory of the journals cannot be read.
         """
-        with self._lock:
-            began = self._clock.monotonic()
-            if began >= self._due:
-                self._status = read_status(self._journals, self._clock.wall())
-                for each in self._status.workers:
-                    named, slow = (each.worker, each.host), self._status.slow
-                    if each.worker in slow and named not in self._named:
-                        self._named.add(named)
-                        self._on_slow(*named, slow[each.worker])
-                took = self._clock.monotonic() - began
-                self._due = began + max(_REPORTS_EVERY, _SHARE * took)
-            report, slowdowns = self._status.report, self._status.slowdowns
-        return dataclasses.replace(status, report=report, slowdowns=slowdowns)
+        if self._lock.acquire(blocking=False):  # else another thread reads
+            try:
+                self._read(self._clock.monotonic())
+            finally:
+                self._lock.release()
+        return dataclasses.replace(
+            status, report=self._report, slowdowns=self._slowdowns
+        )
 
-    def expire(self) -> None:
-        """Makes the next call of `add_to` read all records written so far."""
-        self._due = -math.inf
+    def _read(self, now: float) -> None:
+        journals = self._journals
+        if now >= self._due:
+            self._due = now + _REPORTS_EVERY
+            status = read_status(journals, self._clock.wall())
+            self._slowdowns = status.slowdowns
+            for each in status.workers:
+                named, slow = (each.worker, each.host), status.slow
+                if each.worker in slow and named not in self._named:
+                    self._named.add(named)
+                    self._on_slow(*named, slow[each.worker])
+        if journals.keeps_all and now >= self._report_due:
+            self._report = build_report(journals.workers, journals.supervisors)
+            took = self._clock.monotonic() - now
+            self._report_due = now + max(_REPORTS_EVERY, _SHARE * took)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -9,6 +10,7 @@ import click
 
 from tfpreempt.cli.journals.locate import find_journal, hint
 from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.report.run_report import build_report
 from tfpreempt.cli.status.read_status import read_status_now
 from tfpreempt.cli.status.text import table, to_json
 from tfpreempt.cli.tables import Console
@@ -63,6 +65,8 @@ def status(location: str, as_json: bool) -> None:
     try:
         journals = JournalTailer(find_journal(location), keeps_all=True)
         found = read_status_now(journals)
+        report = build_report(journals.workers, journals.supervisors)
+        found = dataclasses.replace(found, report=report)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:

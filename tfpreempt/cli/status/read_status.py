@@ -7,7 +7,6 @@ import threading
 
 from tfpreempt.cli.journals.locate import commits_in
 from tfpreempt.cli.journals.tail import JournalTailer
-from tfpreempt.cli.report.run_report import build_report
 from tfpreempt.cli.status.run_status import (
     ReportedState,
     RunStatus,
@@ -28,8 +27,6 @@ _CLOCKS_DIFFER = 600.0
 def read_status(journals: JournalTailer, at: float) -> RunStatus:
     """Reads new records, and returns the state of the run. Any thread may call.
 
-    If the journals keep all records, the state includes the report of the run.
-
     Args:
         journals: journals of the run.
         at: current time in seconds since the epoch.
@@ -42,9 +39,6 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
         status = build_status(
             at, journals.workers, journals.supervisors, journals.reports
         )
-        if journals.keeps_all:
-            report = build_report(journals.workers, journals.supervisors)
-            status = dataclasses.replace(status, report=report)
     # If no worker has a journal, look for commits: a program that saves States without
     # a handler makes commits, but writes no journal. Do not look if the chief's journal
     # is not among the journals to read, as it may exist. A journal may also be written

@@ -31,11 +31,11 @@ from tfpreempt.handler.status_file import REPORT_INTERVAL
 SILENT_AFTER = 6 * REPORT_INTERVAL
 """Seconds without a new status file after which a worker counts as silent."""
 
+# Slowdown from which on a worker is named. The measurements have errors of some
+# percent, and a worker that needs 1.3 times as long for a step must be named.
 _SLOW_FROM = 1.2
-"""Slowdown from which on a worker is named. The measurements have errors of some
-percent, and a worker that needs 1.3 times as long for a step must be named."""
-
 _LARGEST = 10.0  # larger slowdowns are shown as this value
+_SHORTEST = 1e-6  # seconds; a shorter step is not compared
 
 # Seconds without a new status file after which a worker with an exit record counts as
 # ended.
@@ -434,8 +434,8 @@ def _slowdowns(workers: Sequence[Worker]) -> dict[int, float]:
     """
     rows, is_steady = {}, True
     for each in workers:
-        step, own, cpu = each.step_seconds, each.own_seconds, each.cpu_seconds
-        if step and own is not None and cpu is not None:
+        step, own, cpu = each.step_seconds or 0.0, each.own_seconds, each.cpu_seconds
+        if step > _SHORTEST and own is not None and cpu is not None:
             rows[each.worker] = step, own, cpu
             is_steady &= (each.step_deviation or 0.0) <= step / 2
     if len(rows) < 2:
