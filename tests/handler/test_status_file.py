@@ -260,6 +260,7 @@ class Loop(threading.Event):
         super().__init__()
         self.clock, self.step, self.own = FakeClock(), step, own
         self.measured = OwnTime(self.clock, "tensorflow")
+        self.measured._random.seed(1)
         self.program, self.wait_in = frame_of("train"), frame_of("tensorflow.execute")
         monkeypatch.setattr(sys, "_current_frames", self.frames)
 
@@ -286,11 +287,6 @@ def frame_of(module: str) -> FrameType:
     next(running)
     frame: FrameType = running.gi_frame
     return frame
-
-
-@pytest.fixture(autouse=True)
-def same_pauses() -> None:
-    random.seed(1)
 
 
 class TestOwnTime:
@@ -334,6 +330,13 @@ class TestOwnTime:
         loop = Loop(monkeypatch, 0.1, own=0.1)
         loop.measured = OwnTime(loop.clock, "jax")
         assert [loop.own_seconds() for _ in range(60)][-1] == 0.0
+
+    def test_the_generator_of_the_program_is_left_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = random.getstate()
+        Loop(monkeypatch, 0.1, own=0.1).own_seconds()
+        assert random.getstate() == before
 
     def test_the_end_is_not_waited_for(self) -> None:
         stop = threading.Event()

@@ -214,6 +214,7 @@ class OwnTime:
 
     def __init__(self, clock: Clock, framework: str) -> None:
         self._clock, self._sees_waits = clock, framework != "jax"
+        self._random = random.Random()  # the global generator is the program's
         self._memory = math.inf  # time constant of the sums, in seconds
         # Sums of seconds, in which older seconds have less weight.
         self._total = self._own = self._cpu = 0.0
@@ -223,7 +224,7 @@ class OwnTime:
         began, cpu, own = self._clock.monotonic(), time.process_time(), 0
         for _ in range(_SAMPLES):
             # Random pauses: equal pauses could be in step with training.
-            if stop.wait(_LOOKS_EVERY / _SAMPLES * random.uniform(0.5, 1.5)):
+            if stop.wait(_LOOKS_EVERY / _SAMPLES * self._random.uniform(0.5, 1.5)):
                 return True
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             name = "" if frame is None else str(frame.f_globals.get("__name__"))
