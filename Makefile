@@ -74,7 +74,7 @@ test-all: test
 test-more: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[trackers,flax]'
 	$(MEMORY) $(BIN)/python -m pytest --junitxml=build/test-more.xml \
-		tests/test_trackers.py tests/recipes/test_trackers.py tests/cli/report/test_page.py \
+		tests/recipes/test_trackers.py tests/cli/report/test_page.py \
 		tests/docs/test_jax_pages.py $(ARGS)
 	npm install --no-audit --no-fund --prefix build/azurite azurite@3.35.0
 	$(MEMORY) $(BIN)/python -m pytest --junitxml=build/test-azurite.xml \

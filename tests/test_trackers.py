@@ -192,7 +192,19 @@ def test_a_full_tracker_costs_no_commit(
             server.log({"loss": 1})
         assert [each.step for each in handler.checkpoints()] == [2]
     [warning] = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "may lack steps before this commit" in warning.getMessage()
+    assert "may lack steps before the next commit: [Errno 28]" in warning.getMessage()
+    server.unregister()
+
+
+def test_a_full_tracker_does_not_prevent_the_last_commit_of_a_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server([], is_full=True)
+    with start(tmp_path) as (_, make_step):
+        make_step()
+        server.on_epoch_end(0, {"loss": 1})
+        server.on_train_end()  # before the commit
+    assert "may lack steps before the next commit" in caplog.text
     server.unregister()
 
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import IO, Any
@@ -80,10 +80,8 @@ class Tracker(JsonState):
     """A callback for `model.fit` with a `PreemptionCallback`, and a logger for loops.
 
     The step of a value is the number of completed steps over all restarts. Create the
-    tracker on every worker; the chief logs. For use on the main thread.
-
-    Attributes:
-        run_id: id of the tracker's run (TensorBoard: the folder), after the first log.
+    tracker on every worker; the chief logs. For use on the main thread. `run_id` is the
+    id of the tracker's run (TensorBoard: the folder); None before the first `log`.
     """
 
     run_id: str | None = None
@@ -100,8 +98,7 @@ class Tracker(JsonState):
             ) from error
         super().__init__(f"tfpreempt.tracker.{package}")
         self._config, self._options = dict(config or {}), options
-        # By metric: the newest step of earlier starts that the tracker keeps.
-        self._before = collections.defaultdict[str, int](lambda: -1)
+        self._before = collections.defaultdict[str, int](lambda: -1)  # newest steps
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Logs metrics of the current step; after training, of the last logged step.
@@ -148,11 +145,8 @@ class Tracker(JsonState):
         self._flush()
 
     def save(self, fileobj: IO[bytes]) -> None:
-        try:
-            if self.run_id is not None:
-                self._flush()
-        except Exception as error:  # noqa: BLE001 - a commit matters more
-            _log.warning("%r may lack steps before this commit: %s", self, error)
+        if self.run_id is not None:
+            self._try(self._flush)
         super().save(fileobj)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -162,7 +156,14 @@ class Tracker(JsonState):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Calls `finish`; Keras calls the method."""
-        self.finish()
+        self._try(self.finish)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        """Calls a method, and logs an error, which must not prevent the next commit."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - of the tracker's package
+            _log.warning("%r may lack steps before the next commit: %s", self, error)
 
     def __getattr__(self, name: str) -> Any:
         """Returns a function without effect for the other hooks of Keras."""

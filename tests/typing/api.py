@@ -95,6 +95,17 @@ def fitted(model: Any, data: Any) -> None:
     tfpreempt.keras.PreemptionCallback("ckpt", best_by=low)  # type: ignore[arg-type]
 
 
+def tracked(model: Any, data: Any) -> None:
+    tracker = tfpreempt.trackers.wandb(project="shapes", config={"rate": 0.1})
+    model.fit(data, callbacks=[tracker])
+    tracker = tfpreempt.trackers.tensorboard(pathlib.Path("logs"))
+    tracker = tfpreempt.trackers.mlflow(experiment="shapes")
+    tracker.log({"loss": 0.5})
+    tracker.finish()
+    assert_type(tracker.run_id, str | None)
+    tfpreempt.trackers.tensorboard(1)  # type: ignore[arg-type]  # not a path
+
+
 def configured(resolver: Any, manager: Any) -> None:
     def leave() -> None:
         raise SystemExit(143)
