@@ -64,7 +64,7 @@ class Zygote:
     """The process that forks workers (see zygote.py); start it once, close it.
 
     Args:
-        framework: of the workers, "tensorflow" or "jax".
+        framework: of the workers, "tensorflow", "jax", or "keras-jax", Keras on JAX.
     """
 
     def __init__(self, framework: str = "tensorflow") -> None:
@@ -72,6 +72,8 @@ class Zygote:
         environment = dict(os.environ, PYTHONPATH=_python_path())
         environment |= {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"}
         environment.pop("TF_CONFIG", None)
+        if framework == "keras-jax":
+            environment["KERAS_BACKEND"] = "jax"
         # A third of the time of a short program on JAX is that of compilations.
         self._compiled = tempfile.TemporaryDirectory(prefix="tfpreempt-test-")
         environment["JAX_COMPILATION_CACHE_DIR"] = self._compiled.name

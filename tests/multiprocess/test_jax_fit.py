@@ -11,12 +11,20 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import SEED
-from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT, records
+from tests.multiprocess.harness import (
+    LIMIT,
+    PROGRAMS,
+    RESTART,
+    ROOT,
+    Zygote,
+    records,
+)
 from tests.multiprocess.jax_processes import (
     ended,
     jax_processes,
@@ -32,25 +40,50 @@ pytest.importorskip("keras")
 def run(
     directory: Path,
     *cut: str,
+    zygote: Zygote | None = None,
     code: int = 0,
     path: str = str(ROOT),
     program: Path = PROGRAMS / "jax_fit.py",
 ) -> str:
-    """Runs a program to its end; returns what it printed."""
+    """Runs a program to its end; returns the text that the program printed.
+
+    Args:
+        directory: checkpoint directory.
+        *cut: further arguments of the program.
+        zygote: the process that forks the program, with Keras imported and with a cache
+            of compiled functions; None: the program is a new process.
+        code: expected exit code.
+        path: PYTHONPATH of a new process.
+        program: Python file.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TFPREEMPT_")}
-    done = subprocess.run(
-        [sys.executable, program, directory, *cut],
-        env=kept
-        | {"PYTHONPATH": path, "TFPREEMPT_PLATFORM": "generic", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=2 * LIMIT,
-    )
+    env = kept | {"PYTHONPATH": path, "TFPREEMPT_PLATFORM": "generic"}
+    env |= {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
+    if zygote is not None:
+        words = (directory, *cut)
+        here = directory.parent
+        done = zygote.run(program, *words, directory=here, env=env, limit=2 * LIMIT)
+    else:
+        done = subprocess.run(
+            [sys.executable, program, directory, *cut],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT,
+        )
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     return done.stdout if code in (0, RESTART) else done.stderr
 
 
-def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
+@pytest.fixture
+def forked(zygote_of: Callable[[str], Zygote]) -> Callable[..., str]:
+    """`run` in forks of a process that has imported Keras."""
+    return functools.partial(run, zygote=zygote_of("keras-jax"))
+
+
+def test_exact_and_without_tensorflow(
+    tmp_path: Path, forked: Callable[..., str]
+) -> None:
     """TensorFlow is installed and not imported; or it is missing."""
     undisturbed = run(tmp_path / "undisturbed")
     assert "imported ['jax']\n" in undisturbed
@@ -59,8 +92,8 @@ def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
     for point in (f"train:{drawn.randrange(3)}:{drawn.randrange(10)}", "train:1:0"):
         print(f"SIGTERM at {point}; seed {SEED}")
         here = tmp_path / point.replace(":", "-")
-        run(here, point, code=RESTART)
-        assert run(here) == undisturbed
+        forked(here, point, code=RESTART)
+        assert forked(here) == undisturbed
 
     alone = python_path_without(tmp_path / "missing", WITHOUT_TENSORFLOW_ALONE)
     path = os.pathsep.join([alone, str(ROOT)])
@@ -73,11 +106,13 @@ def test_exact_and_without_tensorflow(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "epochs"), [(5, 1), pytest.param(0, 2, marks=pytest.mark.thorough)]
 )
-def test_a_bad_step_is_left_out(tmp_path: Path, bad: int, epochs: int) -> None:
+def test_a_bad_step_is_left_out(
+    tmp_path: Path, forked: Callable[..., str], bad: int, epochs: int
+) -> None:
     words, program = (str(bad), str(epochs)), PROGRAMS / "jax_bad_steps.py"
     for _ in range(epochs):
-        run(tmp_path / "run", *words, code=RESTART, program=program)
-    assert "equal True\n" in run(tmp_path / "run", *words, program=program)
+        forked(tmp_path / "run", *words, code=RESTART, program=program)
+    assert "equal True\n" in forked(tmp_path / "run", *words, program=program)
     found = records(tmp_path / "run", "badstep")
     assert [(each["epoch"], each["batch"]) for each in found] == [
         (epoch, bad) for epoch in range(epochs)
@@ -118,17 +153,21 @@ model.fit(x, x, epochs=int(epochs), verbose=0, callbacks=[ours])
 """
 
 
-def test_layers_in_another_order_are_refused(tmp_path: Path) -> None:
+def test_layers_in_another_order_are_refused(
+    tmp_path: Path, forked: Callable[..., str]
+) -> None:
     """Their shapes are equal, so only the names tell them apart."""
     program = tmp_path / "program.py"
     program.write_text(NAMED, encoding="utf-8")
-    run(tmp_path / "run", "1", "first", "second", program=program)
-    told = run(tmp_path / "run", "2", "second", "first", code=1, program=program)
+    forked(tmp_path / "run", "1", "first", "second", program=program)
+    told = forked(tmp_path / "run", "2", "second", "first", code=1, program=program)
     assert "second/kernel has the position of model/" in told
-    run(tmp_path / "run", "2", "first", "second", program=program)
+    forked(tmp_path / "run", "2", "first", "second", program=program)
     # Numbers are compared, too, if the model has exactly the saved names.
-    run(tmp_path / "towers", "1", "tower_1", "tower_2", program=program)
-    told = run(tmp_path / "towers", "1", "tower_2", "tower_1", code=1, program=program)
+    forked(tmp_path / "towers", "1", "tower_1", "tower_2", program=program)
+    told = forked(
+        tmp_path / "towers", "1", "tower_2", "tower_1", code=1, program=program
+    )
     assert "tower_2/kernel has the position of model/" in told
 
 
@@ -189,15 +228,17 @@ print("told", [each for each in told if "restored" in each])
 """
 
 
-def test_variables_that_keras_does_not_pass_to_the_step(tmp_path: Path) -> None:
+def test_variables_that_keras_does_not_pass_to_the_step(
+    tmp_path: Path, forked: Callable[..., str]
+) -> None:
     """They are restored. An array of JAX that is not in a variable is named."""
     (tmp_path / "program.py").write_text(EAGER, encoding="utf-8")
     program = tmp_path / "program.py"
-    undisturbed, told = run(tmp_path / "undisturbed", program=program).splitlines()
+    undisturbed, told = forked(tmp_path / "undisturbed", program=program).splitlines()
     assert told.count("will not be restored") == 1
     assert "the change of model.key" in told
-    run(tmp_path / "run", "preempted", code=RESTART, program=program)
-    resumed, told = run(tmp_path / "run", program=program).splitlines()
+    forked(tmp_path / "run", "preempted", code=RESTART, program=program)
+    resumed, told = forked(tmp_path / "run", program=program).splitlines()
     assert resumed == undisturbed
     assert "the change of model.key was not restored by this restart" in told
 

@@ -1,6 +1,6 @@
 """A process that has a framework imported and forks workers on request.
 
-Usage: zygote.py tensorflow|jax
+Usage: zygote.py tensorflow|jax|keras-jax
 
 Importing TensorFlow takes most of the time of a small test; a fork of a process that
 has imported it, and has run nothing yet, takes none. Every worker is a real process
@@ -33,6 +33,7 @@ PRELOADED = {
         "tfpreempt.handler.tensorflow_adapter",
     ),
     "jax": ("jax", "tfpreempt.handler.handler", "tfpreempt.jax.pytree_state"),
+    "keras-jax": ("keras", "tfpreempt.keras", "tfpreempt.handler.handler"),
 }
 
 _PR_SET_PDEATHSIG = 1
