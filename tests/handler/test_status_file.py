@@ -338,6 +338,22 @@ class TestOwnTime:
         Loop(monkeypatch, 0.1, own=0.1).own_seconds()
         assert random.getstate() == before
 
+    def test_no_frame_of_the_program_is_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A frame would keep a batch in memory that the program no longer needs."""
+        loop = Loop(monkeypatch, 0.1, own=0.1)
+        before = sys.getrefcount(loop.program)
+        counts = []
+
+        def wait(timeout: float | None = None) -> bool:
+            counts.append(sys.getrefcount(loop.program))
+            return False
+
+        loop.wait = wait  # type: ignore[method-assign]  # the pauses between samples
+        loop.own_seconds()
+        assert set(counts) == {before}
+
     def test_the_end_is_not_waited_for(self) -> None:
         stop = threading.Event()
         stop.set()

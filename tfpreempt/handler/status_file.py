@@ -198,6 +198,15 @@ def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStat
     return dataclasses.replace(status, step_seconds=mean, step_deviation=deviation)
 
 
+def _module_of_main_thread() -> str:
+    """Returns the module whose code the main thread executes; keeps no frame.
+
+    A frame keeps the variables of the program alive, such as batches and the handler.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
+
+
 class OwnTime:
     """Measures the time of a step in which a worker does not wait for other workers.
 
@@ -226,8 +235,7 @@ class OwnTime:
             # Random pauses: equal pauses could be in step with training.
             if stop.wait(_LOOKS_EVERY / _SAMPLES * self._random.uniform(0.5, 1.5)):
                 return True
-            frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            name = "" if frame is None else str(frame.f_globals.get("__name__"))
+            name = _module_of_main_thread()
             is_waiting = name.partition(".")[0] in _FRAMEWORKS
             if self._sees_waits and (not is_waiting or name.endswith(_READS_INPUT)):
                 own += 1
