@@ -99,6 +99,7 @@ CHANGE_FILES = {
     "cli/demo/command.py": "the demo's directory, which the user named",
     "cli/demo/training.py": "the demo's own new directory",
     "cli/doctor/storage_check.py": "a new file of a random name, and empty directories",
+    "cli/inspect/replay.py": "a new temporary directory",
     "cli/probe/command.py": "a file that the user named",
     "cli/simulate/command.py": "a new file that the user named",
     "cli/report/command.py": "a page that the user named",

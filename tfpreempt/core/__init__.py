@@ -17,6 +17,7 @@ object_graph       visits the objects reachable from Python objects
 private_api        the private names of TensorFlow and Keras in use, checked once
 progress_bar       a progress bar for bytes, on a terminal
 record_validation  validation of values read from files of other users
+replay             repeats steps of a run in a copy of the checkpoint directory
 restarts           the number of restarts of this run
 scratch            the local directory of a run whose checkpoint directory is a URL
 snapshot_memory    memory for snapshots, which the supervisor provides for a program

@@ -39,7 +39,7 @@ from tfpreempt.handler.registration import (
     open_compile_cache,
     register,
 )
-from tfpreempt.handler.run import NEVER
+from tfpreempt.handler.run import NEVER, next_stop
 from tfpreempt.handler.training_end import is_end_of_data, step_failed, was_preemption
 from tfpreempt.platforms.detected import resolve_config
 
@@ -564,6 +564,7 @@ class PreemptionCheckpointHandler:
         if run.steps_made < 4:
             run.stop_at = run.steps_made
         elif every is None:
-            run.stop_at = NEVER
+            run.stop_at = next_stop(run, NEVER)
         else:
-            run.stop_at = (run.step // every + 1) * every - run.base
+            next_save = (run.step // every + 1) * every - run.base
+            run.stop_at = next_stop(run, next_save)

@@ -18,12 +18,14 @@ from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_timeouts import GRACE
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.mirror.store_selection import choose_storage
+from tfpreempt.checkpoint.mirror.store_selection import RunStorage, choose_storage
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.core import frameworks, private_api
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.core.events import Notice
+from tfpreempt.core.replay import read_replay
 from tfpreempt.core.scratch import is_url
 from tfpreempt.core.snapshot_memory import from_environment
 from tfpreempt.handler.current_session import handling_notices_during_setup
@@ -126,7 +128,11 @@ def register(
                 "the manager (max_to_keep=, keep_checkpoint_every_n_hours=); or pass "
                 "the tf.train.Checkpoint itself with checkpoint_dir="
             )
-        storage = choose_storage(options.mirror_dir, directory, options.policy)
+        if read_replay() is None:
+            storage = choose_storage(options.mirror_dir, directory, options.policy)
+        else:
+            is_own = not (is_managed or config.save_fn)
+            storage = _replayed(directory if is_own else None, session.cluster)
         cluster, connected = session.cluster, connection()
         lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
         mirror = None
@@ -224,6 +230,28 @@ def open_compile_cache(checkpoint_dir: Any, mirror_dir: Any, on_jax: bool) -> No
     storage = choose_storage(mirror_dir, checkpoint_dir, RetentionPolicy())
     adapter = frameworks.adapter("jax", "compile_cache")
     adapter.open_cache(paths.absolute(storage.directory), storage.store)
+
+
+def _replayed(directory: Any, cluster: Cluster) -> RunStorage:
+    """Returns the storage of a replay: the copy of the directory, without a mirror.
+
+    Args:
+        directory: the user's argument; None if the program itself writes checkpoints.
+        cluster: the workers of the run.
+
+    Raises:
+        ConfigurationError: the program would not train in the copy, alone.
+    """
+    replay = read_replay()
+    assert replay is not None
+    if cluster.num_workers > 1 or not replay.is_for(directory):
+        raise errors.ConfigurationError(
+            f"Got checkpoint_dir={directory!r} and {cluster.num_workers} workers in a "
+            "replay (`tfpreempt verify --replay`); expected one process with "
+            f"checkpoint_dir={replay.directory!r}, without a CheckpointManager and a "
+            "save_fn. Pass the command of the run in this directory"
+        )
+    return RunStorage(directory=replay.copy, policy=RetentionPolicy(max_to_keep=None))
 
 
 def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:

@@ -42,6 +42,7 @@ from tfpreempt.core.events import (
     Restored,
 )
 from tfpreempt.core.journal import Journal, journal_directory
+from tfpreempt.core.replay import read_replay
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.restore_agreement import Agreed
 from tfpreempt.handler.status_file import (
@@ -611,6 +612,17 @@ class Runs:
         """Logs an error after which training continues, and records the error."""
         log.warning("%s failed: %s", where, error)
         self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))
+
+
+def next_stop(run: Run, steps: int) -> int:
+    """Returns a value for `Run.stop_at`: a number of steps, or the end of a replay.
+
+    Args:
+        run: the run.
+        steps: value of `stop_at` without a replay.
+    """
+    replay = read_replay()
+    return steps if replay is None else min(steps, replay.until - run.base)
 
 
 def _shown(path: str) -> str:

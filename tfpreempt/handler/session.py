@@ -32,6 +32,7 @@ from tfpreempt.core.cluster import Cluster, connected_cluster
 from tfpreempt.core.compat import add_note
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Fault, FirstStep, Notice, Outcome
+from tfpreempt.core.replay import read_replay
 from tfpreempt.errors import (
     HandlerClosedError,
     NestedRunError,
@@ -369,6 +370,10 @@ class Session:
             self.step_flag.started -= 1
             raise
         self.wait_at_boundary(stages)
+        if (replay := read_replay()) is not None and run.step >= replay.until:
+            self.saves.save(run, "replay")
+            self.exit.leave(Outcome.COMMITTED, "the steps of the replay are repeated")
+            raise SystemExit(0)  # the exit function has returned
         if run.steps_made < _TRACED:
             self.activity.traces = self.step_flag.started
         if run.steps_made == 1:

@@ -11,6 +11,6 @@ state_file           reads and writes the file of a single State, outside of any
 unfinished_caches    deletes incomplete files of tf.data's Dataset.cache(path)
 unsaved_state_check  warns of values that a step changes and no commit holds
 
-Imported by checkpoint/mirror, checkpoint/restore, checkpoint/tensors, data, handler,
-jax, keras, states, tfpreempt.
+Imported by checkpoint/mirror, checkpoint/restore, checkpoint/tensors, cli, data,
+handler, jax, keras, states, tfpreempt.
 """

@@ -7,8 +7,9 @@ import time
 
 import click
 
-from tfpreempt.checkpoint.directory.catalog import CommitStatus
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry
 from tfpreempt.checkpoint.restore.verification import THREADS
+from tfpreempt.cli.inspect.replay import replay
 from tfpreempt.cli.inspect.rows import look
 from tfpreempt.cli.inspect.view import show_states, show_table, to_json
 from tfpreempt.cli.sizes import size_text
@@ -101,8 +102,20 @@ def inspect(
     "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True,
     help="Number of threads that read at the same time.",
 )  # fmt: skip
+@click.option(
+    "--replay", "is_replay", is_flag=True,
+    help="Also run COMMAND from the second newest commit to the step of the newest "
+    "commit, in a copy of the directory, and compare all values.",
+)  # fmt: skip
 @_json
-def verify(location: str, threads: int, as_json: bool) -> None:
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def verify(
+    location: str,
+    threads: int,
+    is_replay: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
     """Verify the checksums of the checkpoints by reading every byte.
 
     Name the directory or mirror URI of a run, or a single checkpoint: run/5,
@@ -117,8 +130,17 @@ def verify(location: str, threads: int, as_json: bool) -> None:
       2    DIR or URI cannot be read, or does not exist
       130  interrupted
 
+    With --replay, status 1 also means that a value differs, and status 2 that the
+    steps could not be repeated. COMMAND writes its other files, such as logs, as in
+    training.
+
     --json: the list of `tfpreempt inspect --json`.
     """
+    if is_replay != bool(command) or (is_replay and as_json):
+        raise click.UsageError(
+            "--replay needs the command of the run, without --json: "
+            "tfpreempt verify --replay DIR -- python train.py"
+        )
     begin = time.monotonic()
     rows = look(location, every_byte=True, threads=threads)
     seconds = time.monotonic() - begin
@@ -137,4 +159,27 @@ def verify(location: str, threads: int, as_json: bool) -> None:
         elif not intact:
             text += "; no commit found"
         console.print(text, markup=False)
-    raise SystemExit(1 if corrupt or not intact else 0)
+    if corrupt or not intact:
+        raise SystemExit(1)
+    if is_replay:
+        _replay(intact, command)
+
+
+def _replay(intact: list[Entry], command: tuple[str, ...]) -> None:
+    """Repeats the steps between two commits, and shows the result.
+
+    Raises:
+        SystemExit: a value differs.
+    """
+    result = replay(intact, command)
+    steps = f"steps {result.older.step} to {result.newer.step} repeated"
+    for name in result.differing:
+        echo(f"differs: {name}")
+    if result.differing:
+        echo(
+            f"{steps}: {len(result.differing)} of {result.count} values differ from "
+            f"{result.newer.label}. If the program is deterministic, the hardware has "
+            "computed wrongly, in the run or now"
+        )
+        raise SystemExit(1)
+    echo(f"{steps}: {result.count} values are equal")

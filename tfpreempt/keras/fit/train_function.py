@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from tfpreempt.handler.run import NEVER, Run
+from tfpreempt.handler.run import NEVER, Run, next_stop
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.training_end import is_end_of_data, step_failed
 from tfpreempt.keras.bad_steps import BadStepGuard
@@ -103,7 +103,7 @@ class TrainFunctionWrapper:
             self._session.enter(run, "a callback")
             if run.steps_made == 1:
                 self._prepare()
-            run.stop_at = MEASURED.get(run.steps_made, NEVER)
+            run.stop_at = next_stop(run, MEASURED.get(run.steps_made, NEVER))
         step_flag.busy = True
         try:
             self.logs = logs = step(iterator)

@@ -1,0 +1,36 @@
+"""A user's loop without a framework, for `tfpreempt verify --replay`.
+
+    replay_program.py DIRECTORY STEPS [wrong|crash STEP]
+
+In the step the processor computes wrongly, or an error is raised.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import tfpreempt
+from tfpreempt.states import JsonState
+
+directory, steps, *fault = sys.argv[1:]
+weights = JsonState("weights", [0.0, 0.0])
+seen = JsonState("seen", 0)
+handler = tfpreempt.PreemptionCheckpointHandler(
+    None, None, directory, save_freq=4, max_to_keep=None
+)
+
+
+def train_step(step: int) -> None:
+    weights.value = [each + math.sin(step) for each in weights.value]
+    if fault == ["wrong", str(step)]:
+        weights.value[1] += 1e-9
+    if fault == ["crash", str(step)]:
+        raise RuntimeError("the crash of the test")
+    seen.value += 1
+
+
+with handler:
+    for step in range(handler.total_run_calls, int(steps)):
+        handler.run(train_step, step)
+print("at the end", handler.total_run_calls)
