@@ -51,9 +51,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/docs/test_readme.py::test_supervisor_example_runs_as_it_stands": (),
     "tests/docs/test_fit_pages.py::test_two_workers": (),
     "tests/docs/test_fit_pages.py::test_keras_on_jax": (),
-    # On TensorFlow, tests/test_wheel.py runs the demo, with a preemption of one worker.
+    # tests/test_wheel.py runs the demo on TensorFlow, with a preemption of one worker;
+    # tests/docs/test_jax_pages.py runs a loop on JAX under the supervisor.
     "tests/cli/test_demo.py::test_nothing_is_lost": (),
-    "tests/cli/test_demo.py::test_nothing_is_lost_on_jax": ("loop",),
+    "tests/cli/test_demo.py::test_nothing_is_lost_on_jax": (),
+    # Each replica in two workers of one device has a test.
+    "tests/keras/test_multi_worker.py::test_two_devices_in_each_worker_come_close": (),
     # A loop that loads compiled functions; a fit stays.
     "tests/multiprocess/test_jax_loops.py::test_process_0_loads_compiled_functions": (),
     # Each kind of data, each kind of interruption and each line of Keras once.

@@ -214,24 +214,21 @@ def test_without_workers_keras_is_asked(
 with_workers = pytest.mark.multiprocess
 
 
+def trained(zygote: Zygote, world: int, *arguments: object) -> list[dict[str, Any]]:
+    """Runs the program; returns the results of each process."""
+    with place(zygote) as here:
+        cluster = here.start(PROGRAM, *arguments, world=world)
+        cluster.expect(*[0] * world, limit=240)
+        return cluster.results()
+
+
 @pytest.fixture(scope="module")
 def results(zygote: Zygote) -> dict[str, Any]:
-    """What workers of one device, workers of two, and one process found.
-
-    One after the other: collectives of two clusters keep each other waiting.
-    """
-    with place(zygote) as here:
-
-        def run(world: int, *arguments: object) -> list[dict[str, Any]]:
-            cluster = here.start(PROGRAM, *arguments, world=world)
-            cluster.expect(*[0] * world, limit=240)
-            return cluster.results()
-
-        return {
-            "workers": run(2, "workers", 1),
-            "of_two_devices": run(2, "workers", 2),
-            "process": run(1, "process"),
-        }
+    """The results of two workers of one device each, and of one process."""
+    return {
+        "workers": trained(zygote, 2, "workers", 1),
+        "process": trained(zygote, 1, "process"),
+    }
 
 
 @with_workers
@@ -282,11 +279,11 @@ def test_predictions_are_in_the_order_of_the_data(results: Any) -> None:
 
 
 @with_workers
-def test_two_devices_in_each_worker_come_close(results: Any) -> None:
+def test_two_devices_in_each_worker_come_close(results: Any, zygote: Zygote) -> None:
     [process] = results["process"]
     expected = flat(process["plain"]["smooth"] | {"weights": None})
     [weights, *_] = process["plain"]["smooth"]["weights"]
-    for worker in results["of_two_devices"]:
+    for worker in trained(zygote, 2, "workers", 2):
         found = worker["smooth"]
         for replica in found["weights"]:
             assert flat(replica) == pytest.approx(flat(weights), rel=1e-5, abs=1e-6)
