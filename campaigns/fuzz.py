@@ -482,7 +482,13 @@ TARGETS = (
     Target(
         name="location",
         read=read_place,
-        seeds=[b"gs://bucket/run/1", b"s3://bucket", b"file:///a%20b/c", b"/a/b"],
+        seeds=[
+            b"gs://bucket/run/1",
+            b"s3://bucket",
+            b"az://c/x",
+            b"file:///a%20b/c",
+            b"/a/b",
+        ],
     ),
     Target(
         name="command line",

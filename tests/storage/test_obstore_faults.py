@@ -234,11 +234,18 @@ def test_no_credentials(monkeypatch, scheme):
 
 
 def test_a_refusal_says_what_is_needed(server, scheme, store):
-    server.failures = [403]
     needed = {"s3": "s3:PutObject", "az": "Storage Blob Data Contributor"}[scheme]
-    with pytest.raises(errors.SaveError, match=needed) as caught:
-        put(store, "x", SMALL)
-    assert caught.value.is_permanent
+    for operation in (
+        lambda: put(store, "x", SMALL),
+        lambda: store.stat("x"),
+        lambda: list(store.list()),
+        lambda: list(store.folders()),
+        lambda: store.delete("x"),
+    ):
+        server.failures = [403]
+        with pytest.raises(errors.CheckpointError, match=needed) as caught:
+            operation()
+        assert caught.value.is_permanent
 
 
 # --- Azure alone ---------------------------------------------------------------------
@@ -298,5 +305,30 @@ def test_of_two_uploads_of_one_large_object_the_contents_do_not_mix(store):
     contents = [bytes([each]) * (12 * MIB) for each in (1, 2)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         puts = [pool.submit(put, store, "x", each) for each in contents]
-        concurrent.futures.wait(puts)
+    assert any(each.result() for each in puts)
     assert get(store, "x") in contents
+
+
+@azure
+@pytest.mark.parametrize(
+    ("lost", "data"), [("blob", SMALL), ("block", LARGE), ("blocklist", LARGE)]
+)
+def test_a_lost_reply_to_an_upload_is_no_failure(lost, data, server, store):
+    """The service refuses the repeated request, because the blob exists."""
+    server.lost_replies = [lost]
+    assert put(store, "x", data)
+    assert server.lost_replies == []
+    assert get(store, "x") == data
+    assert not put(store, "x", data[::-1])
+
+
+@azure
+def test_a_large_object_that_another_writer_completes_first(server, store, monkeypatch):
+    @contextlib.contextmanager
+    def overtaken():
+        yield  # the block is stored
+        server.put(store._key("x"), SMALL)
+
+    monkeypatch.setattr(server, "during_part", overtaken)
+    assert not put(store, "x", LARGE[: 12 * MIB])
+    assert get(store, "x") == SMALL

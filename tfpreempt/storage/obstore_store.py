@@ -58,12 +58,17 @@ _PAGE = 1000
 # Text of obstore's error if the server ignores the range of a request, and sends the
 # whole object. obstore has no exception class for this error.
 _IGNORED = "non-partial response"
+# Azure's error code if the blocks of an upload no longer wait for their list: this
+# upload sent the list before and lost the response, or another upload came first.
+_BLOCKS_GONE = "InvalidBlockList"
 # Addresses of the metadata services from which a machine gets the keys of its role.
 _METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")
 _MARKUP = re.compile(r"[:\s\ufeff]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-# Error of one object in a request that deletes objects: the status or the error code.
-_REFUSED_DELETION = re.compile(r"\(code: (?:403|AccessDenied)\)")
+# A refusal that obstore reports without a class of its own: of a list, or of one object
+# in a request that deletes objects.
+_REFUSAL = re.compile(r"\bcode: (401|403|AccessDenied)\b")
+_KINDS = {"401": exceptions.UnauthenticatedError}
 MISSING = (FileNotFoundError, exceptions.NotFoundError)
 
 
@@ -82,8 +87,8 @@ def _cause(error: Exception) -> Exception:
         kind = exceptions.NotFoundError
     elif code and code[1] == "AuthenticationFailed":
         kind = exceptions.UnauthenticatedError
-    elif _REFUSED_DELETION.search(text):
-        kind = exceptions.PermissionDeniedError
+    elif refusal := _REFUSAL.search(text):
+        kind = _KINDS.get(refusal[1], exceptions.PermissionDeniedError)
     return kind(f"{first}: {code[1]}" if code else first)
 
 
@@ -156,16 +161,23 @@ class ObstoreStore(BucketStore):
         crc = checksum.of_source(source).crc32c
         source.seek(start)
         part = max(_PART, size // _MOST_PARTS)
-        with self._streams.taken(max(1, _IN_FLIGHT // part)) as streams:
-            obstore.put(
-                self._store,
-                key,
-                chunks.of(source, _READ),
-                attributes=self._attributes(crc),
-                use_multipart=True,
-                chunk_size=part,
-                max_concurrency=streams,
-            )
+        attributes = self._attributes(crc)
+        try:
+            with self._streams.taken(max(1, _IN_FLIGHT // part)) as streams:
+                obstore.put(
+                    self._store,
+                    key,
+                    chunks.of(source, _READ),
+                    attributes=attributes,
+                    use_multipart=True,
+                    chunk_size=part,
+                    max_concurrency=streams,
+                )
+        except exceptions.GenericError as error:
+            found = _head(self._store, key) if _BLOCKS_GONE in str(error) else None
+            if found is None:
+                raise
+            return self._is_written_by(attributes, size, found)
         return True
 
     def _create(self, key: str, data: bytes) -> bool:
@@ -182,11 +194,22 @@ class ObstoreStore(BucketStore):
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             found = _head(self._store, key)
             return found is not None and (
-                found.attributes.get(self.token_key) == attributes[self.token_key]
-                and found.attributes.get(self.crc_key) == attributes[self.crc_key]
-                and found.meta["size"] == len(data)
+                self._is_written_by(attributes, len(data), found)
             )
         return True
+
+    def _is_written_by(self, attributes: dict[str, str], size: int, found: Any) -> bool:
+        """Returns whether an existing object was created by an upload of this store.
+
+        Args:
+            attributes: attributes that the upload has sent.
+            size: number of bytes of the upload.
+            found: description of the object from `_head`.
+        """
+        keys = (self.token_key, self.crc_key)
+        return bool(found.meta["size"] == size) and all(
+            found.attributes.get(each) == attributes[each] for each in keys
+        )
 
     def _replace(self, key: str, data: bytes, deadline: Deadline) -> None:
         attributes = self._attributes(checksum.of_bytes(data))
