@@ -43,7 +43,7 @@ def test_cases_without_a_new_value_are_left_out(
     assert list(found) == [f"{file}::test[{case}]" for case in left_out]
 
 
-def test_a_case_that_docs_reliability_names_is_kept_in_place_of_others() -> None:
+def test_a_case_named_in_the_docs_is_kept_instead_of_other_cases() -> None:
     cases = items("tests/a.py::test", MATRIX, "multiprocess")
     found = thorough(cases, {"tests/a.py::test[b-2]"})
     assert list(found) == [f"tests/a.py::test[{case}]" for case in ("a-2", "b-1")]

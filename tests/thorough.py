@@ -42,13 +42,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/cluster/test_mutations.py::"
     "test_skipping_a_dropped_save_that_needs_all_workers": (),
     # Random tables; a table of each kind of block stays.
-    "tests/checkpoint/test_bundle_table.py::test_what_is_written_is_read_in_order": (),
+    "tests/checkpoint/test_bundle_table.py::test_written_entries_are_read_in_order": (),
     # Programs as long as a reader's; other tests make each of their calls.
     "tests/docs/test_notebooks.py::test_a_notebook_runs_top_to_bottom": (),
     "tests/docs/test_fit_pages.py::test_the_examples_run_one_after_the_other": (),
     "tests/docs/test_image_example.py::"
     "test_two_preemptions_at_random_change_no_result": (),
-    "tests/docs/test_readme.py::test_supervisor_example_runs_as_it_stands": (),
+    "tests/docs/test_readme.py::test_the_supervisor_example_runs": (),
     "tests/docs/test_fit_pages.py::test_two_workers": (),
     "tests/docs/test_fit_pages.py::test_keras_on_jax": (),
     # tests/test_wheel.py runs the demo on TensorFlow, with a preemption of one worker;
@@ -107,10 +107,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "4-manager-run-handler",
     ),
     "tests/multiprocess/test_snapshots.py::"
-    "test_a_killed_worker_costs_what_came_after_the_snapshot": ("2-tensorflow",),
-    "tests/multiprocess/test_remote.py::test_trains_on_until_the_worker_goes": (
-        "more0",
-    ),
+    "test_a_killed_worker_loses_the_steps_after_the_snapshot": ("2-tensorflow",),
+    "tests/multiprocess/test_remote.py::test_trains_until_the_worker_exits": ("more0",),
     # Other tests notify all workers.
     "tests/multiprocess/test_lifecycle.py::test_a_long_grace_period_has_two_commits": (
         "victims1",
@@ -142,9 +140,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "20-begins1-keras",
     ),
     "tests/data/test_distribute.py::"
-    "test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place": (
-        "mwms-1-3",
-    ),
+    "test_every_replica_gets_its_batches_and_resumes_at_a_position": ("mwms-1-3",),
     # Each kind of pipeline; those that need rules of their own stay.
     "tests/checkpoint/test_shuffle_seeds.py::test_a_state_of_any_step_is_exact": (
         "repeated before the batch",
@@ -159,7 +155,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "not reshuffled",
     ),
     "tests/data/test_elastic.py::"
-    "test_a_place_that_is_not_in_global_batches_is_not_taken_for_one": (
+    "test_a_position_in_other_units_is_not_one_in_global_batches": (
         "loop-auto-first1-second1",
         "fit-grain-first3-second3",
     ),

@@ -10,7 +10,7 @@ from tfpreempt.checkpoint.bundles import bundle
 
 
 @given(st.dictionaries(st.binary(max_size=300), st.binary(max_size=300)))
-def test_what_is_written_is_read_in_order(values):
+def test_written_entries_are_read_in_order(values):
     table = bundle.to_bytes(values)
     assert list(bundle.entries(table)) == sorted(values.items())
 

@@ -25,7 +25,7 @@ NO_FILES = {"plain_FILE", "shuffled_FILE"}
 
 
 @pytest.mark.parametrize(("strategy", "devices", "world"), STRATEGIES)
-def test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place(
+def test_every_replica_gets_its_batches_and_resumes_at_a_position(
     zygote: Zygote, strategy: str, devices: int, world: int
 ) -> None:
     with place(zygote) as made:

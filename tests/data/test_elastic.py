@@ -122,7 +122,7 @@ def test_as_many_replicas_in_other_processes_have_the_same_weights(
         ("fit", "grain", (2, 1), (1, 1)),
     ],
 )
-def test_a_place_that_is_not_in_global_batches_is_not_taken_for_one(
+def test_a_position_in_other_units_is_not_one_in_global_batches(
     here: Place, way: str, data: str, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     """The data begin anew in a loop, and are read again in a fit; and it is said."""

@@ -112,7 +112,7 @@ def test_fit_example_commits_on_sigterm_and_resumes(
 
 @pytest.mark.tensorflow
 @pytest.mark.multiprocess
-def test_supervisor_example_runs_as_it_stands(tmp_path: Path) -> None:
+def test_the_supervisor_example_runs(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "PreemptionCheckpointHandler")
     done = subprocess.run(
         ["bash", "-c", blocks(START, "bash")[-1]],

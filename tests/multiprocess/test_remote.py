@@ -143,7 +143,7 @@ def test_a_new_connection_before_the_worker_ends(
 
 
 @pytest.mark.parametrize("more", [(), ("--run",)])
-def test_trains_on_until_the_worker_goes(
+def test_trains_until_the_worker_exits(
     remote: Remote, undisturbed: dict[str, Any], more: tuple[str, ...]
 ) -> None:
     """With an exit function that does nothing; then the scope ends by itself."""

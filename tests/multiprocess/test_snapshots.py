@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_killed_worker_costs_what_came_after_the_snapshot(
+def test_a_killed_worker_loses_the_steps_after_the_snapshot(
     here: Place, reference: Reference, world: int
 ) -> None:
     with run(here, world) as made:
