@@ -177,6 +177,22 @@ def test_metrics_have_the_sums_and_histograms(tmp_path: Path) -> None:
     assert found["tfpreempt_notice_to_commit_seconds_sum",] == 1.0 + STEP
 
 
+def test_files_on_a_slow_disk_are_read_rarely(tmp_path: Path) -> None:
+    """A shared disk with the files of a thousand workers."""
+    clock, journals = SlowClock(), JournalTailer(tmp_path)
+    named: list[int] = []
+    whole = WholeRun(journals, clock, lambda index, *_: named.append(index))
+    whole.add_to(STATUS)
+    told(tmp_path, FAST, (1.3, 0.1, 0.5, 0.5), FAST)
+    whole.add_to(STATUS)
+    clock.advance(5.0)
+    whole.add_to(STATUS)
+    assert named == []
+    clock.advance(3.0)
+    whole.add_to(STATUS)
+    assert named == [1]
+
+
 class SlowClock(FakeClock):
     """A clock of a slow machine: a second passes between two calls."""
 

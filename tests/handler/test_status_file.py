@@ -314,6 +314,23 @@ class TestOwnTime:
         assert own is not None
         assert slow_step / (slow_step - (own - 0.2 * step)) >= 1.2
 
+    def test_equal_workers_differ_little_for_an_hour(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker is named from 0.17 of the step time on."""
+        loop = Loop(monkeypatch, 0.05, own=0.025)
+        other, differences = Loop(monkeypatch, 0.05, own=0.025), []
+        other.measured._random.seed(2)
+        for _ in range(3600):
+            monkeypatch.setattr(sys, "_current_frames", loop.frames)
+            mine = loop.own_seconds()
+            monkeypatch.setattr(sys, "_current_frames", other.frames)
+            others = other.own_seconds()
+            if mine is not None and others is not None:
+                differences.append(abs(mine - others) / loop.step)
+        assert len(differences) > 3500
+        assert max(differences) < 0.14
+
     def test_a_wait_for_input_is_own_time(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _LOOKS_EVERY = 1.0
 _REPORTS_EVERY = 5.0
 _SHARE = 100  # a report that takes 1 s is computed again after 100 s
+_READING_SHARE = 10  # if reading all files takes 1 s, the files are read after 10 s
 _WRITES_EVERY = 10.0
 _JOIN_SECONDS = 5.0  # timeout at the end, because a disk may hang
 
@@ -84,8 +85,10 @@ class WholeRun:
     def _read(self, now: float) -> None:
         journals = self._journals
         if now >= self._due:
-            self._due = now + _REPORTS_EVERY
             status = read_status(journals, self._clock.wall())
+            # A shared disk may need seconds for the files of a thousand workers.
+            took = self._clock.monotonic() - now
+            self._due = now + max(_REPORTS_EVERY, _READING_SHARE * took)
             self._slowdowns = status.slowdowns
             for each in status.workers:
                 named, slow = (each.worker, each.host), status.slow
