@@ -27,6 +27,7 @@ from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report.run_report import build_report
 from tfpreempt.core.arguments import check_metrics
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.replay import read_replay
 from tfpreempt.handler import current_session
 from tfpreempt.handler.run import Run
 from tfpreempt.states.api import save_state
@@ -112,7 +113,8 @@ class Tracker(JsonState):
             UsageError: no handler is open, and no fit with a `PreemptionCallback` runs.
         """
         row = check_metrics(metrics)
-        if not current_session.current_cluster().is_chief:
+        # The steps of a replay are in the tracker already.
+        if not current_session.current_cluster().is_chief or read_replay():
             return
         session = current_session.current()
         run = next(iter(session.runs), None) if session else None
