@@ -4,7 +4,7 @@ The *disk* run is under `tfpreempt run`, on one disk, with a mirror, with JAX an
 archive of its compiled functions. The *machines* run is started by nobody but the
 campaign, each time with an empty disk, and resumes from its mirror. After each
 preemption is measured what is left behind, what a start costs, and whether `tfpreempt
-report` still tells of all preemptions.
+report` still shows all preemptions.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Year:
 
 
 def report(location: str, preemptions: int) -> Sample:
-    """How long `tfpreempt report` takes, which tells of all preemptions."""
+    """How long `tfpreempt report` takes, which shows all preemptions."""
     began = time.process_time()
     done = CliRunner().invoke(main, ["report", location])
     took = time.process_time() - began
@@ -282,8 +282,9 @@ CAMPAIGN = Campaign(
         "from its mirror. Every fifth preemption is a kill. In the last quarter of the "
         "preemptions, compared with the first, the checkpoint directory and the mirror "
         "have no more files and bytes, the supervisor and a restarted worker have no "
-        "more memory, threads and descriptors, and a start takes no longer. "
-        "`tfpreempt report` tells of every preemption. The journal grows only by the "
+        "more memory, threads and descriptors, and a start takes no longer; the table "
+        "`MOST` in `campaigns/year.py` has the tolerances. "
+        "`tfpreempt report` shows every preemption. The journal grows only by the "
         'lines of new events. (Among the sums, "more" is the last measurement minus '
         "the first.)"
     ),
@@ -291,5 +292,13 @@ CAMPAIGN = Campaign(
     short=6,
     mark="multiprocess",
     prepare=prepare,
+    fixed=(
+        "Each machine that began with an empty disk left journal files in the mirror "
+        "for ever, and `tfpreempt report` made two requests for each of these files. "
+        "Fixed "
+        "(`handler/test_journal_mirror.py::test_small_files_of_many_machines_are_joined"
+        "`, `handler/test_journal_mirror.py::test_a_crash_before_the_small_files_are_de"
+        "leted_doubles_no_record`).",
+    ),
     labels={"preemption": "kind"},
 )
