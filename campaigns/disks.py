@@ -472,9 +472,9 @@ CAMPAIGN = Campaign(
         "the lease. Fixed "
         "(`checkpoint/test_bad_disk.py::test_a_lease_is_not_lost_where_a_network_forge"
         "ts_it_for_a_moment`).",
-        "Some files were never removed: those of a deletion that failed after its "
-        "first files, and those that a save left when it could not write the intent "
-        "file. Fixed "
+        "Some files were never removed: the files of a deletion that failed after its "
+        "first files, and the files of a save that could not write the intent file. "
+        "Fixed "
         "(`checkpoint/test_bad_disk.py::test_a_deletion_that_fails_at_a_folder_is_fini"
         "shed_by_the_next_start`, "
         "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leaves"

@@ -775,12 +775,12 @@ CAMPAIGN = Campaign(
     name="fuzz",
     promise=(
         "43 readers of external input get random inputs, 200 in a trial, derived "
-        "from the output of tfpreempt's own writers. The readers are those of "
-        "manifests, markers, leases, States, indexes, bucket listings, fit records, "
-        "replies of metadata services, environment variables, command lines, keys "
-        "of other workers, and of journals and status files, as `status`, its "
-        "metrics and `report` show them. Each input is read, or refused with an "
-        "error of tfpreempt, in bounded time and memory."
+        "from the output of tfpreempt's own writers. There are readers of manifests, "
+        "markers, leases, States, indexes, bucket listings, fit records, replies of "
+        "metadata services, environment variables, command lines and keys of other "
+        "workers. The readers of journals and status files are `status`, the metrics "
+        "of `status`, and `report`. Each input is read, or refused with an error of "
+        "tfpreempt, in bounded time and memory."
     ),
     trials=5_000,
     short=20,

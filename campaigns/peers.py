@@ -524,15 +524,15 @@ CAMPAIGN = Campaign(
         "The phases without a notice: the start, the restore, a step, a periodic "
         "save (asynchronous or not) before the part, the marker and the commit, "
         "before and after the worker reports its last step, before the chief "
-        "reports that all workers have, and the final save. The phases after a "
-        "notice: before each key that the worker inserts, the following step, the "
-        "save or the share, before the marker, before and after the commit, and the "
-        "exit.\n\n"
+        "reports that all workers have made their last step, and the final save. The "
+        "phases after a notice: before each key that the worker inserts, the "
+        "following step, the save or the share, before the marker, before and after "
+        "the commit, and the exit.\n\n"
         "- If a grace period is known, the other workers have exited by its end, or "
         "2 s later on a busy machine. Otherwise they exit within 30 s, or 10 s "
         "later.\n"
-        "- They exit with the restart code. The code is 1 if no worker got a "
-        "notice, or if the lack of memory raised an error.\n"
+        "- The other workers exit with the restart code. The code is 1 if no worker "
+        "got a notice, or if the lack of memory raised an error.\n"
         "- Without a notice, after the last step of all workers, either all workers "
         "end normally or none does. The code is 1 if the final save needed the "
         "failed worker, and the restart code otherwise.\n"
@@ -566,10 +566,10 @@ CAMPAIGN = Campaign(
         "The alarm for a deadline rang just after the main thread had given up its "
         "wait, and ended the process at once, although the process was already "
         "exiting. Fixed (`coordination/test_coordinator.py`).",
-        "A worker that exited because another worker was lost did not name the phase "
-        "of the loss. After a failed collective, it did not name the lost worker "
-        "either. Fixed (`coordination/test_coordinator.py`, "
-        "`handler/test_lost_peers.py`).",
+        "If a worker exited because another worker was lost, the error did not name "
+        "the phase of the run in which the other worker was lost. After a failed "
+        "collective, the error did not name the lost worker either. Fixed "
+        "(`coordination/test_coordinator.py`, `handler/test_lost_peers.py`).",
         "A worker that lost the network during its exit was still running after its "
         "grace period, because TensorFlow was waiting to disconnect from the chief. "
         "Fixed (`handler/test_session.py`, `campaigns/test_peers.py`).",
@@ -579,11 +579,11 @@ CAMPAIGN = Campaign(
         "A worker exited with code 0 as soon as it had reported its part of the final "
         "save. If the chief crashed or failed later, only the chief restarted. In the "
         "same way, if a worker crashed after its last step, the other workers exited "
-        "with code 0, and only this worker restarted. The first fix was also wrong: "
-        "it treated a late reply of the chief as a missing reply. Fixed "
-        "(`handler/test_final_vote.py`).",
-        "If a worker's only sign of a lost worker was a closed connection, its error "
-        "did not name the lost worker. Fixed (`handler/test_lost_peers.py`).",
+        "with code 0, and only this worker restarted. The first fix treated a late "
+        "reply of the chief as a missing reply. Fixed (`handler/test_final_vote.py`).",
+        "If a worker detected the loss of another worker only by a closed connection, "
+        "the error did not name the lost worker. Fixed "
+        "(`handler/test_lost_peers.py`).",
     ),
     labels={
         "ended later, as the machine was busy": (

@@ -282,8 +282,8 @@ CAMPAIGN = Campaign(
         "(`checkpoint/test_writer.py`).",
         "Two saves of a CheckpointManager with the same number were interrupted, one "
         "after the other. The next start treated the files of the first save as a "
-        "checkpoint of another program that was newer than the last commit, and "
-        "restored no States. Fixed (`checkpoint/test_restore.py`).",
+        "checkpoint that another program had written after the last commit. So the "
+        "start restored no States. Fixed (`checkpoint/test_restore.py`).",
     ),
     labels={
         "crashes": "simulated power failures",

@@ -47,8 +47,9 @@ CAMPAIGN = Campaign(
         "After a notice with a long grace period, the run was about to commit and "
         "then to continue training. Before this commit, another machine announced "
         "that it had only seconds left. Nevertheless the run continued after the "
-        "commit, instead of exiting. Too little time was left for a second commit: it "
-        "lacked the part of a worker. Fixed (`cluster/test_schedules.py`).",
+        "commit, instead of exiting. Too little time was left for a second commit, so "
+        "the second commit lacked the part of a worker. Fixed "
+        "(`cluster/test_schedules.py`).",
         "After a notice, the workers agreed on a step without a slow worker that had "
         "not answered in time. The slow worker exited, to be restarted. The steps of "
         "this run needed no collectives, so the other workers trained to the end, "

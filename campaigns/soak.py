@@ -335,7 +335,7 @@ CAMPAIGN = Campaign(
         "Beside this *stormy* run, two *calm* workers train the same, and are never "
         "restarted: they are sometimes suspended, or their commits are corrupted or "
         "removed. The stormy run resumes "
-        "from the newest intact commit or a newer snapshot; after a notice it "
+        "from the newest intact commit or a newer snapshot; after a notice the run "
         "resumes at the newest step. The result of a step is the same bytes in "
         "every repetition and in the calm run. The supervisor's threads, descriptors "
         "and memory do not grow, and neither do the directories. A worker just after "

@@ -1,7 +1,7 @@
 """The scratch directory of a checkpoint directory that is a URL.
 
-If `checkpoint_dir` is a URL such as `gs://bucket/run`, the run writes commits to the
-scratch directory, a local directory, and a mirror copies each commit to the URL. See
+If `checkpoint_dir` is a URL such as `gs://bucket/run`, the run writes commits to a
+local directory, the scratch directory. A mirror copies each commit to the URL. See
 `checkpoint/mirror/store_selection.py`.
 """
 
@@ -18,7 +18,8 @@ default the system's temporary directory.
 """
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_LONGEST_READABLE = 60  # number of the URL's last characters in the directory's name
+# Maximum number of a URL's last characters that the name of its scratch directory has.
+_LONGEST_READABLE = 60
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:
@@ -48,7 +49,8 @@ def _folder() -> str:
 
 
 def local_directory(checkpoint_dir: str | os.PathLike[str]) -> str:
-    """Returns the local directory of a run: the path, or a URL's scratch directory.
+    """Returns the local directory of a run: `checkpoint_dir` itself if it is a path, or
+    the scratch directory of a URL.
 
     Args:
         checkpoint_dir: path or URL of the checkpoint directory, as given by the user.

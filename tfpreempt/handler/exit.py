@@ -159,7 +159,7 @@ def _silence(name: str) -> None:
 
 
 def exit_hard(leave: Callable[[], Any]) -> None:
-    """Calls a function, and ends the process at once if the function raises.
+    """Calls a function, and ends the process at once if the function raises an error.
 
     Used on threads and in exit hooks, where SystemExit would not end the process. The
     exit code is the code of SystemExit, and 1 after any other error, such as an error
@@ -203,7 +203,7 @@ class WatchedExit(SystemExit):
     """A SystemExit that records whether it has ended the main thread.
 
     If the program does not catch the exit, the interpreter reads `code`. A read by the
-    interpreter has no calling Python frame; a read by the program has one.
+    interpreter has no calling Python frame; a read by the program has a calling frame.
     """
 
     has_ended_main = False
@@ -237,8 +237,8 @@ class ExitWatchdog(ManagedThread):
     Args:
         exit: exit about to be raised on the main thread.
         seconds: time limit of the exit.
-        can_reach_all: whether every worker answers. If False, the process skips the
-            finalization, in which TensorFlow would wait for the unreachable worker,
+        can_reach_all: whether all workers are reachable. If False, the process skips
+            the finalization, in which TensorFlow would wait for the unreachable worker,
             longer than any grace period.
     """
 
@@ -312,10 +312,10 @@ def _skip_the_rest() -> None:
 
 
 def blocking_threads_and_children() -> list[str]:
-    """Returns descriptions, for a log message, of what delays the exit.
+    """Returns descriptions of the causes that delay the exit, for a log message.
 
-    Described are the line of code that the main thread executes, other threads that
-    Python waits for, and child processes.
+    The causes are the line of code that the main thread executes, other threads for
+    which Python waits, and child processes.
     """
     main = threading.main_thread()
     found = [
@@ -326,7 +326,8 @@ def blocking_threads_and_children() -> list[str]:
     for child in multiprocessing.active_children():
         found.append(f"the child {child.name!r} (pid {child.pid})")
     frame = sys._current_frames().get(main.ident or 0)
-    # A main thread that has ended only waits for other threads, or runs exit hooks.
+    # After the end of the program's code, the main thread only waits for other threads,
+    # or runs exit hooks. So name its line only if there is no other cause.
     if frame is not None and (main.is_alive() or not found):
         found.insert(0, f"line {frame.f_lineno} of {frame.f_code.co_filename}")
     return found

@@ -40,7 +40,8 @@ _LOOKS_EVERY = 1.0  # seconds between two samples of the status
 _JOIN_SECONDS = 1.0  # longest wait for the thread's last write: a disk may hang
 _WINDOW_SECONDS = 60.0  # the rate is the mean of the last minute
 _SAMPLES = 20  # samples of the main thread between two samples of the status
-# Time constant of the means: fewer samples are too few to compare workers.
+# Time constant of the means, in seconds and in steps: the longer of the two applies.
+# Means with a shorter time constant vary too much for a comparison of workers.
 _MEMORY_SECONDS, _MEMORY_STEPS = 15.0, 25
 _ENOUGH = 0.6  # share of the time constant that the first samples must reach
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
@@ -68,7 +69,7 @@ _UPLOAD_KINDS = {
 
 
 class WorkerActivity(StrEnum):
-    """Activity of a worker, from its first boundary on."""
+    """Activity of a worker that has reached the boundary before its first step."""
 
     TRAINING = "training"
     SAVING = "saving"  # training waits for a save
@@ -186,9 +187,12 @@ class StepRate:
 
 
 def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStatus:
-    """Returns a status with the step times between the given ends of steps.
+    """Returns a status with the mean and the deviation of the newest step times.
 
-    The ends are in monotonic seconds; other threads may add ends during the call.
+    Args:
+        status: status without step times.
+        ends: times of the ends of steps, in monotonic seconds. Other threads may add
+            times during the call.
     """
     steps = [later - before for before, later in itertools.pairwise(tuple(ends))]
     if not steps:
@@ -199,9 +203,10 @@ def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStat
 
 
 def _module_of_main_thread() -> str:
-    """Returns the module whose code the main thread executes; keeps no frame.
+    """Returns the name of the module whose code the main thread executes.
 
-    A frame keeps the variables of the program alive, such as batches and the handler.
+    Keeps no reference to a frame, because a frame keeps the variables of the program
+    alive, such as batches and the handler.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "" if frame is None else str(frame.f_globals.get("__name__"))
@@ -223,7 +228,7 @@ class OwnTime:
 
     def __init__(self, clock: Clock, framework: str) -> None:
         self._clock, self._sees_waits = clock, framework != "jax"
-        self._random = random.Random()  # the global generator is the program's
+        self._random = random.Random()  # the program uses the global generator
         self._memory = math.inf  # time constant of the sums, in seconds
         # Sums of seconds, in which older seconds have less weight.
         self._total = self._own = self._cpu = 0.0
@@ -232,7 +237,7 @@ class OwnTime:
         """Samples the main thread for about a second; returns whether `stop` is set."""
         began, cpu, own = self._clock.monotonic(), time.process_time(), 0
         for _ in range(_SAMPLES):
-            # Random pauses: equal pauses could be in step with training.
+            # Random pauses, because equal pauses could coincide with the steps.
             if stop.wait(_LOOKS_EVERY / _SAMPLES * self._random.uniform(0.5, 1.5)):
                 return True
             name = _module_of_main_thread()
@@ -248,7 +253,8 @@ class OwnTime:
         return False
 
     def of_step(self, step_seconds: float | None) -> tuple[float | None, float | None]:
-        """Returns the own seconds and the CPU seconds of a step, if known."""
+        """Returns the own seconds and the CPU seconds of a step; None for both before
+        there are enough samples."""
         if step_seconds is None or self._total < _ENOUGH * self._memory:
             return None, None
         share = step_seconds / self._total

@@ -5,8 +5,9 @@ files are in a private folder on the machine's disk. An archive of the files is 
 the checkpoint directory and in the mirror:
 
     .tfpreempt-compiled/<machine>.zip       the archive, replaced as a whole
-    .tfpreempt-compiled/loading-<worker>    present from the load to the second step, or
-                                            to the exit: found at a start after a crash
+    .tfpreempt-compiled/loading-<worker>    created at the load of the archive, removed
+                                            at the second step or at the exit; a start
+                                            that finds the file follows a crash
     compiled/<machine>.zip                  in the mirror
 
 JAX's folder is not in the checkpoint directory, because JAX writes files under their
@@ -58,9 +59,10 @@ _NAME = re.compile(r"[\w.-]{1,250}-cache")
 _LOOKS_EVERY = 2.0  # seconds between two searches for new files of JAX
 _DIRECTORY, _IS_ON = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
 _SETTINGS: dict[str, Any] = {
-    # JAX sets no limit, because `_packed` sets one (`MOST_BYTES`).
+    # No limit in JAX, because `_packed` limits the archive to `MOST_BYTES`.
     "jax_compilation_cache_max_size": -1,
-    # Keep functions that compile fast, too: building a model compiles many of them.
+    # Also keep functions with a short compile time, because building a model compiles
+    # many such functions.
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     # With caches of XLA, JAX's key on a GPU would depend on the path of the folder.
     "jax_persistent_cache_enable_xla_caches": "none",
@@ -132,7 +134,7 @@ class CompileCache:
     def keep(self, mirror: Mirror | None) -> None:
         """Writes and uploads the archive if JAX has written files.
 
-        Called on one thread, every second from the second step on.
+        Called on a single thread, once per second after the process has made two steps.
 
         Args:
             mirror: the mirror, on the chief; None on other workers.
@@ -151,9 +153,9 @@ class CompileCache:
             status = os.stat(os.path.join(self.folder, name))
             found[name] = status.st_mtime_ns, status.st_size
         self._seen = found
-        # Pack the files if no file has changed since the last search, because JAX may
-        # still be writing a changed file; and if there are new files, not only fewer:
-        # another program may clean the folder for temporary files.
+        # Pack the files under two conditions. No file has changed since the last
+        # search: JAX may still be writing a changed file. At least one file is new: if
+        # files are only missing, another program has cleaned the temporary directory.
         if found == before and not found.keys() <= self._kept:
             self._write(self._packed())
             self._kept, self._mirror = {*found}, None
@@ -162,8 +164,8 @@ class CompileCache:
             mirror.enqueue(functools.partial(self._upload, mirror.store))
 
     def _packed(self) -> bytes:
-        """Returns an archive of the newest files, at most `MOST_BYTES`, oldest file
-        first."""
+        """Returns an archive of the newest files, at most `MOST_BYTES` in total, in
+        order from the oldest file to the newest."""
         chosen, left, target = list[str](), MOST_BYTES, io.BytesIO()
         for (_, size), name in sorted(((v, k) for k, v in self._seen.items()))[::-1]:
             if (left := left - size) >= 0:
@@ -171,12 +173,12 @@ class CompileCache:
         with zipfile.ZipFile(target, "w") as archive:
             for name in chosen:
                 data = Path(self.folder, name).read_bytes()
-                # Without a time: equal files give an equal archive.
+                # Store no modification time, so that equal files give equal archives.
                 archive.writestr(zipfile.ZipInfo(name), data)
         return target.getvalue()
 
     def _write(self, archive: bytes) -> None:
-        """Replaces the archive, by a file that only this user can change."""
+        """Replaces the archive with a file that only this user can change."""
         temporary = self._archive + ".tmp"
         self._files.remove(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -188,7 +190,7 @@ class CompileCache:
         self._files.sync_dir(os.path.dirname(self._archive))
 
     def _read(self) -> bytes:
-        """Returns the archive; empty without an archive."""
+        """Returns the bytes of the archive; no bytes if there is no archive."""
         try:
             opened = contained.open_file(
                 self._archive, os.O_RDONLY, root=self.directory
@@ -205,7 +207,8 @@ class CompileCache:
             return contained.read_all(file, 2 * MOST_BYTES, self._archive)
 
     def _upload(self, store: ObjectStore) -> None:
-        """Uploads the archive if the mirror has another one; on the mirror's thread."""
+        """Uploads the archive if the mirror's archive is different or missing. Called
+        on the mirror's thread."""
         try:
             data, found = self._read(), store.stat(self._object)
             sums = None, checksum.of_bytes(data)

@@ -102,7 +102,8 @@ class Pipelines(Protocol):
         """
 
     def order(self, fit: Fit, dataset: Any) -> dict[str, int]:
-        """Returns fingerprints of a dataset's order that are equal in every epoch."""
+        """Returns fingerprints of the order of a dataset. The values of these
+        fingerprints are the same in every epoch."""
 
     def draw_again(self, fit: Fit, data: Any, position: Any) -> None:
         """Draws the random seeds that the iterators of earlier epochs have drawn, so
@@ -126,10 +127,11 @@ class Pipelines(Protocol):
         """
 
     def validation_problem(self, data: Any) -> str | None:
-        """Returns a warning if a restart may validate with other results, or None."""
+        """Returns a warning if validation results may differ after a restart; else
+        None."""
 
     def validation_caches(self, data: Any) -> list[str]:
-        """Returns the paths of the cache files that validation data are read from."""
+        """Returns the paths of the file caches in the pipeline of validation data."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,10 +34,11 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 class _WatchedSignal:
     """A watched signal, with its listeners and the replaced handlers.
 
-    "Our handler" is the method `handle`. If other code has replaced our handler,
-    `rearm()` installs our handler again, and adds the other handler to `hidden`. The
-    other handler may call our handler, as the handler that it has replaced. In such a
-    nested call, our handler calls the next handler in `hidden`, so no handler runs
+    "Our handler" is the method `handle`. Other code may replace our handler. `rearm()`
+    then installs our handler again, and appends the other handler to `hidden`. At a
+    signal, our handler calls the newest handler in `hidden`. That handler may call the
+    handler that was installed before it, which is our handler again. In this nested
+    call, our handler calls the next older handler in `hidden`, so no handler runs
     twice.
 
     Args:
@@ -60,7 +61,7 @@ class _WatchedSignal:
     _depth: int = 0
 
     def start_receiver(self) -> None:
-        """Starts a thread that receives the signal, because the main thread blocks it.
+        """Starts a thread that receives a signal that the main thread blocks.
 
         The kernel delivers a signal to any thread that does not block the signal. The
         main thread has inherited its signal mask from the parent process. The mask is
@@ -100,8 +101,9 @@ class _WatchedSignal:
         depth = self._depth
         if depth == 0:
             is_ours = signal.getsignal(signum) == self.handle
-            # All listeners were removed on another thread, which cannot restore the
-            # earlier handler: restore it now, and raise the signal again for it.
+            # Another thread has removed all listeners, but could not restore the
+            # earlier handler. Restore the earlier handler now, and raise the signal
+            # again for that handler.
             if is_ours and not self.listeners:
                 self.disarm()
                 signal.raise_signal(signum)
@@ -184,7 +186,7 @@ class SignalRegistry:
             # Install the handler even if Python reports our handler: C++ code may have
             # replaced the handler without Python's knowledge.
             signal.signal(signum, watch.handle)
-            # Do this last: a pending signal is delivered at once.
+            # Start the receiver last, because it receives a pending signal at once.
             is_blocked = signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())
             if is_blocked and watch.receiver is None:
                 watch.start_receiver()
@@ -192,9 +194,10 @@ class SignalRegistry:
     def unsubscribe(self, signum: int, listener: Listener) -> None:
         """Removes a listener of a signal.
 
-        With the last listener of the signal, the earlier handler is restored; with the
-        last listener of all signals, also the earlier wake-up fd. Python can do so only
-        on the main thread. If the last listener is removed on another thread, our
+        After the removal of the signal's last listener, the earlier handler is
+        restored. After the removal of the last listener of all signals, the earlier
+        wake-up fd is restored, too. Python can restore a handler or an fd only on the
+        main thread. If the last listener is removed on another thread, our
         handler stays installed until one of two events. At the next signal, our handler
         restores the earlier handler, and raises the signal again. A later call on the
         main thread that removes the last listener of any signal also restores the
@@ -234,15 +237,15 @@ class SignalRegistry:
     def put_back(self, signum: int, handler: _Handler) -> None:
         """Installs a handler that our handler had replaced. Main thread only.
 
-        If the handler would end the process and the process is already exiting, SIG_IGN
-        is installed and not the handler, so that a further signal cannot change the
+        If the process is already exiting and the handler would end the process, SIG_IGN
+        is installed instead of the handler, so that a further signal cannot change the
         exit code.
 
         Args:
             signum: the signal.
             handler: the replaced handler; None if C code had installed the handler.
         """
-        # None: the handler was installed by C code, and Python cannot install it again.
+        # Python cannot install a handler of C code (None) again.
         handler = signal.SIG_DFL if handler is None else handler
         ends = handler is signal.SIG_DFL or handler is signal.default_int_handler
         if ends and self._is_leaving:

@@ -13,9 +13,9 @@ once: a child of a pool might hold the lock of the pool's queue, and the pool's
 termination waits for that lock. A child always ends when the parent has ended.
 
 The guard is a thread of the child that waits for the blocked signal, because only
-`sigwaitinfo` and similar functions tell the sender. The guard is switched off when the
-child starts a program: the program would inherit the blocked signal, and could not be
-terminated. An audit hook detects the start of a program, because subprocess does not
+`sigwaitinfo` and similar functions return the sender. The guard is switched off when
+the child starts a program: the program would inherit the blocked signal, and could not
+be terminated. An audit hook detects the start of a program, because subprocess does not
 call the hooks of `os.register_at_fork`.
 
 Rejected: SIG_IGN, because `terminate()` and `join()` would hang; a process group for
@@ -42,7 +42,8 @@ from typing import Any
 LOOKS_EVERY = 0.5
 
 ENDS_AFTER = 2.0
-"""Seconds that an exiting parent has to end a child, before the child ends itself."""
+"""Seconds that an exiting parent has to end a child. Afterwards a child that has
+ignored a signal ends itself."""
 
 # Sent only to interrupt the main thread; otherwise without effect.
 _WAKE = signal.SIGURG
@@ -57,9 +58,8 @@ _parents = _leaving  # the byte that the parent shares with this process
 
 
 def _look_at_the_parent() -> None:
-    """In a forked child: keeps the shared byte by which the parent shows its exit.
-
-    Also creates a new byte, which the child shares with the children that it forks.
+    """Called in a forked child: keeps the byte in which the parent shows its exit, and
+    creates a new byte, which the child shares with its own children.
     """
     global _leaving, _parents
     _parents, _leaving = _leaving, mmap.mmap(-1, 1)
@@ -76,7 +76,8 @@ def guard_children(signum: signal.Signals) -> None:
 
 
 def release_children(is_leaving: bool) -> None:
-    """Tells the guarded children whether this process is exiting. Any thread may call.
+    """Shows the guarded children whether this process is exiting. Any thread may call
+    the function.
 
     Args:
         is_leaving: whether this process is exiting. If True, children that have ignored
@@ -94,8 +95,8 @@ def _begin(_: object) -> None:
     if parent is None or parent.pid is None:
         return
     signal.signal(_WAKE, _end)
-    # Unblock the signals in a child of this child: it inherits the signal mask, but not
-    # the guard's thread.
+    # A child of this child inherits the signal mask, but not the guard's thread. So
+    # unblock the signals there.
     os.register_at_fork(after_in_child=_end)
     sys.addaudithook(lambda event, args: _end() if event in _STARTS_PROGRAMS else None)
     # multiprocessing starts programs with this function, which raises no audit event.
@@ -117,9 +118,8 @@ def _ending_before(start: Callable[..., int]) -> Callable[..., int]:
 
 
 def _end(*_: object) -> None:
-    """Ends the guard's protection: unblocks the guarded signals in this thread.
-
-    Usually called on the main thread of the child.
+    """Ends the guard's protection: unblocks the guarded signals in the calling thread,
+    which is usually the main thread of the child.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _guarded)
 
@@ -132,21 +132,28 @@ def _guard(parent: int) -> None:
         # operation.
         _end()
     os.kill(os.getpid(), signum)
-    # Repeat: a signal that arrives just before the main thread begins to wait has no
-    # effect.
+    # Repeat `_WAKE`, because it has no effect if it arrives just before the main thread
+    # begins to wait.
     while signum in signal.sigpending():
         signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
         time.sleep(0.01)
 
 
 def _wait_for_the_end(parent: int) -> int:
-    """Waits, in a forked child, until this process must end.
+    """Waits, on the guard's thread of a child, until the child must end.
+
+    The child must end in one of three cases:
+
+    - A signal arrives that the child must not ignore.
+    - The parent has ended.
+    - The child has ignored a signal, and the parent has been exiting for `ENDS_AFTER`
+      seconds.
 
     Args:
         parent: process id of the parent.
 
     Returns:
-        The signal by which this process must end.
+        The signal with which the child ends itself.
     """
     ignored = 0
     stays_until = time.monotonic() + ENDS_AFTER

@@ -25,8 +25,9 @@ class FileEntry:
     """A file of a commit.
 
     Attributes:
-        name: path of the file, with "/" between the parts; relative to the directory of
-            the commit, or to the directory of a flat checkpoint's files.
+        name: path of the file, with "/" between the parts. The path is relative to the
+            directory of the commit. For a flat checkpoint (see `flat_commit.py`), the
+            path is relative to the directory that contains the checkpoint's files.
         size: number of bytes.
         crc32c: checksum of the whole file, unsigned 32 bits.
     """
@@ -42,7 +43,7 @@ class Parent:
 
     Attributes:
         token: token of the parent; "" if there was no commit, or no readable commit.
-        sequence: sequence of the parent; 0 if there was no commit.
+        sequence: sequence number of the parent; 0 if there was no commit.
     """
 
     token: str
@@ -60,8 +61,9 @@ class Manifest:
         world_size: number of workers of the run that wrote the commit.
         workers: indices of the workers whose shards are in the commit.
         files: name, size and checksum of each file, sorted by name.
-        prefix: TensorFlow's prefix, relative to the same directory as the file names;
-            None if the commit contains no tf.train.Checkpoint.
+        prefix: path prefix of TensorFlow's checkpoint files, relative to the same
+            directory as the names in `files`; None if the commit contains no
+            tf.train.Checkpoint.
         versions: versions of the software that wrote the commit, by package name.
         because: reason of the save: "preemption", "periodic", "save", "error",
             "finished" or "snapshot".
@@ -97,7 +99,7 @@ def to_json(manifest: Manifest) -> bytes:
 
 
 def _is_integer(low: int, limit: int) -> Callable[[Any], bool]:
-    # Use `type`, not isinstance: a bool is an int in Python, but not in a manifest.
+    # Compare the type: isinstance() would also accept a bool as an integer.
     return lambda value: type(value) is int and low <= value < limit
 
 

@@ -45,9 +45,10 @@ QUIET_SECONDS = 3600.0
 
 
 NEWEST = "newest"
-"""The reason of the commits that `max_to_keep` keeps."""
+"""The reason shown for a commit that stays because of `max_to_keep`."""
 
-_FEWEST = 2  # newest commits that `keep_every` and `best_by` never replace
+# Minimum number of newest commits that stay if `keep_every` or `best_by` is set.
+_FEWEST = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +59,11 @@ class RetentionPolicy:
         max_to_keep: number of newest commits to keep, at least 1; None keeps every
             commit. With one of the other rules, at least the two newest stay.
         keep_every: length of a period, as a number of steps or a timedelta: the first
-            commit of each period stays for ever. None: no such commit.
+            commit of each period stays for ever. None: the rule keeps no commit.
         best_by: name of a metric, "min" or "max", and the number of best commits to
-            keep; None: no such commit.
-        is_cache: whether the directory is a cache of the mirror, so that only the
-            newest commit stays, and the commits that are not uploaded yet.
+            keep. None: the rule keeps no commit.
+        is_cache: whether the directory is a cache of the mirror. If True, only the
+            newest commit and the commits that are not uploaded yet stay.
 
     Raises:
         ConfigurationError: a rule is invalid.
@@ -167,7 +168,7 @@ def metrics_of(manifest: Manifest) -> dict[str, float]:
 
 
 def is_seen(metric: str, commits: Iterable[Manifest | None]) -> bool:
-    """Returns whether a commit has a metric."""
+    """Returns whether at least one of the commits has a metric."""
     return any(metric in metrics_of(each) for each in commits if each is not None)
 
 
@@ -177,8 +178,9 @@ def _recorded(manifest: Manifest | None) -> dict[str, Any]:
 
 
 def first_of(manifest: Manifest) -> str:
-    """Returns the period of which a commit is the first, such as "1000 steps"; "" if
-    there was no `keep_every`, or if the commit is not the first of its period."""
+    """Returns the length of a period, such as "1000 steps", if the commit is the first
+    commit of such a period. Returns "" for any other commit, and if the run that made
+    the commit had no `keep_every`."""
     period = _recorded(manifest).get("first_of")
     return period if isinstance(period, str) else ""
 
@@ -192,7 +194,7 @@ def record(
 ) -> dict[str, Any]:
     """Returns the values that the manifest of a new commit records for `reasons`.
 
-    A commit is the first of its period unless a commit before belongs to the same
+    A commit is the first of its period unless an earlier commit belongs to the same
     period. Commits that were made without the rule, before a restart with other rules,
     do not count, because they do not stay. Only the commits directly before the new
     commit are compared: after the clock was set back, or training has returned to an
@@ -237,7 +239,8 @@ def record(
 
 
 def explain(entries: Iterable[Entry]) -> dict[str, str]:
-    """Returns why each commit of a directory or of a mirror stays, by token.
+    """Returns the reasons why commits of a directory or of a mirror stay, by the tokens
+    of the commits.
 
     The rules are the rules that the newest commit records.
 
@@ -288,7 +291,7 @@ def delete(files: Files, entry: Entry) -> None:
 
     Args:
         files: file system operations that make the changes.
-        entry: the commit. Of a flat checkpoint, only the sidecar is deleted.
+        entry: the commit. For a flat checkpoint, only the sidecar is deleted.
 
     Raises:
         OSError: error of the file system.
@@ -313,7 +316,8 @@ def delete(files: Files, entry: Entry) -> None:
     # Remove large files with several threads: the kernel frees the memory pages of a
     # file in the thread that removes the file.
     large = [path for path in paths if sizes[path] >= _LARGE_BYTES]
-    # RuntimeError: no new thread can start. Remove the large files with the others.
+    # A RuntimeError means that no thread can be started. Then the large files are
+    # removed together with the small files.
     with contextlib.suppress(RuntimeError):
         map_in_threads(
             files.remove, large, threads=os.cpu_count() or 1, name="tfpreempt-delete"

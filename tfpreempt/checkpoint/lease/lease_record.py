@@ -58,8 +58,9 @@ class LeaseOwner:
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
     def is_dead(self, here: LeaseOwner) -> bool:
-        """Returns whether the process has certainly exited. False if that is unknown,
-        because the process belongs to another boot or pid namespace.
+        """Returns whether the process has certainly exited. Returns False if the state
+        of the process is unknown, because the process belongs to another boot or pid
+        namespace.
 
         A different boot id does not prove that the machine was restarted: a copy of a
         machine or a container has the same name and machine id as the original. So the
@@ -72,17 +73,18 @@ class LeaseOwner:
         if "" in where or where != (here.boot, here.namespace):
             return False
         if self.pid == here.pid:
-            # The pid is the pid of this process. So the holder has exited, or the
-            # holder was this process before an exec.
+            # The calling process has the holder's pid. So the holder has exited, or the
+            # holder was the calling process before an exec.
             return True
         return not self._is_running(here)
 
     def is_running_beside(self, here: LeaseOwner) -> bool:
-        """Returns whether the process certainly runs, on the machine of `here`.
+        """Returns whether the process certainly runs on the machine of `here`, and is
+        not the process `here`.
 
-        False for the process `here`, and if unknown: the process belongs to another
-        boot or pid namespace, or the start times cannot be compared, so that a new
-        process may have the pid.
+        Returns False if the state of the process is unknown: the process belongs to
+        another boot or pid namespace; or the start times cannot be compared, so a new
+        process may have the same pid.
 
         Args:
             here: record of the calling process.
@@ -95,7 +97,7 @@ class LeaseOwner:
 
     def _is_running(self, here: LeaseOwner) -> bool:
         """Returns whether the process still runs: its pid exists, and does not belong
-        to a new process. Returns True if unknown."""
+        to a new process. Returns True if the state of the process is unknown."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -135,7 +137,7 @@ class ObservedLease:
 
 
 def is_token(name: str) -> bool:
-    """Returns whether a name has the form of a token from `this_process`."""
+    """Returns whether a name has the form of a lease token: 32 hexadecimal digits."""
     return re.fullmatch(r"[0-9a-f]{32}", name) is not None
 
 
@@ -173,8 +175,8 @@ def from_json(data: bytes, token: str) -> LeaseOwner:
         token: token of the returned holder, if the content is not a valid record.
 
     Returns:
-        The holder. If the content is not a valid record, a holder of which only the
-        token is known; for this holder, `is_dead` always returns False.
+        The holder. If the content is not a valid record, a holder with only the token;
+        for this holder, `is_dead` always returns False.
     """
     try:
         found = json.loads(data[:MAX_BYTES])

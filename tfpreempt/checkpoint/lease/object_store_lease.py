@@ -18,11 +18,11 @@ store cannot refuse the process's requests. A commit is complete once its folder
 marker. So a holder first writes the name of the folder to `.marking`, then checks the
 lease, and then creates the marker. A process that takes over creates the next number,
 reads the `.marking` of the earlier holder, and creates the marker in the named folder.
-Only after that does the process look for commits. There are two cases:
+Then the process searches for commits. There are two cases:
 
-- The earlier holder sees the new number, and stops.
-- The earlier holder had written `.marking` before the new number was created, so the
-  marker already exists when it continues.
+- The earlier holder reads the new number in its check of the lease, and stops.
+- The earlier holder had written `.marking` before the new number was created. Then the
+  new holder has created the marker before its search for commits.
 
 If the earlier holder writes a `.marking` still later, a third holder ignores that
 `.marking`, provided that the second holder has renewed the lease or written a
@@ -148,8 +148,8 @@ class ObjectStoreLease:
         """Returns whether the lease with this token is still valid: the lease has the
         highest number, and no `.over`.
 
-        If the store has no object of any lease, the lease is valid: only a lifecycle
-        rule can have deleted all objects.
+        If the store has no object of any lease, the lease counts as valid, because only
+        a lifecycle rule can have deleted all objects.
         """
         names, number = self._names(), int(token)
         return _highest(names) in (0, number) and _name(number, _OVER) not in names
@@ -182,9 +182,9 @@ class ObjectStoreLease:
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
-        """Commits the folder in the `.marking` of an earlier holder: creates the marker
-        of the folder. Otherwise the earlier holder could create the marker later,
-        unnoticed.
+        """Commits the folder that an earlier holder named in its `.marking`: creates
+        the marker of the folder. Otherwise the earlier holder could create the marker
+        later, unnoticed.
 
         Args:
             data: content of the `.marking`: the name of the folder.
@@ -223,13 +223,13 @@ def _name(number: int, suffix: str = "") -> str:
 
 
 def _number(name: str) -> int:
-    """Returns the number of the lease to which an object belongs, by the name of the
-    object; 0 if the object belongs to no lease."""
+    """Returns the lease number in the name of an object; 0 if the object belongs to no
+    lease."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 
 
 def _highest(names: set[str]) -> int:
-    """Returns the highest number of a lease to which an object of these names belongs;
-    0 if no object belongs to a lease."""
+    """Returns the highest lease number in a set of object names; 0 if no object belongs
+    to a lease."""
     return max(map(_number, names), default=0)

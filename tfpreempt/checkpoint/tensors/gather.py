@@ -60,13 +60,14 @@ value as a tensor."""
 
 @dataclasses.dataclass(eq=False)
 class Read:
-    """Lets the body of a `reading` context take values out of TensorFlow's write.
+    """The result of a `reading` context. In the context, the program may set `extract`
+    to choose the values that TensorFlow writes.
 
     Attributes:
-        extract: function that the body sets, such as `LargeTensors.extract`. Receives
-            the values by owner and name, and, separately, the values of plain
-            variables; returns the values that TensorFlow writes. None: TensorFlow
-            writes every value.
+        extract: function such as `LargeTensors.extract`. The first argument has the
+            values by owner and name, the second argument has the values of plain
+            variables (see `_plain_variable`). The function returns the values that
+            TensorFlow writes. None: TensorFlow writes every value.
     """
 
     extract: Callable[[Any, Sequence[Value]], Any] | None = None
@@ -138,8 +139,8 @@ def keep(gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
 
 
 def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
-    """Makes TensorFlow's search for the keys of all objects before the first save, so
-    that the first save takes less time.
+    """Runs TensorFlow's search for the keys of all objects before the first save, to
+    shorten the first save.
 
     Reads no value. Called on the main thread. Does nothing in three cases:
 
@@ -359,8 +360,8 @@ def _saves_itself(obj: Any) -> bool:
 
 
 def _is_variable(obj: Any) -> bool:
-    """Returns whether an object is a variable that only code of TensorFlow or Keras
-    serializes, no method of the program."""
+    """Returns whether an object is a variable that is serialized only by code of
+    TensorFlow or Keras, and by no method of the program."""
     kind = type(obj)
     methods = kind._serialize_to_tensors, kind._gather_saveables_for_checkpoint
     return variable_shape(obj) is not None and all(
@@ -369,8 +370,8 @@ def _is_variable(obj: Any) -> bool:
 
 
 def _has_slots(obj: Any) -> bool:
-    """Returns whether an object is an optimizer with slot variables. TensorFlow asks
-    such an optimizer for its slots in each save, and there may be new slots."""
+    """Returns whether an object is an optimizer with slot variables. At every save,
+    TensorFlow gets the current slots of the optimizer, which may include new slots."""
     return hasattr(type(obj), "get_slot_names")
 
 
@@ -420,20 +421,22 @@ def reading(
     read needs all workers.
 
     Patches the checkpoint's saver. Within the context the saver reads ("gathers") the
-    values at least once: during the body's write of the checkpoint; without a write, at
-    the end of the body, also after an error in the body, because the other workers take
-    part in the read and would wait.
+    values at least once. The read is part of the write of the checkpoint in the body of
+    the context. If the body writes no checkpoint, or raises an error before the write,
+    the read is at the end of the body, because the other workers wait for this worker
+    in the read.
 
     Args:
         checkpoint: checkpoint to save.
-        are_others: whether there are other workers. If so, an error of the read is
-            raised as CollectiveReadError, because the others wait for this worker.
+        are_others: whether there are other workers. If True, an error of the read is
+            raised as CollectiveReadError, because the other workers wait for this
+            worker.
         graph: the objects that `attach` has just found; None if `attach` could not
             store the objects.
 
     Yields:
-        A `Read`. The body may set its `extract`, which is called during the body's
-        write of the checkpoint.
+        A `Read`. Its function `extract`, if set by the body, is called during the write
+        of the checkpoint.
 
     Raises:
         CollectiveReadError: this worker cannot gather, and other workers wait.
@@ -474,8 +477,8 @@ def reading(
         if not calls:
             saver._gather_serialized_tensors()
     except Exception:
-        # The other workers are in the collective read, or about to enter the read;
-        # without this worker they would wait.
+        # The other workers are in the collective read, or about to enter the read, and
+        # wait there for this worker.
         try:
             if not calls:
                 saver._gather_serialized_tensors()
@@ -521,8 +524,8 @@ def _value(owner: Any, value: Any) -> Any:
     if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return value
     is_spec = isinstance(value, private_api.saveable_object.SaveSpec)
-    # Check `value` before `value.obj`: a variable reads its value when asked for a
-    # missing attribute.
+    # Check `value` before `value.obj`: the access to a missing attribute of a variable
+    # reads the value of the variable.
     variable = distributed(value)
     if variable is None:
         variable = distributed(getattr(owner, "obj", owner))
@@ -560,8 +563,8 @@ _READ_AT_ONCE = 64  # number of variables that one operation reads
 
 @dataclasses.dataclass(eq=False)
 class LargeTensors:
-    """Takes the large tensors of a save, and all plain variables, out of TensorFlow's
-    write.
+    """Extracts the large tensors of a save, and all plain variables, so that TensorFlow
+    does not write these values.
 
     Args:
         small_bytes: minimum size of a large tensor in bytes. TensorFlow writes smaller
@@ -666,8 +669,8 @@ def _object(owner: Any) -> Any:
     """Returns the object whose values TensorFlow's saver lists under an owner: the
     owner itself, or the object inside TensorFlow's wrapper for older kinds of savers.
 
-    The wrapper is recognized by type, not by `hasattr`: a distributed variable reads
-    its value when asked for a missing attribute.
+    The wrapper is recognized by type, not by `hasattr`: the access to a missing
+    attribute of a distributed variable reads the value of the variable.
     """
     converter = private_api.saveable_object_util.SaveableCompatibilityConverter
     return owner.obj if isinstance(owner, converter) else owner

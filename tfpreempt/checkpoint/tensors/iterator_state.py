@@ -81,8 +81,9 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
     returns missing files.
 
     If the state was saved while the iterator was writing the cache, the unfinished
-    cache belongs to this run. Then the function deletes the files written after the
-    save: TensorFlow will write these files again, and refuses to overwrite files.
+    cache belongs to this run. In this case the function deletes the files that were
+    written after the save, because TensorFlow will write these files again, and refuses
+    to overwrite files.
 
     Args:
         state: the state of an iterator: a variant tensor of shape (elements,).
@@ -109,8 +110,8 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
             if not is_complete(f"{path}_{number}")
         ]
         # With shard 0, the run had written no file before the save, so the files may
-        # belong to another program. Keep them: `clear_interrupted` deletes the files
-        # that this run has written.
+        # belong to another program. Keep the files: `clear_interrupted` deletes the
+        # files that this run has written.
         if shard:
             delete_shards(path, since=0 if missing else shard)
             keep(path)
@@ -147,8 +148,9 @@ def shared_iterators(objects: Objects) -> list[Any]:
     Args:
         objects: path and object, from `walk`.
     """
-    # A distributed iterator in `objects` is of tfpreempt's class, with `is_shared`:
-    # `walk` finds only trackable objects, and TensorFlow's class is not trackable.
+    # Every distributed iterator in `objects` has the attribute `is_shared` of
+    # tfpreempt's class: `walk` finds only trackable objects, and TensorFlow's class is
+    # not trackable.
     return [
         obj
         for _, obj in objects
@@ -159,8 +161,8 @@ def shared_iterators(objects: Objects) -> list[Any]:
 def other_positions(
     objects: Objects, graph: Any, nodes: Mapping[int, int]
 ) -> list[str]:
-    """Returns the paths of distributed iterators whose saved position does not fit, for
-    example because the saved run had a single position for all workers, and this run
+    """Returns the paths of distributed iterators whose saved position does not fit this
+    run. For example, the saved run had a single position for all workers, and this run
     has a separate position for every worker.
 
     Args:
@@ -183,12 +185,13 @@ def other_positions(
 
 
 def keep_seeds(iterator: Any, *datasets: Any) -> None:
-    """Makes every later state of an iterator include the number of seeds drawn by the
-    iterator's shuffles, and every later restore check the cache files first.
+    """Adds the number of seeds drawn by an iterator's shuffles to all later states of
+    the iterator, and a check of the cache files to all later restores.
 
-    The call itself reads no element and changes no seed. A second call does nothing; a
-    call for an iterator whose class already adds the number does nothing. No other
-    thread may create iterators of the same datasets during the call.
+    The check is `check_cache_files`, before the restore of the position. The call of
+    `keep_seeds` reads no element and changes no seed. A second call for an iterator
+    does nothing; a call for an iterator whose class already adds the number does
+    nothing. No other thread may create iterators of the same datasets during the call.
 
     Args:
         iterator: a tf.data iterator (`OwnedIterator`).
@@ -223,9 +226,9 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
 
 def _with_values(state: Any, call: Callable[[Any], None]) -> None:
-    """Calls `call` with an iterator's state, as soon as the state has a value. For
-    remote tasks, TensorFlow restores iterators in a graph, where a state gets its value
-    when the graph runs: the graph then calls `call`."""
+    """Calls a function with an iterator's state, as soon as the state has a value. For
+    remote tasks, TensorFlow restores iterators in a graph, where a state has a value
+    only when the graph runs. In this case the graph calls the function."""
     if tf.executing_eagerly():
         call(state)
         return

@@ -105,9 +105,9 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
     Args:
         checkpoint: checkpoint whose objects are searched.
     """
-    # Do not use getattr: a variable reads its value when asked for a missing attribute.
-    # For an ON_READ variable the read is a collective, which would hang without the
-    # other workers.
+    # Do not use getattr: the access to a missing attribute of a variable reads the
+    # value of the variable. For an ON_READ variable the read is a collective, which
+    # would hang without the other workers.
     lost = [
         path
         for path, obj in walk(checkpoint)

@@ -31,8 +31,8 @@ from tfpreempt.handler.status_file import REPORT_INTERVAL
 SILENT_AFTER = 6 * REPORT_INTERVAL
 """Seconds without a new status file after which a worker counts as silent."""
 
-# Slowdown from which on a worker is named. The measurements have errors of some
-# percent, and a worker that needs 1.3 times as long for a step must be named.
+# Smallest slowdown of a worker that counts as slow. The measurements have errors of
+# some percent, and a worker that needs 1.3 times as long for a step must count.
 _SLOW_FROM = 1.2
 _LARGEST = 10.0  # larger slowdowns are shown as this value
 _SHORTEST = 1e-6  # seconds; a shorter step is not compared
@@ -66,14 +66,14 @@ class Worker:
         worker: index of the worker.
         state: state of the worker.
         since: time of the last status file, or of the end of the process.
-        why: description of the end of the process; "" while it runs.
+        why: description of the end of the process; "" while the process runs.
         step: newest known step.
         steps_per_second: mean over the last minute; None if the worker does not train.
         stepped_at: time of the newest step.
         step_seconds, step_deviation, own_seconds, cpu_seconds: measured times of a
             step, see `WorkerStatus`; None if the worker does not train.
         noticed_at: time of the notice that is being handled; None without a notice.
-        deadline: time at which the machine will be taken away.
+        deadline: time at which the grace period of the notice ends.
         host: name of the machine.
         pid: id of the process.
         upload: state of the mirror; None without a mirror.
@@ -112,8 +112,8 @@ class RunStatus:
             workers; None if no restart is pending.
         ended: description of the end of the run; "" while the run continues.
         report: report of the run, with goodput and durations; None if unknown.
-        slowdowns: for every measured worker, its step time divided by the step time if
-            the worker were as fast as the other workers.
+        slowdowns: slowdown of every measured worker: its step time, divided by the
+            estimated step time of the worker at the speed of the other workers.
     """
 
     at: float
@@ -301,7 +301,7 @@ def _with_records(known: Worker, training: WorkerRun) -> Worker:
 
 
 def _with_report(known: Worker, report: LastReport) -> Worker:
-    """Returns a worker with the state that its last report (its status file) has."""
+    """Updates the state of a worker from its last report (its status file)."""
     now = report.now
     known = dataclasses.replace(
         known,
@@ -334,7 +334,8 @@ def _end(
     training: WorkerRun | None,
     report: LastReport | None,
 ) -> tuple[ReportedState, float, str] | None:
-    """Returns the end of a worker: (state, time, description); None if it runs.
+    """Returns the end of a worker: (state, time, description); None while the worker
+    runs.
 
     Args:
         at: current time in seconds since the epoch.
@@ -364,15 +365,15 @@ def _end(
             )
         if (exited := start.newest("exited")) is not None:
             return ReportedState.DOWN, exited.wall, "supervisor exited"
-        # After the end of the supervisor its guard process gives the workers time to
-        # commit, so a worker may still run and report.
+        # After the end of the supervisor, the supervisor's guard process gives the
+        # workers time to commit. So a worker may still run and report.
         terminated = start.newest("supervisor_terminated")
         if ended is None and terminated is not None:
             is_quiet = report is None or report.at < terminated.wall
             if is_quiet and (report is None or at - terminated.wall > _LEFT_AFTER):
                 ended = ReportedState.DOWN, terminated.wall, "supervisor terminated"
-    # After its exit record a worker may still run: it finishes an upload, or the
-    # program has continued to train.
+    # A worker may still run after its exit record: the worker finishes an upload, or
+    # the program has continued to train.
     still_runs = (
         ended is not None
         and training is not None
@@ -441,8 +442,9 @@ def _slowdowns(workers: Sequence[Worker]) -> dict[int, float]:
     if len(rows) < 2:
         return {}
     if not is_steady:
-        # An evaluation changes the mean of some workers earlier than that of others,
-        # so compare the shares of the step time only.
+        # The step times vary, for example because of an evaluation. The variation
+        # reaches the means of different workers at different times, so do not compare
+        # step times. Compare the own time and the CPU time as shares of the step time.
         rows = {
             w: (1.0, own / step, cpu / step) for w, (step, own, cpu) in rows.items()
         }
@@ -454,7 +456,8 @@ def _slowdowns(workers: Sequence[Worker]) -> dict[int, float]:
             at = bisect.bisect_left(column, value)
             excess.append(value - statistics.median(column[:at] + column[at + 1 :]))
         step, _, cpu = mine
-        # CPU time of parallel threads: the part of the excess that takes elapsed time.
+        # Threads may run in parallel, so only a part of the excess CPU time is elapsed
+        # time.
         excess[2] *= step / max(step, cpu)
         found[worker] = step / max(step - max(excess), step / _LARGEST)
     return found

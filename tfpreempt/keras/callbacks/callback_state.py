@@ -1,4 +1,4 @@
-"""The state of the user's callbacks in a fit: captured at a commit, restored after it.
+"""The state of the user's callbacks in a fit: captured at commits, restored at resumes.
 
 A state is restored at the point of the loop where it was captured: before a train step,
 at the beginning of a validation, or at the end of the training. Capture and restore run
@@ -69,8 +69,8 @@ def restore(
     and saved states without a callback.
 
     Args:
-        callbacks: callbacks of the fit. The hooks of the callbacks, up to the resumed
-            position, were called already.
+        callbacks: callbacks of the fit, after the calls of their hooks up to the
+            resumed position.
         states: result of `capture`.
         extends: whether the state was saved at the end of a fit that now continues with
             more epochs.
@@ -99,9 +99,9 @@ def restore(
 def capture_files(callbacks: Sequence[Any]) -> EncodedValue:
     """Returns the files of this worker's callbacks: the text of each CSVLogger.
 
-    The function may be called before training begins. If the fit then trains nothing,
-    the text is not lost: `on_train_begin` of a CSVLogger truncates the file, and
-    `restore_files` writes the text back.
+    The function may be called before training begins. `on_train_begin` of a CSVLogger
+    then truncates the file, and `restore_files` writes the text back. So the text is
+    not lost if the fit trains no step.
 
     Args:
         callbacks: callbacks of the fit.
@@ -163,13 +163,13 @@ def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
 def _matched(
     callbacks: Sequence[Any], header: Any, is_kept: Callable[[Any], bool]
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields callbacks with their saved states; logs a warning for unmatched callbacks.
+    """Yields callbacks with their saved states. Logs a warning for a callback without a
+    saved state, and for a saved state without a callback.
 
     Args:
         callbacks: callbacks of the fit.
         header: saved states by name.
-        is_kept: function returning whether commits contain a state for a callback of
-            this kind.
+        is_kept: function that returns whether commits contain the state of a callback.
     """
     now = _by_name(callbacks)
     if not isinstance(header, dict):

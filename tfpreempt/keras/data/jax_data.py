@@ -69,7 +69,7 @@ class BatchIterator:
         return next(self._batches)
 
     def begin(self) -> None:
-        """Reads the first batch, for the next call of `next`.
+        """Reads the first batch, and keeps the batch for the next call of `next`.
 
         Keras draws the order of an epoch at the first read.
         """
@@ -114,7 +114,11 @@ class PipelineIterator(BatchIterator):
 
     @functools.cached_property
     def host_iterators(self) -> Sequence[Any]:
-        """TensorFlow's iterator, in the form that `owned_iterators` reads."""
+        """The tf.data iterator over the pipeline, as the only item of a list.
+
+        `owned_iterators` reads this attribute to find the iterators whose state is the
+        position.
+        """
         return [iter(self._adapter._dataset)]
 
     def _converted(self) -> Iterator[Any]:
@@ -144,7 +148,8 @@ def read(iterator: Any) -> None:
 
 
 def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:
-    """Returns the best way to save positions in a dataset, and a warning or None."""
+    """Returns the best tracker to save positions in a dataset, and a warning or
+    None."""
     if fit.array_way is not None:
         return ArrayTracker, None
     if isinstance(dataset, PipelineBatches):
@@ -158,8 +163,8 @@ def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position
     if fit.array_way is None:
         ways = {ReplayTracker.kind: ReplayTracker}
         return ways.get(kind) or _of_tensorflow().way_of(fit, position)[0], position
-    # A position saved on TensorFlow: there, an op draws the order of an epoch. The
-    # order is needed inside of a shuffled epoch.
+    # The position may have been saved on TensorFlow, where an op draws the order of an
+    # epoch. Inside a shuffled epoch, a resume needs this order.
     shuffle = fit.arguments["shuffle"]
     is_needed = position.batches and shuffle and shuffle != "batch"
     if is_needed and kind != IndexTracker.kind:
@@ -167,15 +172,16 @@ def way_of(fit: Fit, position: Position) -> tuple[type[Tracker] | None, Position
             return _of_tensorflow().ArraysTracker, position
         log.warning("%s.", _NEW_ORDER)
     if kind in ("iterator", ReplayTracker.kind):
-        # Without an order to draw, the batches are the same on both backends, so an
-        # index is enough.
+        # If the order is not needed, the batches are the same on both backends, so the
+        # number of batches is sufficient as a position.
         kind = IndexTracker.kind
         position = dataclasses.replace(position, kind=kind, states=())
     return (ArrayTracker if kind == IndexTracker.kind else None), position
 
 
 def order(fit: Fit, dataset: Any) -> dict[str, int]:
-    """Returns fingerprints of a dataset's order that are equal in every epoch."""
+    """Returns fingerprints of the order of a dataset. The values of these fingerprints
+    are the same in every epoch."""
     if not isinstance(dataset, PipelineBatches):
         return {}
     found: dict[str, int] = _of_tensorflow().order(fit, dataset)
@@ -200,7 +206,7 @@ def check_shares(fit: Fit, dataset: Any) -> None:
 
 
 def validation_problem(data: Any) -> str | None:
-    """Returns a warning if a restart may validate with other results, or None."""
+    """Returns a warning if validation results may differ after a restart, or None."""
     if hasattr(data, "__next__"):
         return READ_ON
     if not frameworks.is_imported("tensorflow"):
@@ -210,7 +216,7 @@ def validation_problem(data: Any) -> str | None:
 
 
 def validation_caches(data: Any) -> list[str]:
-    """Returns the paths of the cache files that validation data are read from."""
+    """Returns the paths of the file caches in the pipeline of validation data."""
     if not frameworks.is_imported("tensorflow"):
         return []
     found: list[str] = _of_tensorflow().validation_caches(data)
@@ -218,7 +224,10 @@ def validation_caches(data: Any) -> list[str]:
 
 
 def _of_tensorflow() -> Any:
-    """Returns the functions for tf.data; called only if the data are of tf.data."""
+    """Returns the module `tensorflow_data`; called only if tf.data is needed.
+
+    If the program has not imported TensorFlow, TensorFlow may use no GPU.
+    """
     is_of_program = frameworks.is_imported("tensorflow")
     from tfpreempt.keras.data import tensorflow_data
 

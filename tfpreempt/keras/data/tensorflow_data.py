@@ -61,20 +61,21 @@ class IteratorTracker(Tracker):
         for owned in owned_iterators(iterator):
             keep_seeds(owned, *roots)
         self._seeds = seeds_of(*roots) if roots else ShuffleSeeds(())
-        # At the end of an epoch Keras makes iterators without reading. `hold` keeps the
-        # seeds from before, because a restart repeats the end of the epoch, and makes
-        # the same iterators again.
+        # At the end of an epoch, Keras makes iterators, but reads no element. A restart
+        # from a commit of this time makes the same iterators again. So the commit must
+        # contain the number of seeds drawn before these iterators. `hold` keeps this
+        # number.
         self._seeds.release()
         self.data.before_next = self._seeds.hold
 
     def save(self, iterator: Any, position: Position) -> Position:
-        # No batches means the end of the fit, which a restart does not repeat: so save
-        # the current number of seeds, not the number before the end.
+        # A position without batches is the end of the fit. A restart does not repeat
+        # the end, so save the current number of seeds, not the number before the end.
         if not position.batches:
             self._seeds.release()
         try:
             states = _states(iterator)
-        # Some pipelines fail only after the first read.
+        # For some pipelines, saving the state fails only after the first read.
         except tf.errors.OpError as error:
             log.warning("%s (%s).", AGAIN, error.message)
             return dataclasses.replace(position, kind="replay")
@@ -113,9 +114,11 @@ class IteratorTracker(Tracker):
 
 
 class ArraysTracker(IteratorTracker):
-    """Restores, on JAX, the position in arrays in an epoch whose order was drawn on
-    TensorFlow: the rest of the epoch is read by the pipeline that Keras makes on
-    TensorFlow."""
+    """Restores a position in arrays on JAX, if the epoch was interrupted on TensorFlow.
+
+    TensorFlow has drawn the order of the epoch. So the rest of the epoch is read by the
+    pipeline that Keras would make on TensorFlow.
+    """
 
     def prepare(self, position: Position) -> Sequence[str]:
         self.data.instead = self.fit.first_iterator, self.fit.tensorflow_arrays()
@@ -163,8 +166,8 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
     Args:
         fit: the fit.
         dataset: dataset that Keras made from the fit's data.
-        iterator: the first iterator used for training, not read yet; the function tries
-            to get its state.
+        iterator: the first iterator used for training, before its first read. The
+            function tries to get the state of the iterator.
 
     Returns:
         The class of the tracker, and a warning if a resume will not be exact or is
@@ -184,7 +187,8 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
 def _reason_to_replay(
     fit: Fit, dataset: Any, roots: Sequence[Any], iterator: Any
 ) -> str | None:
-    """Returns why the iterator's state cannot be saved; None if it can be saved."""
+    """Returns the reason why an iterator's state cannot be saved; None if the state can
+    be saved."""
     if fit.array_way == "replay":
         return 'shuffle="batch"'
     if not list(owned_iterators(iterator)):
@@ -199,7 +203,8 @@ def _reason_to_replay(
 
 
 def order(fit: Fit, dataset: Any) -> dict[str, int]:
-    """Returns fingerprints of a dataset's order that are equal in every epoch."""
+    """Returns fingerprints of the order of a dataset. The values of these fingerprints
+    are the same in every epoch."""
     roots = pipeline.roots(dataset)
     found = data_order.of_pipeline(*roots, has_seeds=True)
     return found if fit.array_way is None else found | pipeline.permutation(roots)
@@ -256,7 +261,7 @@ def check_shares(fit: Fit, dataset: Any) -> None:
 
 
 def validation_problem(data: Any) -> str | None:
-    """Returns a warning if a restarted run may have other validation results, or None.
+    """Returns a warning if validation results may differ after a restart, or None.
 
     Args:
         data: `validation_data` of the fit.
@@ -268,7 +273,7 @@ def validation_problem(data: Any) -> str | None:
 
 
 def validation_caches(data: Any) -> list[str]:
-    """Returns the paths of the caches in files that validation data are read from."""
+    """Returns the paths of the file caches in the pipeline of validation data."""
     return cache_paths(*pipeline.roots(data))
 
 

@@ -52,7 +52,7 @@ class TrainingData:
         self._made_before = 0  # number of iterators that were made before the restart
         # The position where this process resumes.
         self._saved: Position | None = None
-        # Fingerprints of the pipeline's order that are equal in every epoch.
+        # Fingerprints of the pipeline's order, with the same values in every epoch.
         self._order: dict[str, int] = {}
 
     def any_iterator(self) -> Any:
