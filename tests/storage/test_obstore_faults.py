@@ -233,6 +233,39 @@ def test_no_credentials(monkeypatch, scheme):
     assert caught.value.is_permanent
 
 
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "PUT http://169.254.169.254/a in 4ms - Server returned error status: 429 Too "
+        "Many Requests",
+        "GET http://host/bucket/credentials/x in 9s - error sending request",
+    ],
+)
+def test_a_failure_that_is_not_about_credentials_is_temporary(
+    monkeypatch, scheme, said
+):
+    """The metadata server is overloaded; the name of an object has the word."""
+
+    def fails(store, prefix):
+        raise obstore.exceptions.GenericError(f"Generic error: {said}")
+
+    monkeypatch.setattr(obstore, "list_with_delimiter", fails)
+    with pytest.raises(errors.CheckpointError) as caught:
+        list(open_store(f"{scheme}://bucket/run").folders())
+    assert not caught.value.is_permanent
+
+
+def test_a_conflict_without_an_object_is_an_error(server, store):
+    """The service refuses the creation, for example while it deletes the container.
+
+    On Azure obstore repeats the request.
+    """
+    server.failures = [409]
+    with contextlib.suppress(errors.CheckpointError):
+        assert put(store, "x", SMALL)
+
+
 def test_a_refusal_says_what_is_needed(server, scheme, store):
     needed = {"s3": "s3:PutObject", "az": "Storage Blob Data Contributor"}[scheme]
     for operation in (

@@ -63,6 +63,9 @@ _IGNORED = "non-partial response"
 _BLOCKS_GONE = "InvalidBlockList"
 # Addresses of the metadata services from which a machine gets the keys of its role.
 _METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")
+# An answer of a service that is overloaded or has failed.
+_BUSY = re.compile(r"\b(?:429|5\d\d) [A-Z]")
+_URL = re.compile(r"https?://\S+")
 _MARKUP = re.compile(r"[:\s\ufeff]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 # A refusal that obstore reports without a class of its own: of a list, or of one object
@@ -75,11 +78,15 @@ MISSING = (FileNotFoundError, exceptions.NotFoundError)
 def _cause(error: Exception) -> Exception:
     """Returns the error with a shorter message: the service's error code, not its XML.
 
-    Without an error code, a message about credentials becomes UnauthenticatedError.
+    Without an error code, a message about credentials becomes UnauthenticatedError,
+    unless the metadata service is overloaded.
     """
     text = str(error)
     code = _CODE.search(text)
-    if not code and ("redential" in text or _METADATA.search(text)):
+    is_about_keys = "redential" in _URL.sub("", text) or (
+        _METADATA.search(text) and not _BUSY.search(text)
+    )
+    if not code and is_about_keys:
         return exceptions.UnauthenticatedError("no credentials were found")
     first = _MARKUP.sub("", text.strip().partition("\n\n")[0]).rstrip(".")
     kind = type(error)
@@ -193,9 +200,9 @@ class ObstoreStore(BucketStore):
             )
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             found = _head(self._store, key)
-            return found is not None and (
-                self._is_written_by(attributes, len(data), found)
-            )
+            if found is None:  # refused for another reason, or deleted since
+                raise
+            return self._is_written_by(attributes, len(data), found)
         return True
 
     def _is_written_by(self, attributes: dict[str, str], size: int, found: Any) -> bool:
