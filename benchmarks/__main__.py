@@ -1,11 +1,11 @@
-"""Measures tfpreempt, mostly against what TensorFlow and Keras have; JSON lines.
+"""Measures tfpreempt, mostly beside TensorFlow and Keras; prints JSON lines.
 
 Usage: python -m benchmarks [--rounds N] [--mebibytes N] [...] [BENCH ...]
 
-Without a name all run but the long ones, in about half an hour. An option is for each
-bench whose `rows` has a parameter of that name; one that is left out is as it says
-there. With --record DIR the rows of each bench replace DIR/BENCH.jsonl once it is
-through.
+Without a name, all benches except the long ones run, in about half an hour. An option
+applies to each bench whose function `rows` has a parameter of this name; the default of
+an option is the default of the parameter. With --record DIR the rows of each completed
+bench replace DIR/BENCH.jsonl.
 """
 
 from __future__ import annotations

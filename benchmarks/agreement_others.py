@@ -1,7 +1,8 @@
-"""How TensorFlow's handler and JAX agree, on the simulated store.
+"""The agreement protocols of TensorFlow's handler and of JAX, on the simulated store.
 
-Only the messages are here, as their sources send them: no boundary, no save. In both a
-worker learns what to do by one thread of its own, so one process is one worker.
+This module has only the messages, as the sources of TensorFlow and JAX send them, and
+no boundary and no save. In both protocols each worker receives decisions on one thread,
+so one simulated process is one worker.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Ten to ten thousand workers agree on a step: how long it takes, in simulated time.
+"""Measures, in simulated time, how long 10 to 10,000 workers take to agree on a step.
 
-Ours is the shipped coordinator on every worker of the simulated cluster
-(`tests/cluster`); TensorFlow's and JAX's protocols are their messages alone
-(`agreement_others`). All talk to the same store: a message travels 1 ms each way, and
-20 are served in a millisecond, in the order in which they come. A message is a request
-with its answer; an answer that was held back until its key came is one more.
+tfpreempt runs its real coordinator on every worker of the simulated cluster
+(`tests/cluster`). TensorFlow and JAX are represented by the messages of their protocols
+(`agreement_others`). All use the same store: a message takes 1 ms each way, and the
+store serves 20 messages per millisecond, in the order of arrival. A request and its
+reply are one message. A reply that was delayed until the key existed is one more.
 
-One worker gets a notice at a random moment. `known` is when the last living worker
-knows at which step to save; `through` is when the one that is told to go may train on.
-One in a hundred may have died before, at random, and be reported so by the service; at
-least one in each cluster has. TensorFlow's handler then never trains on, and JAX never
-decides.
+One worker receives a notice at a random moment. `known` is the time until the last
+living worker knows the step to save at. `through` is the time until the worker with the
+notice may continue training. In each cluster one percent of the workers, at least
+one, may have crashed before, at random, and the service reports this. Then TensorFlow's
+handler never continues training, and JAX never decides.
 
-A round is a seed; the bar is for the 99th percentile over them. Steps hold no
-collective, because a dead worker would end them before there is anything to agree on.
-Ten thousand workers are a bench of their own, because they take so long.
+A round is a seed; the bar is for the 99th percentile of the rounds. Steps contain no
+collective, because a crashed worker would end such steps before any agreement. Ten
+thousand workers are a separate bench, because the bench takes long.
 """
 
 from __future__ import annotations

@@ -1,30 +1,32 @@
-"""What a periodic save costs training: ours, waited for, TensorFlow's and Orbax's.
+"""Measures the cost of a periodic save for training, beside TensorFlow's and Orbax's.
 
-Three kinds of steps: one that waits for a device, as on an accelerator, one that
-computes on all processors, and one of Python's alone; the states with more tensors than
-16 (`states.py`) have the first kind alone. A side saves once, at a boundary, while the
-steps go on until it is through. A row is of a kind and of
+There are three kinds of steps: steps that wait for a device, as on an accelerator;
+steps that compute on all processors; and steps of pure Python. States with more than 16
+tensors (`states.py`) are measured with the first kind only. A side saves once, at a
+boundary, while the steps continue until the save is complete. The rows have a kind of
+step, and one of these values:
 
 - `stall`: seconds at the boundary;
-- `slower`: seconds that the steps took longer meanwhile than as many without a save;
-- `written`: seconds until it was committed.
+- `slower`: seconds that the steps took longer during the save than as many steps
+  without a save;
+- `written`: seconds until the state was committed.
 
-The sides are ours, ours with `async_save=False` (`waited`),
-`tf.train.Checkpoint.write` with `experimental_enable_async_checkpoint`, which syncs
-nothing and commits nothing, and where orbax-checkpoint is installed
+The sides are tfpreempt; tfpreempt with `async_save=False` (`waited`);
+`tf.train.Checkpoint.write` with `experimental_enable_async_checkpoint`, which neither
+syncs nor commits; and, if orbax-checkpoint is installed,
 `keras.callbacks.OrbaxCheckpoint` on a model of the same size. TensorFlow's asynchronous
-save fails for variables of Keras 3. The first save of each is not counted: there
-tfpreempt and TensorFlow search for the objects, and TensorFlow makes its own copies.
-`raw` is a copy of the whole state by NumPy, on one thread. `copies` is our stall in
-such copies, `of_waited` is by how much our steps were slower, in stalls of a save that
-is waited for.
+save fails for variables of Keras 3. The first save of each side is not counted, because
+in this save tfpreempt and TensorFlow search for the objects, and TensorFlow makes its
+own copies. `raw` is a copy of the whole state by NumPy, on one thread. `copies` is the
+stall of tfpreempt divided by `raw`. `of_waited` is the slowdown of the steps of
+tfpreempt, divided by the stall of a save with `async_save=False`.
 
-A row of `model.fit` has the stall of an epoch's save: the time from the end of the last
-batch of an epoch to the end of the next batch, less that time in a fit without
-tfpreempt (`theirs`). It is of a ResNet-50: a batch of the transformer takes 0.8 s on
-two processors, and differs by more than a save takes.
+A row of `model.fit` has the stall of a save at the end of an epoch: the time from the
+end of the last batch of an epoch to the end of the next batch, less this time in a fit
+without tfpreempt (`theirs`). The model is a ResNet-50: a batch of the transformer takes
+0.8 s on two processors, and varies by more than the time of a save.
 
-Rounds are interleaved. Other programs on the machine show mostly in `slower`.
+Rounds are interleaved. Other programs on the machine disturb mostly `slower`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A loopback bucket in a process of its own, so that it shares no interpreter with us.
+"""Runs a loopback bucket in a separate process, with an interpreter of its own.
 
-Usage: python -m benchmarks.bucket, which serves until its standard input ends.
+Usage: python -m benchmarks.bucket; the process serves until its standard input ends.
 """
 
 from __future__ import annotations

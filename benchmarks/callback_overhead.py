@@ -1,20 +1,25 @@
-"""What the quiet callback adds to each batch of `model.fit`: no notice, save_freq=None.
+"""Measures the time that the idle callback adds to each batch of `model.fit`.
 
-A batch of the smallest model takes hundreds of microseconds, of which the callback is a
-hundredth, and the machine's moods are larger. So it is measured in three ways:
+The callback receives no notice and makes no periodic save (`save_freq=None`). A batch
+of the smallest model takes hundreds of microseconds. The callback takes a hundredth of
+this time, which is less than the machine's noise. So the overhead is measured in three
+ways:
 
-- `ours`, under the bar: in each batch of a fit, the time in the callback's stand-in for
-  the train function, less the time in Keras' own within the same call. What the step
-  itself takes falls out. The clock's own share, measured in the same way without the
-  stand-in, is taken off. `raw` is the median batch of whole fits without a callback.
-- `repeated`: the stand-in with nothing behind it and the two empty hooks of a batch,
-  over and over in the midst of a fit, less a call of that nothing.
-- `fit` and `added`: whole fits take turns, without a callback, with ours, with Keras'
-  BackupAndRestore, which never saves either: the median batch, from one entry of the
-  train function to the next, and the median over rounds of what was added to it.
+- `ours`, compared with the bar: in each batch of a fit, the time in the callback's
+  replacement of the train function, less the time in Keras' own train function in the
+  same call. So the time of the step itself cancels. The time of reading the clock,
+  measured in the same way without the replacement, is subtracted. `raw` is the median
+  batch of whole fits without a callback.
+- `repeated`: the replacement with an empty function in place of Keras' train function,
+  and the two empty hooks of a batch, called repeatedly during a fit, less a call of the
+  empty function.
+- `fit` and `added`: whole fits take turns, without a callback, with tfpreempt's
+  callback, and with Keras' BackupAndRestore, which does not save either. `fit` is the
+  median batch, from one entry of the train function to the next; `added` is the median
+  over rounds of the added time.
 
-`fetches` counts how often 100 batches fetch a value from TensorFlow, which may wait for
-the device: on the main thread, and on others.
+`fetches` is the number of times that 100 batches fetch a value from TensorFlow, which
+may wait for the device: on the main thread, and on other threads.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""How long a commit takes, against TensorFlow's write of the same state.
+"""Measures how long a commit takes, beside TensorFlow's write of the same state.
 
-A commit is all of it: captured, staged, summed up, synced, with its manifest, its
-marker and the state file. `tf.train.Checkpoint.write` syncs nothing and has no sums.
-`raw` writes the same memory with as many threads as a commit has, each into a file of
-its own, and syncs each. All write new files; a file is removed outside of the times.
+A commit includes the capture, the staging, the checksums and the sync of the state, and
+the manifest, the marker and the state file. `tf.train.Checkpoint.write` syncs nothing
+and computes no checksums. `raw` writes the same memory with as many threads as a commit
+has, each thread into a file of its own, and syncs each file. All sides write new files;
+the removal of a file is not timed.
 
 `capture` is the part of the commit that finds and reads the tensors, on the main
-thread; `capture_us_each` is that for each tensor, in microseconds. An asynchronous save
-copies them too (`async_save.py`).
+thread; `capture_us_each` is this time per tensor, in microseconds. An asynchronous save
+also copies the tensors (`async_save.py`).
 
-The states are those of `states.py`. They take turns within each round, so that the last
-row can compare the commits of many small tensors with those of few large tensors.
+The states are those of `states.py`. The states take turns within each round, so that
+the last row can compare the commits of many small tensors with those of few large
+tensors.
 """
 
 from __future__ import annotations

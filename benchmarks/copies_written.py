@@ -1,11 +1,11 @@
-"""What all workers together write at a preemption, in copies of the state.
+"""Counts the bytes that all workers write at a preemption, in copies of the state.
 
-Counted by the kernel: all bytes that each worker passed to write calls between the
-signal and its end (`wchar` of /proc/<pid>/io, read when it is a zombie). Its shard of
-the commit, which is its own and no copy, and its records (journal and log) are known by
-their files. What is left is to be one copy of what all hold, of which each worker
-writes a share; `uneven` is the largest share in smallest ones. The preemptions are
-those of `notice_to_exit`.
+The kernel counts the bytes that each worker passed to write calls between the signal
+and its exit (`wchar` of /proc/<pid>/io, read when the process is a zombie). Two parts
+are subtracted, known by their files: the worker's own shard of the commit, which is not
+a copy, and its records (journal and log). The remainder is expected to be one copy of
+the replicated state, of which each worker writes a share; `uneven` is the largest share
+divided by the smallest share. The preemptions are those of `notice_to_exit`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a step takes whose input a strategy distributes: by ours, by TensorFlow's.
+"""Measures a step with distributed input, by tfpreempt's iterator and by TensorFlow's.
 
-The iterator of `tfpreempt.data.distribute` cuts global batches when a step takes them,
-or, where it is asked to, copies slices to the devices ahead; TensorFlow's own always
-does, and cannot be saved. A step takes a batch of many MiB and looks at each
-number once; one of no MiB shows what the taking costs. Both iterators live in one
-process, and steps by one and by the other take turns, after a pause in which both can
-read ahead.
+The iterator of `tfpreempt.data.distribute` splits a global batch when a step reads the
+batch; as an option, it copies slices to the devices ahead. TensorFlow's own iterator
+always copies ahead, and cannot be saved. A step reads a batch of many MiB, and reads
+each number once; a batch of no MiB shows the cost of reading a batch. Both iterators
+are in one process. Steps of the two iterators take turns, after a pause in which both
+can read ahead.
 
 Usage: python -m benchmarks.distributed_input REPLICAS ROUNDS MEBIBYTES COPIED, in a
-process of its own, because the number of logical devices is fixed at TensorFlow's
-start. COPIED is "ahead" or "by the step". Prints the milliseconds of each round's step
-by ours and by theirs, as JSON.
+separate process, because the number of logical devices is fixed at TensorFlow's start.
+COPIED is "ahead" or "by the step". Prints the milliseconds of each round's step by
+tfpreempt's iterator and by TensorFlow's, as JSON.
 """
 
 from __future__ import annotations

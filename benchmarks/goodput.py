@@ -1,28 +1,29 @@
-"""Goodput: how much of the wall time of a training that is often preempted is useful.
+"""Measures goodput: the useful part of the wall time of an often preempted training.
 
-Two real workers train the same small model: with tfpreempt's handler, with TensorFlow's
-own handler, with periodic saves by CheckpointManager alone (the process dies at
-SIGTERM), and with BackupAndRestore in `fit`. After so many seconds of training one of
-the workers is struck: by SIGTERM, with its machine gone after a grace period, or by
-SIGKILL without notice. Chief and other worker are struck in turn. Then everything is
-started again, as platforms do.
+Two real workers train the same small model in several ways: with tfpreempt's handler,
+with TensorFlow's own handler, with periodic saves by CheckpointManager alone (the
+process ends at SIGTERM), and with BackupAndRestore in `fit`. After a number of seconds
+of training, one of the workers is struck: by SIGTERM, with the loss of its machine
+after a grace period, or by SIGKILL without a notice. The chief and the other worker are
+struck in turn. Then all workers are restarted, as platforms do.
 
-Without a notice only those are tried that save now and then (tfpreempt's handler with
-`save_freq`): whoever saves on notices alone begins anew, which needs no trial.
+Without a notice, only the ways with periodic saves are tried (tfpreempt's handler with
+`save_freq`). A way that saves only after a notice starts from scratch, which needs no
+trial.
 
-The supervisor is the bench's own, and a plain one: no way runs under tfpreempt's. It
-starts both workers at once. One that leaves by itself gives the other what is left of
-the grace; one that dies of a signal takes the other with it at once, so that no way
-waits for TensorFlow to find a peer dead.
+The supervisor is a simple supervisor of the bench; no way runs under `tfpreempt run`.
+This supervisor starts both workers at once. If one worker exits by itself, the other
+worker has the rest of the grace period. If one worker is killed by a signal, the other
+worker is killed at once, so that no way waits for TensorFlow to detect a crashed peer.
 
-A new machine is there at once. So a way that ignores SIGTERM trains through the grace,
-and gets more steps out of one start than a way that leaves early, the more the longer
-the grace is beside the time between strikes. Wasted steps, and goodput without
-start-up, suffer less from that.
+A new machine is available at once. So a way that ignores SIGTERM trains during the
+grace period, and completes more steps per start than a way that exits early. The
+difference grows with the ratio of the grace period to the time between strikes. Wasted
+steps, and goodput without start-up, depend less on this ratio.
 
-The ways take turns, one life each, so that a load on the machine meets all alike. The
-state is small (4 MiB) and in memory: saves cost little, which is kind to those that
-make many.
+The ways take turns, one life each, so that a load on the machine affects all alike. The
+state is small (4 MiB) and in memory. So saves are cheap, which favors the ways that
+save often.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""What a training that is struck again and again made, and what it kept; arithmetic.
+"""Computes the made and the kept steps of a training that is interrupted repeatedly.
 
-A life is one start of the training, up to the strike that ends it. All times are one
-machine's monotonic seconds. Each life's wall time falls into four parts, and nothing
-lies between them:
+A life is one start of the training, up to the strike that ends it. All times are
+monotonic seconds of one machine. The wall time of each life consists of four parts,
+without gaps:
 
-    start_up  from the start of the processes to the first step, and what that step
-              takes beyond the life's median one, which is tracing
+    start_up  from the start of the processes to the first step, and the time of the
+              first step beyond the median step of the life, which is tracing
     training  the steps themselves
-    saves     between one step's end and the next one's beginning: periodic saves, and
-              what else a way does at a boundary
-    way_out   from the last step's end to the last process gone: a notice's save too
+    saves     between the end of a step and the begin of the next step: periodic saves,
+              and other work of a way at a boundary
+    way_out   from the end of the last step to the exit of the last process, including
+              the save after a notice
 """
 
 from __future__ import annotations

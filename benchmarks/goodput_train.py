@@ -1,10 +1,11 @@
-"""The worker of the goodput bench: one program, whatever saves it.
+"""The worker of the goodput bench: one program for all ways to save.
 
 Usage: python -m benchmarks.goodput_train WAY DIRECTORY LOG SAVE_STEPS
 
-It trains until it is struck. Each step multiplies matrices (about 50 ms on one core),
-reduces a number over the workers and counts itself in `trained_steps`. LOG gets a line
-for what was restored, for each step, and for each save that the program knows of.
+The worker trains until it is struck. Each step multiplies matrices (about 50 ms on one
+core), reduces a number over the workers, and counts itself in `trained_steps`. A line
+is written to LOG for the restored state, for each step, and for each save that the
+program observes.
 """
 
 from __future__ import annotations

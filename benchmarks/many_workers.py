@@ -1,10 +1,10 @@
-"""Many real workers on TensorFlow's coordination service, through many preemptions.
+"""Measures many real workers on TensorFlow's coordination service, in many preemptions.
 
-All run one program under MultiWorkerMirroredStrategy, on this machine's few cores. Each
-round SIGTERM hits one of them, another each time, in the midst of its steps; when all
-are gone, all are started again in the same directory. Times are from the signal:
-`decided` until the last worker has the step that all save at, `gone` until the last
-process has ended. A step that is lost ends it: see `campaigns/crowd.py`, which
+All workers run one program under MultiWorkerMirroredStrategy, on the few cores of this
+machine. In each round SIGTERM hits a different worker during a step. When all workers
+have exited, all are restarted in the same directory. Times start at the signal:
+`decided` is the time until the last worker knows the decided step, `gone` the time
+until the last process has exited. A lost step ends the bench. `campaigns/crowd.py`
 compares the final bytes too.
 """
 

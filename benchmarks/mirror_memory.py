@@ -1,9 +1,10 @@
-"""How much memory an upload and a download take, whatever the size of the commit.
+"""Measures the memory that an upload and a download of a large commit need.
 
-Each runs in a process of its own. A tiny commit is moved first, so that what is
-imported and set up only once does not count; then a large one, and the largest resident
-set during that is compared with the one before. On a network on which things go wrong
-(`campaigns/stores.py`) what failed is tried again, as a mirror and a start do it.
+Upload and download each run in a separate process. A tiny commit is transferred first,
+so that imports and one-time initialization do not count. Then a large commit is
+transferred, and the largest resident set is compared with that after the tiny commit.
+On a network with random faults (`campaigns/stores.py`), failed transfers are retried,
+as a mirror and a start retry them.
 
 Usage, by the bench itself: python -m benchmarks.mirror_memory upload|download ...
 """

@@ -1,14 +1,15 @@
-"""How fast commits come to a bucket and back, against `requests` and nothing else.
+"""Measures uploads and downloads of commits, beside plain transfers by `requests`.
 
-Both move the same files to and from the same server, which is a process of its own; a
-round is one of each. `requests` sends each file in one request, or each part of one
-where we send parts, and gets each file in one, as many at a time as we use threads. It
-checks nothing and makes no object of the parts; our side computes and compares the
-checksums of all that it moves, asks for preconditions, and makes what it writes durable
-(in memory here, so that no disk is measured).
+Both sides transfer the same files to and from the same server, a separate process; a
+round is one transfer of each side. `requests` sends each file in one request, or one
+request per part if tfpreempt sends parts, and downloads each file in one request, with
+as many requests at a time as tfpreempt uses threads. This side checks nothing, and does
+not assemble the parts into an object. tfpreempt computes and compares the checksums of
+all bytes, sends preconditions, and makes written files durable (in memory here, so that
+no disk is measured).
 
-Three shapes: a checkpoint as TensorFlow writes it, nearly all of it in one file, and
-the same bytes in eight; and one larger file, which is uploaded only.
+There are three shapes: a checkpoint as TensorFlow writes it, with nearly all bytes in
+one file; the same bytes in eight files; and one larger file, which is only uploaded.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""How much slower training steps are while commits are copied to a bucket behind them.
+"""Measures how much training steps are slowed down by uploads to a bucket.
 
-One program trains the same model in turns, saving every so many steps: without a
-mirror, and with one in a loopback bucket, which is a process of its own. The time of a
-turn is that of all its steps, those that save among them; the end, where a handler
-waits for its mirror, is not part of it. Every round begins with the other side.
+One program trains the same model in turns, with a save every few steps: without a
+mirror, and with a mirror in a loopback bucket, a separate process. The time of a turn
+is the time of all its steps, including the steps that save. The end, at which a handler
+waits for its mirror, is not included. Every round begins with the other side.
 
-The server takes its share of the same cores here, which a real bucket doesn't.
-`while_copying` is the median step while a copy was under way, over that of the turns
-without a mirror; how large a part of the steps that was is in `share_copying`.
-`cpu_ratio` compares the processor time of the program, and not the server's; it
-suffers less where other programs load the machine.
+Unlike a real bucket, the server shares the same cores. `while_copying` is the median
+step during an upload, divided by the median step of the turns without a mirror;
+`share_copying` is the part of the steps during an upload. `cpu_ratio` compares the
+processor time of the program, without the server; other programs on the machine disturb
+this ratio less.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""From a change in the world to the handler's flag.
+"""Measures the time from an event of a cloud, a file or a signal to the handler's flag.
 
-The servers, the file and the sender of the signal are in a process of their own
-(`notice_world`). The shipped `Watcher` listens here, and each notice sets a flag. One
-notice lasts from just before the change until the flag is set.
+The servers, the file and the sender of the signal are in a separate process
+(`notice_world`). The real `Watcher` runs in this process, and each notice sets a flag.
+The latency of a notice is the time from just before the event until the flag is set.
 
-`gce` hangs in a GET and hears of a change at once; each of its watchers is new, and the
-change comes within its first half second, of which a tenth is the pause after an
-answer, so it meets that pause more often than in life. That is on the one entry of
-preemptions; `gce-maintenance` hangs on the directory, as both are watched there. What
-is polled is late by up to its interval: several watchers start at random moments of an
-interval, and then the one change meets each at another moment. All moments are drawn
-from the seed in the row.
+`gce` waits in a blocked GET, and receives an event at once. Each watcher is new, and
+the event comes within its first half second. A tenth of this time is the pause after a
+reply, so events meet this pause more often than in reality. This row watches the one
+entry of preemptions; `gce-maintenance` watches the directory, because both entries are
+watched there. A polled source is late by up to its interval: several watchers start at
+random moments of an interval, so one event meets each watcher at another moment. All
+moments are drawn from the seed in the row.
 
-The bar is for the 95th percentile. That of what is polled is the interval and a tenth
-of a second.
+The bar is for the 95th percentile. For a polled source the bar is the interval plus a
+tenth of a second.
 """
 
 from __future__ import annotations

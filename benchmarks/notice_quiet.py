@@ -1,6 +1,6 @@
-"""A process that only listens: what its watchers take of the processor while quiet.
+"""Measures the processor time of the watchers of an idle process.
 
-One row for each cloud, watched alone as a platform's configuration watches it, and one
+One row for each cloud, watched alone as by the platform's configuration, and one row
 for all sources together.
 """
 

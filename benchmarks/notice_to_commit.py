@@ -1,9 +1,9 @@
-"""What a preemption adds to the step in progress and to the writing of the state.
+"""Measures the time that a preemption adds to the last step and to a plain write.
 
-From SIGTERM to the commit, less what training took until its last step ended, less a
-plain write and sync of as many bytes in the same round (`raw`). Two workers, memory as
-the disk, one of them signalled. The bar is for the 95th percentile: a tenth of the
-plain write, at least 100 ms.
+The added time is the time from SIGTERM to the commit, less the rest of the last step,
+less a plain write and sync of as many bytes in the same round (`raw`). Two workers
+train, with files in memory, and one of the workers receives the signal. The bar is for
+the 95th percentile: a tenth of the plain write, at least 100 ms.
 """
 
 from __future__ import annotations

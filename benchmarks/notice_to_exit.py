@@ -1,10 +1,10 @@
-"""From SIGTERM to the last process gone: two workers, memory as the disk.
+"""Measures the time from SIGTERM to the exit of the last process, with two workers.
 
-The states are those of `states.py`. The sides take turns, each round in a fresh
-directory. `raw` is a plain write and sync of as many bytes, in each round. The rows say
-too where our time goes, from our journal: to the decision, to the commit, and from
-there to the end. What the workers wrote in the same rounds is a row of its own
-(`copies_written`).
+The files are in memory. The states are those of `states.py`. The sides take turns, each
+round in a new directory. `raw` is a plain write and sync of as many bytes, in each
+round. From the journal of tfpreempt, the rows also have the time to the decision, to
+the commit, and from the commit to the exit. The bytes that the workers wrote in the
+same rounds are a separate row (`copies_written`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What notices come from, in a process of its own: fake clouds, a file, a signal.
+"""The sources of notices, in a separate process: fake clouds, a file, a signal.
 
-A line of standard input is one thing to do, answered by one line with the monotonic
-seconds at which it was begun; that clock is the whole machine's.
+Each line of standard input is one action. The reply is one line with the monotonic
+seconds at which the action began; all processes of the machine share this clock.
 """
 
 from __future__ import annotations

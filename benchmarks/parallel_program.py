@@ -1,10 +1,10 @@
-"""The worker of `parallel_save`: saves in turn by all workers and by the chief alone.
+"""The worker of `parallel_save`: saves in turn by all workers, and by the chief alone.
 
 Usage: python -m benchmarks.parallel_program DIRECTORY STATE MEBIBYTES ROUNDS REPORT
 
-The state is one of `states.py`. REPORT gets a JSON object from the chief: the seconds
-of each save, from where all workers stand to the commit, by side; the number of
-variables, and their MiB.
+The state is one of `states.py`. The chief writes a JSON object to REPORT: the seconds
+of each save, from the boundary at which all workers wait to the commit, by side; the
+number of variables, and their MiB.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A save by all workers, each of which writes a share, against one by the chief alone.
+"""Compares a save in which each worker writes a share with a save by the chief alone.
 
-Two workers on this machine, so they share its processors and its disk: a case in which
-many writers gain least. The sides take turns within one training. The times are those
-of `save()` on the chief: from where all workers stand to the commit.
+The two workers run on this machine, and share its processors and its disk. In this case
+several writers gain least. The sides take turns within one training. The times are
+those of `save()` on the chief: from the boundary at which all workers wait to the
+commit.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How long the way is that a reader follows: one real preemption, one real restart.
+"""Measures the length of the code path of one real preemption and one real restart.
 
-Two workers train, the first gets SIGTERM in the midst of a step, and both are started
-again. Rows are of the first worker, for a custom loop and for `model.fit`:
+Two workers train, the first worker receives SIGTERM during a step, and both are
+restarted. Rows are of the first worker, for a custom loop and for `model.fit`:
 
     preemption  from the signal to the end of the process
     restart     from the handler's construction to the end of the first step
 
-The route is each function of the package once, in the order of first calls;
+The path has each function of the package once, in the order of the first calls;
 `functions_without_core` and `files_without_core` leave out the package `core/`, which
-every other package uses. `thread_changes` counts the neighbours in the route that two
-threads called. Threads that run at the same time call in an order that differs, so a
-row is of the round with the median of `thread_changes`; functions and files are the
-same in each round. The bench measures how much there is to read, and no time.
+every other package uses. `thread_changes` is the number of neighbors in the path that
+two threads called. Threads that run at the same time call in a varying order, so a row
+is from the round with the median of `thread_changes`; functions and files are the same
+in each round. The bench measures the amount of code to read, and no time.
 """
 
 from __future__ import annotations

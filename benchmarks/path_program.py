@@ -2,11 +2,11 @@
 
 Usage: python -m benchmarks.path_program KIND PHASE PACKAGE DIRECTORY TRACE
 
-KIND is `loop` or `fit`. PHASE is `preemption`, where the program gets SIGTERM in the
-midst of a step and TRACE has what is called from there to its end; `restart`, where
-TRACE has what is called from the handler's construction to the end of the first step;
-or `train`, which does neither. PACKAGE holds the `tfpreempt` that is used. It is one
-worker of the cluster that TF_CONFIG describes, if it is set.
+KIND is `loop` or `fit`. PHASE is `preemption`: the program receives SIGTERM during a
+step, and writes the calls from the signal to its end to TRACE; `restart`: the program
+writes the calls from the handler's construction to the end of the first step to TRACE;
+or `train`: neither. PACKAGE is the directory of the `tfpreempt` to use. The program is
+one worker of the cluster that TF_CONFIG describes, if the variable is set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes written or read by threads and nothing more: what the machine itself takes."""
+"""Writes and reads plain bytes in threads, to measure the machine itself."""
 
 from __future__ import annotations
 

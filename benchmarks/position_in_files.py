@@ -1,14 +1,15 @@
-"""What it costs to go on at batch 10**5 of files of records rather than at batch 10**2.
+"""Measures the resume at batch 10**5 of files of records, beside batch 10**2.
 
-A million small records in TFRecord files, in memory, read in two ways:
-`tfpreempt.data.from_index` with an index of where each record lies, which shuffles all
-of them, and TensorFlow's own `interleave`, `shuffle(1024)`, `map` and `prefetch`, whose
-state holds the buffer and the place in each file. Each is read up to both batches, and
-the states are restored in turn, as in position_restore.py. `save_ms` is what it takes
-to serialize the state near and far.
+A million small records are in TFRecord files, in memory, and are read in two ways. The
+first is `tfpreempt.data.from_index` with an index of the offset of each record, which
+shuffles all records. The second is TensorFlow's own `interleave`, `shuffle(1024)`,
+`map` and `prefetch`, whose state has the buffer and the position in each file. Each
+pipeline is read up to both batches, and the states are restored in turn, as in
+position_restore.py. `save_ms` is the time to serialize the state at the near batch and
+at the far batch.
 
-The bar is for our row; the other is there to compare. `ours` is the far batch, `theirs`
-the near one.
+The bar is for tfpreempt's row; the other row is for comparison. `ours` is the far
+batch, `theirs` the near batch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""What it costs to go on at batch 10**6 of an epoch rather than at batch 10**2.
+"""Measures the resume at batch 10**6 of an epoch, beside the resume at batch 10**2.
 
-Three pipelines over the same number of samples:
-`tfpreempt.data`, a seeded shuffle with a buffer, and arrays as Keras 3 feeds them
-to `fit`. Each is read up to both batches once, and its iterator's state is kept; that
-takes minutes. Then the two states are restored in turn: a fresh dataset, its iterator,
-the state, the first batch. The dataset is made before the clock starts: it is the same
-work at every batch and would hide what grows. Its time is in the row too.
+There are three pipelines over the same number of samples: `tfpreempt.data`, a seeded
+shuffle with a buffer, and arrays as Keras 3 passes them to `fit`. Each pipeline is read
+up to both batches once, which takes minutes, and the state of its iterator is kept.
+Then the two states are restored in turn: a new dataset, its iterator, the state, the
+first batch. The dataset is created before the timing starts: its creation costs the
+same at every batch, and would hide the growth of the other costs. The row has this
+time, too.
 
-`exact` says whether every first batch was the one that came next when the state was
-saved. The bar is for our row; the others are there to compare. `ours` is the far batch,
-`theirs` the near one.
+`exact` is whether every first batch was the batch that came next when the state was
+saved. The bar is for tfpreempt's row; the other rows are for comparison. `ours` is the
+far batch, `theirs` the near batch.
 """
 
 from __future__ import annotations

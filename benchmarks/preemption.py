@@ -1,4 +1,4 @@
-"""One preemption of two real workers, timed from outside, for either handler."""
+"""One preemption of two real workers, timed from outside, for both handlers."""
 
 from __future__ import annotations
 

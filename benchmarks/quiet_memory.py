@@ -1,8 +1,8 @@
-"""What a process keeps: over quiet steps, and over handlers that were made and closed.
+"""Measures the resources that a process keeps: over idle steps, and closed handlers.
 
-Both are measured in a process of their own, after a warm-up: resident memory, threads
-and open descriptors. Threads and descriptors may not grow at all, memory not with the
-number of steps.
+Steps and handlers are measured in a separate process each, after a warm-up: resident
+memory, threads and open descriptors. Threads and descriptors may not grow at all,
+memory not with the number of steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How long the first restore of a process takes, against TensorFlow's read.
+"""Measures the first restore of a process, beside TensorFlow's read.
 
-A restore is that of a start: the newest commit is found, verified and restored. The
-other side is `tf.train.Checkpoint.read` of the same files, which verifies no more than
-the sums of the tensors. Each restore has a process of its own, since a start has only
-one restore and its memory is fresh; imports and the building of the state are not
-counted. The sides take turns. `raw` is a plain read of the same files, from the same
-cache, by as many threads as a restore has, which drops what it has read.
+A restore is the restore of a start: the newest commit is found, verified and restored.
+The other side is `tf.train.Checkpoint.read` of the same files, which verifies only the
+checksums of the tensors. Each restore has a separate process, because a start has only
+one restore, and new memory; imports and the creation of the state are not timed. The
+sides take turns. `raw` is a plain read of the same files, from the same cache, by as
+many threads as a restore has; the data are dropped.
 
 The states are those of `states.py`, in memory.
 """

@@ -1,26 +1,26 @@
-"""How long a program that is started again takes to train its first resumed batch.
+"""Measures the time from the start of a restarted program to its first resumed batch.
 
-A program trains a model, is preempted, and is started again, each time from the same
-commit. The model has two layers whose weights and momentum have so many MiB, or is a
-model of `states.py` with Adam. The same program without tfpreempt, which begins with
-the first batch, takes turns with it. The phases of a start, as the program itself
-times them:
+A program trains a model, is preempted, and is restarted, each time from the same
+commit. The model has two layers whose weights and momentum have a given size in MiB, or
+is a model of `states.py` with Adam. The same program without tfpreempt, which begins
+with the first batch, takes turns with the restarted program. The program itself times
+the phases of a start:
 
     start     from the process's start to its first line
-    import    tensorflow, keras, and tfpreempt.keras where it is used
+    import    tensorflow, keras, and tfpreempt.keras if used
     build     the model, compile, the data
     begin     from the call of `fit` to `on_train_batch_begin` of the first batch
-    step      that batch: tracing the step is most of it, and the restore is in it
+    step      the first batch: mostly tracing the step, and also the restore
 
-`ours` and `theirs` are all five, from the process's start to the end of the first step,
-with and without tfpreempt. The bar is 1.1 times `theirs`, and a plain read of the
-commit's files (`raw`, from the same memory). `phases` has each phase of both, and of a
-program with tfpreempt that has no commit (`fresh`).
+`ours` and `theirs` are the sums of the five phases, from the process's start to the end
+of the first step, with and without tfpreempt. The bar is 1.1 times `theirs`, plus a
+plain read of the commit's files (`raw`, from the same memory). `phases` has each phase
+of both programs, and of a program with tfpreempt but without a commit (`fresh`).
 
 `rows_of_jax` measures Keras on JAX, on arrays: a restart without and with
-`compile_cache`, in turns. The comparison has no cache of compiled functions. The bar is
-1.3 times `theirs`, and a plain read. `processor` has the processor time of each
-program, which other programs of the machine disturb less.
+`compile_cache`, in turns. The program without tfpreempt has no cache of compiled
+functions. The bar is 1.3 times `theirs`, plus a plain read. `processor` has the
+processor time of each program, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """One line of the benchmarks' output.
 
-A side of a comparison is three fields: `ours` is its median, `ours_p95` what 95 of 100
-samples are at or below, and `ours_all` the samples, where they are few. `theirs` is
-what we are compared with, `raw` what the machine needs for the plainest form of the
-same work, measured in the same minutes. `bar_of` names the field that the bar is for.
+A side of a comparison has three fields: `ours` is its median, `ours_p95` its 95th
+percentile, and `ours_all` the samples, if there are few. `theirs` is the side that
+tfpreempt is compared with; `raw` is the time of the plainest form of the same work on
+this machine, measured in the same minutes. `bar_of` names the field to which the bar
+applies.
 """
 
 from __future__ import annotations

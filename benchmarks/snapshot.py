@@ -1,12 +1,13 @@
-"""What snapshots in memory cost training, and what they save where it is killed.
+"""Measures the cost of snapshots in memory, and the steps that they save after SIGKILL.
 
-`cost` is the share of the time that they cost steps that wait for a device, as on an
-accelerator: what training stands still, and what the steps lose until one is
-written, of the time to the next one. `intervals` are those times. The first two of each
-process are left out: the second comes soon in any case.
+`cost` is the part of the time that snapshots take from steps that wait for a device, as
+on an accelerator: the stall of training, and the slowdown of the steps until a snapshot
+is written, divided by the time to the next snapshot. `intervals` are these times. The
+first two snapshots of each process are not counted, because the second snapshot always
+follows soon.
 
-`lost steps` are those that a worker under `tfpreempt run` makes again after
-SIGKILL, at a random moment, with snapshots and with periodic commits alone.
+`lost steps` are the steps that a worker under `tfpreempt run` repeats after SIGKILL at
+a random moment, with snapshots, and with periodic commits alone.
 
 Rounds are interleaved.
 """

@@ -1,20 +1,21 @@
-"""What a handler adds to each step: `handler.run(noop)` over a bare `noop()`.
+"""Measures the time that a handler adds to a step: `handler.run(noop)` less `noop()`.
 
-A second row has what `handler.check_preemption()` costs, which stands at each batch of
-an evaluation; TensorFlow's handler has none, so it is held against a `run` of that.
+A second row has the cost of `handler.check_preemption()`, which is called at each batch
+of an evaluation. TensorFlow's handler has no such method, so the row is compared with a
+`run` of TensorFlow's handler.
 
-Both handlers live in this process and are measured in turn, many short rounds each, so
-that a slow moment of the machine hits all three loops. The median of the differences is
-compared; `raw` is the bare call.
+Both handlers are in this process and are measured in turn, in many short rounds, so
+that a slow moment of the machine affects all three loops. The median of the differences
+is compared; `raw` is the bare call.
 
-What ours does in a step while all is quiet, by its source (`handler.run`): one integer
-is counted up, two flags and one number are looked at, a flag is set and cleared around
-the call, a second integer is counted up. All are attributes of objects of this process
-that only the main thread writes, except the flag, which a watcher thread assigns once.
-There is no key of the store, no lock, no collective, no tensor and no clock in it. The
-row's `functions_called` shows it by measurement: it counts, with a profile hook, the
-functions (Python or C) that one quiet `run(noop)` calls, besides itself and `noop`. A
-check reads the clock, so that what lies between two of them is not taken for a step's.
+According to its source (`handler.run`), a step of tfpreempt without a notice increments
+one integer, reads two flags and one number, sets and clears a flag around the call, and
+increments a second integer. All are attributes of objects of this process that only the
+main thread writes, except the flag, which a watcher thread assigns once. The step reads
+no key of the store and no clock, and uses no lock, collective or tensor. The row's
+`functions_called` is measured: a profile hook counts the functions (Python or C) that
+one `run(noop)` calls, besides itself and `noop`. A check reads the clock, so that the
+time between two checks is not counted as the time of a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which Python functions of a package are called, in which order, on which thread."""
+"""Records the called Python functions of a package, with their order and threads."""
 
 from __future__ import annotations
 

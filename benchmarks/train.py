@@ -2,9 +2,10 @@
 
 Usage: python -m benchmarks.train SIDE DIRECTORY STATE MEBIBYTES READY
 
-It trains until it is preempted. Each step adds a reduced tensor to a small variable;
-the rest is a state of `states.py`. READY appears after some steps; at the end it says
-when the last step ended, in monotonic seconds.
+The worker trains until it is preempted. Each step adds a reduced tensor to a small
+variable; the rest of the state is a state of `states.py`. The file READY appears after
+some steps; at the end it has the time of the end of the last step, in monotonic
+seconds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How fast `tfpreempt verify` reads, against reading the same files and no more.
+"""Measures the speed of `tfpreempt verify`, beside a plain read of the same files.
 
-Both read with the same number of threads and in pieces of the same size; rounds are
-interleaved. One large data file, as TensorFlow writes it, and the same bytes in many;
-each from the page cache, where the checksum shows most (a sum of 25 GB/s costs a fifth
-to a quarter of copying at 7), and from the disk, as an older checkpoint is read.
+Both sides read with the same number of threads and in pieces of the same size; rounds
+are interleaved. The data are one large file, as TensorFlow writes it, and the same
+bytes in many files. The files are read from the page cache, where the checksum matters
+most (a checksum at 25 GB/s takes a fifth to a quarter of the time of a copy at 7 GB/s),
+and from the disk, as an older checkpoint is read.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 Usage: python -m campaigns [--trials N] [--seed S] [--record DIR] [NAME ...]
 
-With --record DIR the lines are added to DIR/NAME.jsonl, and DIR/NAME.json sums them up.
-Trials of the seed that are there are not run again: what was cut off goes on. By
-default the seed is that of the last line there; without a line it is a new one.
-`--seed S --only NUMBER NAME` repeats one trial. It ends with 1 where there was a fault.
+With --record DIR the lines are appended to DIR/NAME.jsonl, and a summary is written to
+DIR/NAME.json. Trials of the seed that are already in DIR/NAME.jsonl are not run again,
+so an interrupted campaign continues. By default the seed is the seed of the last line
+of the file; without a line, the seed is new. `--seed S --only NUMBER NAME` repeats one
+trial. The exit code is 1 if a trial has found a fault.
 """
 
 from __future__ import annotations

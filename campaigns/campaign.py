@@ -1,8 +1,9 @@
-"""What a campaign is: many random trials of one promise, each of which can be repeated.
+"""Campaigns: many random trials of one promise; each trial can be repeated.
 
-A module of this package has a campaign as `CAMPAIGN`, and perhaps the same one for
-loops on JAX, as `JAX_CAMPAIGN`. All that a trial draws, it draws of the generator that
-it is given, which comes of the campaign's name, a seed and the trial's number.
+A module of this package defines a campaign as `CAMPAIGN`. Some modules also define the
+same campaign for loops on JAX, as `JAX_CAMPAIGN`. A trial draws all its random numbers
+from one generator, which is seeded with the campaign's name, a seed and the number of
+the trial.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Object stores in this process, and a way to one on which all goes wrong."""
+"""Fake object stores in this process, and a network link to them with random faults."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Inputs of the fuzz campaign that reached something new: kept as text, in corpus/.
+"""Keeps inputs of the fuzz campaign that reached new code, as text in corpus/.
 
 Usage: python -m campaigns.corpus TARGET DIRECTORY
 
-That adds what libFuzzer has left in DIRECTORY (see fuzz_atheris.py). A file has the
-inputs of one target, each a line: a JSON string with a character for each byte. All of
-them are read by test_fuzz.py, and they are changed at random like the seeds.
+The command adds the inputs that libFuzzer has left in DIRECTORY (see fuzz_atheris.py).
+A file has the inputs of one target, one input per line: a JSON string with a character
+for each byte. test_fuzz.py reads all inputs, and the campaign changes the inputs at
+random, like the seeds of the target.
 """
 
 from __future__ import annotations

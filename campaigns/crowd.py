@@ -1,7 +1,8 @@
-"""Many real workers that are preempted again and again, and lose nothing.
+"""Many real workers are preempted again and again, without a lost step.
 
-Sixteen processes on this machine's few cores are far apart from each other at any time,
-which two or three hardly are: a decision is ahead of some, and behind others.
+Sixteen processes on the few cores of one machine are at different steps at any time;
+two or three processes rarely are. So a decided step is ahead of some workers and behind
+others.
 """
 
 from __future__ import annotations

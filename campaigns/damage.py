@@ -1,7 +1,7 @@
-"""Bytes that go wrong at random, in each form of checkpoint; then a start.
+"""Changes random bytes in every form of checkpoint, and then starts a run.
 
-What each commit held is known, and so is which of its bytes are as they were. So what a
-start does is judged without a look into how it finds out.
+The campaign knows the content of each commit, and which bytes are unchanged. So the
+campaign can judge the result of a start without knowing how the start finds corruption.
 """
 
 from __future__ import annotations

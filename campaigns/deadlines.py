@@ -1,4 +1,4 @@
-"""SIGTERM at a random moment, and SIGKILL when the grace that was told is over."""
+"""SIGTERM at a random moment, and SIGKILL at the end of the grace period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that fail while a run saves, prunes, reads and starts again; no TensorFlow."""
+"""Disks that fail while a run saves, prunes, reads and restarts; without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`model.fit`, interrupted at random moments by real signals, comes out the same.
+"""Interrupts `model.fit` at random moments by real signals, and compares the result.
 
-SIGTERM and SIGKILL, to one worker or to all, while the program starts, traces, trains,
-validates or ends. After each SIGTERM it begins no step any more, and the next process
-trains the next one; after a SIGKILL, one since the last periodic commit. At the end
-weights, optimizer, History and the order of rows are those of a fit that nobody
-interrupted.
+SIGTERM or SIGKILL hits one worker or all workers while the program starts, traces,
+trains, validates or ends. After a SIGTERM the worker begins no further step, and the
+next process trains the next step. After a SIGKILL the next process trains a step since
+the last periodic commit. At the end the weights, the optimizer, the History and the
+order of the rows are those of an uninterrupted fit.
 """
 
 from __future__ import annotations

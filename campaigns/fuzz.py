@@ -1,8 +1,9 @@
-"""What others wrote, changed at random: whoever reads it raises errors of ours alone.
+"""Changes input data at random; every reader raises only errors of tfpreempt.
 
-Each target reads bytes as it would find them on a disk, in a bucket, in an answer, a
-variable or a key. Its seeds are what our own writers write. Changed at random, they are
-read in bounded time and memory, and what cannot be understood is an error of ours.
+A target reads bytes as from a disk, a bucket, a reply of a server, an environment
+variable, or a key of the coordination service. The seeds of a target are written by
+tfpreempt's own writers. The target must read the changed bytes in bounded time and
+memory. If the bytes cannot be parsed, the target must raise an error of tfpreempt.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One target of the fuzz campaign by atheris, which sees what code an input reaches.
+"""Runs one target of the fuzz campaign with atheris, which measures code coverage.
 
 Usage: python -m campaigns.fuzz_atheris TARGET [OPTION of libFuzzer ...] [DIR]
 
-atheris is not among the extras, as it has no wheels for some of the Pythons that are
-served: `pip install atheris`. What finds a fault belongs into `fuzz.KEPT`; the inputs
-that reach something new are left in DIR, from where `corpus.py` keeps the small ones:
+atheris is not in the extras, because it has no wheels for some supported versions of
+Python: `pip install atheris`. Add an input that finds a fault to `fuzz.KEPT`. The
+inputs that reach new code are written to DIR, and `corpus.py` keeps the small ones:
 
     python -m campaigns.fuzz_atheris "key: count" -max_total_time=60 /tmp/found
     python -m campaigns.corpus "key: count" /tmp/found

@@ -1,7 +1,8 @@
-"""Targets of the fuzz campaign: what is told of a run, and what a fit has saved.
+"""Targets of the fuzz campaign: records of runs, and records of `model.fit`.
 
-They are what people's commands read (journals, `.now` files, listings of buckets), what
-a process is told by its environment, and the records of `model.fit`.
+The targets read the files that tfpreempt's commands read (journals, status files,
+listings of buckets), the environment variables of a process, and the records of
+`model.fit`.
 """
 
 from __future__ import annotations

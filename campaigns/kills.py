@@ -1,8 +1,9 @@
-"""SIGKILL at random instants; then the same command again, which goes on by itself.
+"""SIGKILL at random instants; then the same command resumes the run.
 
-Half of the kills come at a time drawn over the whole of a run, half before one of the
-file operations that an undisturbed run was seen to make; see programs/killed.py. Of
-those a phase is drawn first, so that each is hit, however few its operations are.
+Half of the kills come at a time drawn from the duration of a whole run. The other half
+come before a file operation, drawn from the operations of an undisturbed run; see
+programs/killed.py. For these kills the phase is drawn first, so that a phase with few
+operations is hit, too.
 """
 
 from __future__ import annotations

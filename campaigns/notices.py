@@ -1,4 +1,4 @@
-"""Notices everywhere in the life of a program, one or many at once."""
+"""Notices in every phase of a program, one or many at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""One worker of two or three that dies, freezes, or is cut off, in any phase.
+"""One of two or three workers crashes, freezes or is disconnected, in any phase.
 
-The worker stays in the phase (see programs/peer.py) until the fault is made. So there
-is no race: what the others have not heard of it by then, they do not hear.
+The worker stays in the phase (see programs/peer.py) until the fault is injected. So
+there is no race: a message that the other workers have not received before the fault is
+never received.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""Power loss: a run is recorded, and its disk rebuilt as a crash may have left it.
+"""Power loss: records a run, and rebuilds its disk as a crash may have left it.
 
-As ALICE and CrashMonkey do it. Up to some instant every step was made; what was not
-synced by then is lost or partly there. Of a file that is the bytes since its last sync:
-the old ones, new ones up to some place, with zeros or old ones behind, or all. Of a
-directory it is single entries, as if the file system kept them in any order; or, as
-journals do, all since some instant. A name that was moved is in one place or the other.
+The method is that of ALICE and CrashMonkey. Every operation before an instant was made;
+data that were not synced before the instant are lost or partly present:
 
-Each worker is on a machine of its own, and the disk is a file system that they share.
-Bytes are in the memory of the machine that wrote them, until it syncs them: nobody else
-can do that for it. Names are in one place, and who syncs a directory syncs all of them.
-The power of all machines is lost at once.
+- In a file, these data are the bytes written since the file's last sync. The file has
+  the old bytes, or all new bytes, or new bytes up to an offset, followed by zeros or by
+  old bytes.
+- In a directory, these data are single entries, as if the file system wrote the entries
+  in any order; or all entries since an instant, as in a journaling file system. A
+  renamed file has either its old name or its new name.
+
+Each worker runs on a machine of its own, and the machines share a file system. Bytes
+are in the memory of the machine that wrote them, until this machine syncs them; no
+other machine can sync them. Names are stored in one place, so a sync of a directory by
+any machine syncs all names of the directory. All machines lose power at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""An hour of training with something every few seconds: two pairs of workers at once.
+"""An hour of training with an event every few seconds, in two pairs of workers.
 
-One pair is under `tfpreempt run`, and is notified, killed, stopped and robbed of
-commits again and again, while its supervisor lives on. The other one is never started
-again. So each step of the one is there in the other, to be compared.
+One pair runs under `tfpreempt run`. Again and again its workers are notified, killed
+and stopped, and commits are removed, while the supervisor keeps running. The workers of
+the other pair are never restarted. So each step of the first pair can be compared with
+the same step of the other pair.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies in gs:// and s3:// by a network on which all goes wrong; no TensorFlow."""
+"""Mirrors in gs:// and s3:// over a network with random faults; without TensorFlow."""
 
 from __future__ import annotations
 

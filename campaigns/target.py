@@ -1,4 +1,4 @@
-"""What the fuzz campaign reads: a target, and what targets are made with."""
+"""A target of the fuzz campaign, and functions that create targets."""
 
 from __future__ import annotations
 

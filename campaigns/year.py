@@ -1,10 +1,10 @@
-"""A year of training in some minutes: two runs are preempted again and again.
+"""The preemptions of a year within minutes: two runs are preempted again and again.
 
-The *disk* run is under `tfpreempt run`, on one disk, with a mirror, with JAX and an
-archive of its compiled functions. The *machines* run is started by nobody but the
-campaign, each time with an empty disk, and resumes from its mirror. After each
-preemption is measured what is left behind, what a start costs, and whether `tfpreempt
-report` still shows all preemptions.
+The *disk* run uses `tfpreempt run`, one disk and a mirror, and JAX with an archive of
+its compiled functions. The *machines* run is restarted by the campaign alone, each time
+with an empty disk, and resumes from its mirror. After each preemption the campaign
+measures leftovers and the cost of a start, and checks that `tfpreempt report` still
+shows all preemptions.
 """
 
 from __future__ import annotations

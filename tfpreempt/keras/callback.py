@@ -399,7 +399,7 @@ class PreemptionCallback:
 
 
 def _imported_callback_classes() -> tuple[type, ...]:
-    """Returns the `Callback` class of every imported Keras line."""
+    """Returns the `Callback` classes of `keras` and `tf_keras`, if imported."""
     modules = (sys.modules.get(f"{line}.callbacks") for line in ("keras", "tf_keras"))
     found = (getattr(module, "Callback", None) for module in modules)
     return tuple(each for each in found if each is not None)

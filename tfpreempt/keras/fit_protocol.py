@@ -77,7 +77,7 @@ class Pipelines(Protocol):
         """
 
     def choose(self, fit: Fit, dataset: Any, iterator: Any) -> tuple[Any, str | None]:
-        """Returns the best tracker for a dataset, and a warning or None.
+        """Returns the best tracker for the data position, and a warning or None.
 
         Args:
             fit: the fit.

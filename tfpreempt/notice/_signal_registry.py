@@ -276,10 +276,11 @@ class SignalRegistry:
         At the shutdown Python restores the default handlers. With TensorFlow the
         shutdown takes a second, and a signal in this time would change the exit code.
 
-        `release_children()` tells guarded children to end if they have ignored a
-        signal. Without the call, Python could wait for a child forever: if a pool
-        terminates the child by the same signal, the kernel may merge both signals into
-        one, which the child ignores.
+        A guarded child process that has ignored a signal is told to end, by
+        `release_children()`. Otherwise Python could wait for the child forever: when a
+        pool terminates the child, the pool sends the same signal again. If the first
+        signal is still pending, the kernel delivers only one signal, which the child
+        ignores.
         """
         release_children(True)
         for signum, watch in self.watches.items():

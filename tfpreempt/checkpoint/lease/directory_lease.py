@@ -374,9 +374,9 @@ class FencedFiles:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                # save_fn wrote to another disk than the lease's. Usually the file moves
-                # into the lease's directory, which fails if the lease is lost. A file
-                # cannot move to another disk, so check the lease before the change.
+                # save_fn wrote to another disk than the disk of the lease, so the file
+                # cannot be moved into the lease's directory. The move would fail if the
+                # lease were lost; so check the lease here instead.
                 self._lease.check()
                 way = None
             yield way or path

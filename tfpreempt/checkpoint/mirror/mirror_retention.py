@@ -138,7 +138,8 @@ class Retention:
 
     @property
     def is_naming_due(self) -> bool:
-        """Whether TensorFlow's state file must be written now."""
+        """Whether the newest commit must now be written to TensorFlow's state file,
+        the file `checkpoint`."""
         return self.naming is Naming.DUE
 
     def try_to_name_newest(self, hold: Callable[[], object]) -> bool:

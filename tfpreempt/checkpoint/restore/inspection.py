@@ -186,10 +186,11 @@ def _described(entry: Entry) -> Entry:
 
 
 def _odd(directory: str) -> Iterator[Entry]:
-    """Yields corrupt entries for links and directories that only look like a commit.
+    """Yields a corrupt entry for each link or directory that must not be read.
 
-    Such a link has the name of a commit; such a directory has the name of a commit, but
-    the name is unsafe as a path. The function does not read their files.
+    The name has the form of a commit's name. A link may lead out of the checkpoint
+    directory. The name of a directory may be unsafe as a path, for example because of a
+    control character. The files are not read.
     """
     store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):

@@ -29,7 +29,8 @@ from tfpreempt.storage.files import Files, LocalFiles
 
 
 class Checkpoints(Protocol):
-    """Operations on a user's checkpoint or manager: the functions of an adapter."""
+    """Interface to the checkpoints and managers of a framework, such as TensorFlow's
+    tf.train.Checkpoint and CheckpointManager; the framework's adapter implements it."""
 
     def is_checkpoint(self, given: Any) -> bool:
         """Returns whether an object is a checkpoint or manager of this framework."""

@@ -144,7 +144,7 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
         nodes: nodes from which the program's objects are restored.
     """
     matched = set(nodes)
-    # Slot variables are not unused: optimizers create slots later, at the first use.
+    # Leave out slot variables: the optimizer creates them later, at the first use.
     for index in nodes:
         matched.update(
             s.slot_variable_node_id for s in graph.nodes[index].slot_variables

@@ -152,7 +152,8 @@ def shown(
         if journals.reads_chief:
             compared = _repeated("tfpreempt-compare", _REPORTS_EVERY, look)
             ends.enter_context(compared)
-            ends.callback(whole.expire)  # for the last write of the metrics
+            # At the end, the last write of the metrics reads all records again.
+            ends.callback(whole.expire)
         yield
 
 

@@ -25,8 +25,10 @@ class ArrayTracker(IndexTracker):
         return dataclasses.replace(position, more=self._generators)
 
     def restore(self, position: Position, iterator: Any) -> None:
-        # The generators get their states of the commit later, before the next step.
-        # Before the first batch, Keras has not drawn the order: the step draws it.
+        # If a batch was trained, the order of the epoch was drawn before the commit:
+        # draw the order again from the saved states of the generators. The generators
+        # get the states of the commit later, before the next step. If no batch was
+        # trained, Keras draws the order in the next step.
         is_drawn = position.batches or position.more is None
         self._generators = position.more or generators()
         if is_drawn and self.fit.arguments["shuffle"] != "batch":

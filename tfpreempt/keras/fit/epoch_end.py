@@ -62,10 +62,15 @@ class EpochEnd:
         return self.moment
 
     def hold_files(self, callbacks: Sequence[Any]) -> bool:
-        """Adds the text of log files to the kept state, before a hook writes them.
+        """Adds the text of the callbacks' log files to the state at the epoch's end.
+
+        Call before the hooks `on_epoch_end`, which append to the log files.
+
+        Args:
+            callbacks: callbacks of the fit.
 
         Returns:
-            Whether the files were captured; False after an error.
+            Whether the log files were read; False after an error.
         """
         moment = self.hold()
         # Ignore an error: a save reads the files again, and reports the error.

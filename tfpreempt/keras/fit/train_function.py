@@ -154,8 +154,8 @@ class TrainFunctionWrapper:
 
     @property
     def last(self) -> int:
-        """Number of this epoch's batches before the newest step, which is the number,
-        from 0, of the step's first batch."""
+        """Number of batches of this epoch that were trained before the newest step;
+        equal to the index, from 0, of the first batch of the step."""
         runs, batches = self._mark
         return batches + (self._run.steps_made - runs - 1) * self.size
 
