@@ -84,7 +84,7 @@ NOT_OPTIONS = ("benches", "record")
 
 
 def main() -> None:
-    """Runs the benches that were asked for, or all but the long ones."""
+    """Runs the named benches; without a name, all benches except the long ones."""
     parser = make_parser()
     asked = vars(parser.parse_args())
     names = list(dict.fromkeys(asked["benches"])) or list(BENCHES)
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(ALL))
     parser.add_argument(
@@ -144,14 +144,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def each_size(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The options of each run of a bench: one for each size that was asked for."""
+    """Returns the options of each run of a bench: one run for each given size."""
     if "mebibytes" not in options:
         return [options]
     return [{**options, "mebibytes": size} for size in options["mebibytes"]]
 
 
 def command(name: str, options: dict[str, Any]) -> str:
-    """What measures one bench again."""
+    """Returns the command that repeats one bench."""
     words = ["python", "-m", "benchmarks", name]
     for option, value in options.items():
         text = f"{value:g}" if isinstance(value, float) else f"{value}"

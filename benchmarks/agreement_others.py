@@ -23,14 +23,14 @@ a line of 10 Gbit/s carries 62 KB; a key with its value has some 120 bytes."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What happens to a cluster.
+    """Faults and the notice of a simulated cluster.
 
     Attributes:
-        workers: how many there are; 0 hosts the store.
-        noticed: the one that is told to go.
-        at_ms: when.
-        dead: who was dead before, and is reported so.
-        seed: of the rest.
+        workers: number of workers; worker 0 runs the store.
+        noticed: the worker that receives the notice.
+        at_ms: time of the notice in milliseconds.
+        dead: workers that crashed before the notice, as the service reports.
+        seed: seed of all other random choices.
     """
 
     workers: int
@@ -42,13 +42,13 @@ class Scenario:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What became of it; seconds count from the notice.
+    """Result of an agreement; times are seconds since the notice.
 
     Attributes:
-        known: when the last living worker knew the step; None: one never does.
-        through: when whoever was told to go trained on; None: never.
-        messages: that the store served, for each worker of the cluster.
-        values: that each worker has read from the others.
+        known: time at which the last living worker knew the step; None: never.
+        through: time at which the worker with the notice continued; None: never.
+        messages: messages that the store served, per worker of the cluster.
+        values: number of values that each worker has read from other workers.
     """
 
     known: float | None
@@ -58,7 +58,7 @@ class Agreed:
 
 
 class _Protocol:
-    """Workers that talk to one store, from the notice on."""
+    """Simulates workers that exchange messages through one store after the notice."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -76,7 +76,7 @@ class _Protocol:
         self.through: int | None = None
 
     def run(self) -> Agreed:
-        """Lets them wait for the notice, and then agree."""
+        """Runs the workers until the notice, and then until they agree."""
         self.listen()
         while self.timeline.step(self.scenario.at_ms):
             pass
@@ -93,23 +93,23 @@ class _Protocol:
         )
 
     def listen(self) -> None:
-        """What the workers ask for before there is a notice."""
+        """Sends the requests that the workers make before the notice."""
         raise NotImplementedError
 
     def notice(self) -> None:
-        """One of them is told to go."""
+        """Delivers the notice to one worker."""
         raise NotImplementedError
 
     def values(self) -> int:
-        """How many values each worker reads."""
+        """Returns the number of values that each worker reads."""
         raise NotImplementedError
 
     def get(self, worker: int, key: str, then: Callable[[], None]) -> None:
-        """A read that waits for its key."""
+        """Sends a read that waits until the key exists."""
         self._send(worker, key, None, then)
 
     def insert(self, worker: int, key: str, then: Callable[[], None]) -> None:
-        """An insert; what it inserts does not matter."""
+        """Sends an insert; the inserted value does not matter."""
         self._send(worker, key, "1", then)
 
     def _send(
@@ -130,10 +130,10 @@ def _forget(then: Callable[[], None], text: str) -> None:
 class TensorFlow(_Protocol):
     """`tf.distribute.experimental.PreemptionCheckpointHandler`.
 
-    Whoever is told to go decides alone, by its own counter, and then reads everyone's
-    acknowledgement in its training thread, one after the other, without a time-out
-    (failure_handling.py of TensorFlow 2.21). That all stand within one step of each
-    other is taken for granted.
+    The worker with the notice decides alone, by its own counter, and then reads each
+    worker's acknowledgement on the training thread, in sequence, without a timeout
+    (failure_handling.py of TensorFlow 2.21). The protocol assumes that all workers
+    are within one step of each other.
     """
 
     def listen(self) -> None:
@@ -163,9 +163,9 @@ class TensorFlow(_Protocol):
 class Jax(_Protocol):
     """The preemption sync manager of JAX and XLA.
 
-    All insert their counters, meet at a barrier of the service, and then each reads all
-    counters, in one answer (preemption_sync_manager.cc). A barrier that somebody does
-    not come to fails for all, after three minutes.
+    All workers insert their counters and wait at a barrier of the service. Then each
+    worker reads all counters, in one reply (preemption_sync_manager.cc). If a worker
+    does not reach the barrier, the barrier fails for all workers after three minutes.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -205,7 +205,7 @@ class Jax(_Protocol):
             self.through = self.timeline.now
 
     def _ask(self, length: int, served: Callable[[], None]) -> None:
-        """A call of the service that is no read and no insert of one key."""
+        """Sends a call of the service other than a read or an insert of one key."""
 
         def arrive() -> None:
             self.timeline.after(self.store.serve(length), served)

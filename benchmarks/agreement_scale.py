@@ -50,31 +50,31 @@ LONG = 10_000  # intervals: more than anyone gets to
 
 
 def rows(rounds: int = 100) -> Iterator[dict[str, Any]]:
-    """One row for each protocol, size up to 1,000 and share of dead workers.
+    """Yields a row for each protocol, size up to 1,000, and share of crashed workers.
 
     Args:
-        rounds: seeds of each size.
+        rounds: number of seeds of each size.
     """
     for workers in SIZES:
         yield from rows_of("agreement_scale", workers, rounds)
 
 
 def rows_of_large(rounds: int = 10) -> Iterator[dict[str, Any]]:
-    """The same with 10,000 workers.
+    """Yields the rows with 10,000 workers.
 
     Args:
-        rounds: seeds.
+        rounds: number of seeds.
     """
     yield from rows_of("agreement_10000", LARGE, rounds)
 
 
 def rows_of(bench: str, workers: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """One row for each protocol and share of dead workers.
+    """Yields a row for each protocol and share of crashed workers.
 
     Args:
-        bench: its name.
-        workers: of each cluster.
-        seeds: how many clusters.
+        bench: name of the bench.
+        workers: number of workers of each cluster.
+        seeds: number of clusters.
     """
     protocols: dict[str, Callable[[Scenario], Agreed]] = {
         "tfpreempt": agree,
@@ -92,7 +92,7 @@ def rows_of(bench: str, workers: int, seeds: int) -> Iterator[dict[str, Any]]:
 
 
 def draw(workers: int, dead_share: float, seed: int) -> Scenario:
-    """A notice at a random worker, and deaths at others; not at the store's host."""
+    """Draws a notice at a random worker, and crashes of workers other than worker 0."""
     r = random.Random(seed)
     noticed = r.randrange(workers)
     mortal = [j for j in range(1, workers) if j != noticed]
@@ -107,7 +107,7 @@ def draw(workers: int, dead_share: float, seed: int) -> Scenario:
 
 
 def agree(scenario: Scenario) -> Agreed:
-    """Runs the shipped coordinators until all that live know the decision."""
+    """Runs the real coordinators until all living workers know the decision."""
     preempt = Preempt(worker=scenario.noticed, at_ms=scenario.at_ms, grace_seconds=None)
     deaths = (Kill(worker=j, at_ms=DIES_AT_MS) for j in scenario.dead)
     cluster = SimulatedCluster(
@@ -142,7 +142,7 @@ def agree(scenario: Scenario) -> Agreed:
 def row(
     name: str, scenarios: Sequence[Scenario], protocol: Callable[[Scenario], Agreed]
 ) -> dict[str, Any]:
-    """The row of one protocol at one size."""
+    """Returns the row of one protocol at one size."""
     found, walls = [], []
     for scenario in scenarios:
         gc.collect()
@@ -186,7 +186,7 @@ def row(
 
 
 def tail(name: str, seconds: Sequence[float]) -> dict[str, Any]:
-    """The fields of one time; none where it never came."""
+    """Returns the fields of one time; no fields if an event never happened."""
     if not seconds:
         return {}
     return {

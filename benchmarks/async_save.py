@@ -55,10 +55,10 @@ Figures = dict[str, float]
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """Three rows for each kind of step, with its state in memory.
+    """Yields three rows for each kind of step, with the state in memory.
 
     Args:
-        rounds: saves of each side.
+        rounds: number of saves of each side.
         mebibytes: size of the state.
     """
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
@@ -114,9 +114,9 @@ class _State:
         }
 
     def copy_seconds(self) -> float:
-        """One copy of all variables into memory that was written to before.
+        """Returns the seconds to copy all variables into previously written memory.
 
-        What the kernel takes for new memory depends on the memory of a virtual machine.
+        The time that the kernel needs for new memory depends on the virtual machine.
         """
         read = [np.asarray(variable) for variable in self.variables]
         copies = [np.full_like(each, 1) for each in read]
@@ -176,7 +176,7 @@ def _rows(
 
 
 def _stall_bar(state: _State, copies: list[float]) -> float:
-    """The largest stall that is good, in copies of the state."""
+    """Returns the largest accepted stall, in copies of the state."""
     tensors = TENSOR_BAR * len(state.variables)
     return round(STALL_BAR + tensors / statistics.median(copies), 2)
 
@@ -212,12 +212,12 @@ def _fit_row(root: Path, state: _State, rounds: int) -> dict[str, Any]:
 
 
 def _between_epochs(model: Any, batch: Any, directory: Path | None) -> float:
-    """Seconds from the end of an epoch's last batch to the end of the next batch.
+    """Returns the seconds from the end of an epoch to the end of the next batch.
 
     Args:
-        model: is trained for three epochs; the first save of a fit is not measured.
+        model: model to train for three epochs; the first save is not measured.
         batch: inputs and targets of an epoch.
-        directory: for commits; None: the fit has no callback of tfpreempt.
+        directory: directory of the commits; None: a fit without tfpreempt.
     """
     import keras
 
@@ -301,7 +301,7 @@ def _tensorflow(root: Path, state: _State, step: Callable[[], None]) -> Figures:
 
 
 def _model(mebibytes: int) -> Any:
-    """A Keras model whose weights have the size of the state."""
+    """Returns a Keras model whose weights have the size of the state."""
     import keras
 
     rows, width = (mebibytes << 20) // 4 // 16 // 256, 256
@@ -333,7 +333,7 @@ def _orbax(root: Path, model: Any, step: Callable[[], None]) -> Figures:
 def _meanwhile(
     step: Callable[[], None], began: float, entered: float, is_over: Callable[[], bool]
 ) -> Figures:
-    """Steps until the save is over, and as many as tell what one takes otherwise."""
+    """Runs steps until the save ends, and steps without a save for comparison."""
     steps = 0
     while not is_over():
         step()

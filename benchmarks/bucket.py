@@ -18,7 +18,7 @@ VARIABLE = "STORAGE_EMULATOR_HOST"
 
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
-    """In the body, "gs://bucket/..." is there; gives the server's address."""
+    """Context manager: serves "gs://bucket/..."; yields the server's address."""
     command = [sys.executable, "-m", __name__]
     pipe = subprocess.PIPE
     before = os.environ.get(VARIABLE)
@@ -37,7 +37,7 @@ def serving() -> Iterator[str]:
 
 
 def serve() -> None:
-    """Serves until nobody is there any more."""
+    """Serves until standard input ends."""
     from tests.fakes.gcs import GcsServer
 
     with GcsServer() as server:

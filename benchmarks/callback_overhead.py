@@ -43,10 +43,10 @@ CALLS = 2_000
 
 
 def rows(rounds: int = 20) -> Iterator[dict[str, Any]]:
-    """One row for each line of Keras.
+    """Yields a row for `keras` and a row for `tf_keras`.
 
     Args:
-        rounds: fits of each kind.
+        rounds: number of fits of each kind.
     """
     import keras
     import tf_keras
@@ -62,11 +62,11 @@ class Fits:
 
     Args:
         line: `keras` or `tf_keras`.
-        directory: for checkpoints; each fit has a new one.
+        directory: parent of the checkpoint directories, one for each fit.
 
     Attributes:
         line: see above.
-        entered: when the train function was entered, in seconds.
+        entered: times at which the train function was called, in seconds.
     """
 
     def __init__(self, line: Any, directory: str) -> None:
@@ -89,7 +89,7 @@ class Fits:
         self.model.train_function = timed
 
     def callbacks(self, side: str) -> list[Any]:
-        """New callbacks: none for "bare", those of "ours", "backup_and_restore"."""
+        """Returns new callbacks for "ours" or "backup_and_restore"; none for "bare"."""
         from tfpreempt.keras import PreemptionCallback
 
         if side == "bare":
@@ -120,7 +120,7 @@ SIDES = ("bare", "ours", "backup_and_restore")
 
 
 def row(fits: Fits, rounds: int) -> dict[str, Any]:
-    """Measures everything, in turn."""
+    """Measures all values in turn, and returns the row."""
     medians: dict[str, list[float]] = {side: [] for side in SIDES}
     repeats, within, clocks = [], [], []
     for number in range(rounds + 1):
@@ -149,24 +149,24 @@ def row(fits: Fits, rounds: int) -> dict[str, Any]:
 
 
 def added(bare: list[float], other: list[float]) -> float:
-    """The median over rounds of what was added to a batch."""
+    """Returns the median over rounds of the time added to a batch."""
     pairs = zip(bare, other, strict=True)
     return round(statistics.median(b - a for a, b in pairs), 2)
 
 
 def median_batch(fits: Fits, side: str) -> float:
-    """The median batch of one fit, in microseconds."""
+    """Returns the median batch of one fit, in microseconds."""
     fits.run(fits.callbacks(side))
     return statistics.median(differences(fits.entered)[WARM:])
 
 
 def differences(times: list[float]) -> list[float]:
-    """Between neighbours, in microseconds."""
+    """Returns the differences of successive times, in microseconds."""
     return [1e6 * (b - a) for a, b in itertools.pairwise(times)]
 
 
 def repeated(fits: Fits) -> float:
-    """Microseconds that the callback needs in a batch that trains nothing."""
+    """Returns the microseconds that the callback needs in a batch without training."""
     callbacks = fits.callbacks("ours")
     found: list[float] = []
 
@@ -203,11 +203,12 @@ def loop(function: Callable[[], Any]) -> float:
 
 
 def outside(fits: Fits, is_ours: bool) -> list[float]:
-    """Microseconds of each batch that were not spent in Keras' own train function.
+    """Returns the microseconds of each batch outside of Keras' own train function.
 
     Args:
-        fits: runs one.
-        is_ours: the stand-in is called; otherwise the own one, under the same clocks.
+        fits: object that runs a fit.
+        is_ours: whether tfpreempt's replacement is called; otherwise Keras' own
+            train function is timed in the same way.
     """
     inner: list[float] = []
     outer: list[float] = []
@@ -228,7 +229,7 @@ def outside(fits: Fits, is_ours: bool) -> list[float]:
 def clocked(
     function: Callable[[Any], Any], seconds: list[float]
 ) -> Callable[[Any], Any]:
-    """The function, noting how long each call takes."""
+    """Returns the function with a timer around each call."""
 
     def call(iterator: Any) -> Any:
         began = time.perf_counter()
@@ -240,7 +241,7 @@ def clocked(
 
 
 def fetches(fits: Fits, side: str) -> dict[str, int]:
-    """How often 100 batches in the midst of a fit fetch values, by thread."""
+    """Returns the number of fetches of 100 batches within a fit, by thread."""
     marks: dict[int, list[threading.Thread]] = {}
     with counting() as seen:
 
@@ -256,7 +257,7 @@ def fetches(fits: Fits, side: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def counting() -> Iterator[list[threading.Thread]]:
-    """Gives a list that grows by the thread whenever a tensor's value is fetched."""
+    """Yields a list; each fetch of a tensor's value appends its thread."""
     from keras.src import backend
     from tensorflow.python.framework import ops
 

@@ -37,10 +37,10 @@ SMALL_BAR = 1.5  # of the commit of few large tensors
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """A row for each state in memory and on the disk; the bars are for the memory.
+    """Yields a row for each state in memory and on disk; the bars are for memory.
 
     Args:
-        rounds: commits of each state.
+        rounds: number of commits of each state.
         mebibytes: size of a state of tensors.
     """
     for place in (MEMORY, None):
@@ -115,7 +115,7 @@ class _State:
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def measure(self, number: int) -> None:
-        """Each side once; the figures of the first time are not kept."""
+        """Measures each side once; the first measurement is dropped."""
         from tfpreempt.checkpoint.bundles import bundle_writer
 
         memory = [np.asarray(variable) for variable in self.variables]

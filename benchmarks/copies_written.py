@@ -24,7 +24,7 @@ UNEVEN_BAR = 1.1
 def row(
     ours: Sequence[Strike], theirs: Sequence[Strike], mebibytes: int
 ) -> dict[str, Any]:
-    """The row, from rounds of `notice_to_exit` with a state of so many MiB."""
+    """Returns the row from rounds of `notice_to_exit`, for a state of given MiB."""
     state = mebibytes << 20
     shares = [share_bytes(each) for each in ours]
     copies = [sum(each) / state for each in shares]
@@ -42,7 +42,7 @@ def row(
 
 
 def share_bytes(strike: Strike) -> list[int]:
-    """What each worker has written beyond its shard, its journal and its log."""
+    """Returns the bytes written by each worker, without its shard, journal and log."""
     return [
         written - shard_bytes(strike, worker) - strike.journal_grown[worker]
         for worker, written in enumerate(strike.written)
@@ -50,13 +50,13 @@ def share_bytes(strike: Strike) -> list[int]:
 
 
 def shard_bytes(strike: Strike, worker: int) -> int:
-    """Size of a worker's own shard of the commit."""
+    """Returns the size of a worker's own shard of the commit."""
     mark = f"/worker-{worker:04d}/"
     return sum(size for name, size in strike.files.items() if mark in f"/{name}")
 
 
 def second_copies(strikes: Sequence[Strike]) -> list[str]:
-    """Data files of a second copy of the state.
+    """Returns the data files of a second copy of the state.
 
     A copy has a prefix, such as `53/ckpt`, and a data file for each thread that wrote.
     """

@@ -35,11 +35,11 @@ WARM = 3
 
 
 def rows(rounds: int = 61, mebibytes: int = 64) -> Iterator[dict[str, Any]]:
-    """A row for one replica and some for two. The bar is for large batches.
+    """Yields a row for one replica, and rows for two. The bar is for large batches.
 
     Args:
-        rounds: of steps by each.
-        mebibytes: of a global batch.
+        rounds: number of rounds of steps with each iterator.
+        mebibytes: size of a global batch.
     """
     # Else TensorFlow logs each batch that is read ahead.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -70,7 +70,7 @@ def rows(rounds: int = 61, mebibytes: int = 64) -> Iterator[dict[str, Any]]:
 def measure(
     replicas: int, rounds: int, mebibytes: int, copied: str
 ) -> list[list[float]]:
-    """Milliseconds of a step by ours and by theirs, round for round."""
+    """Returns the milliseconds of a step with each iterator, by round."""
     import tensorflow as tf
 
     from tfpreempt.data import distribute

@@ -62,13 +62,13 @@ POLL_SECONDS = 0.02
 def rows(
     seconds: float = 300, every: float = 30, grace: float = 10, save_steps: int = 50
 ) -> Iterator[dict[str, Any]]:
-    """One row for each strike and way.
+    """Yields a row for each strike and way.
 
     Args:
-        seconds: of training, for each row.
+        seconds: seconds of training for each row.
         every: seconds of training between two strikes.
         grace: seconds from SIGTERM to the machine's end.
-        save_steps: of the ways that save periodically.
+        save_steps: steps between two periodic saves.
     """
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=memory))
@@ -95,20 +95,20 @@ def rows(
 
 
 def final_step(place: Path) -> int:
-    """Steps that the newest checkpoint of a trial holds; no life goes on meanwhile."""
+    """Returns the step of a trial's newest checkpoint; no worker may be running."""
     from benchmarks import goodput_train  # imports TensorFlow
 
     return goodput_train.final_step(place / "state")
 
 
 def row(strike: str, way: str, lives: Sequence[Life], final: int) -> dict[str, Any]:
-    """What a way made of its lives.
+    """Returns the row of a way from its lives.
 
     Args:
         strike: name of the signal.
-        way: who saved.
-        lives: one after the other.
-        final: step that its newest checkpoint holds.
+        way: name of the way to save.
+        lives: the lives in order.
+        final: step of the newest checkpoint.
     """
     wrong = list(disagreements(lives, final))
     return {
@@ -126,7 +126,7 @@ def row(strike: str, way: str, lives: Sequence[Life], final: int) -> dict[str, A
 def workers(
     way: str, place: Path, save_steps: int
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Both workers of one life; whatever still runs at the end is killed."""
+    """Context manager: starts both workers of one life, and kills them at the end."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
     with contextlib.ExitStack() as stack:
         processes = []
@@ -157,14 +157,14 @@ def live(
     every: float,
     grace: float,
 ) -> Life:
-    """Lets the workers train, strikes one of them and waits for the end of all.
+    """Lets the workers train, strikes one worker, and waits until all have exited.
 
     Args:
-        processes: just started.
-        place: where they write.
-        number: of this life; the victim follows from it.
+        processes: the started workers.
+        place: directory to which the workers write.
+        number: number of the life, which determines the worker to strike.
         strike: name of the signal.
-        every: seconds of training before it.
+        every: seconds of training before the strike.
         grace: seconds from SIGTERM to the machine's end.
     """
     started = time.monotonic()
@@ -191,23 +191,23 @@ def await_step(processes: list[subprocess.Popen[bytes]], place: Path) -> None:
 
 
 def check_alive(processes: list[subprocess.Popen[bytes]], place: Path) -> None:
-    """Raises if a worker has ended before it was struck."""
+    """Raises an error if a worker has exited before the strike."""
     codes = [process.poll() for process in processes]
     if any(code is not None for code in codes):
         fail(f"ended before the strike: {codes}", place)
 
 
 def fail(what: str, place: Path) -> None:
-    """Raises with the ends of the logs."""
+    """Raises an error with the last lines of the logs."""
     logs = [(place / f"log-{i}").read_text()[-2000:] for i in range(WORKERS)]
     raise RuntimeError(f"{place.name}: {what}: {logs}")
 
 
 def await_end(processes: list[subprocess.Popen[bytes]], grace: float) -> float:
-    """Waits for the end of all, and makes it come; says when it came.
+    """Waits until all workers have exited, kills late workers, and returns the time.
 
     Args:
-        processes: one of them was struck just now.
+        processes: the workers, one of which was struck just now.
         grace: seconds from now to the machine's end.
     """
     struck = time.monotonic()
@@ -226,7 +226,7 @@ def await_end(processes: list[subprocess.Popen[bytes]], grace: float) -> float:
 
 
 def progress(number: int, strike: str, way: str, life: Life) -> None:
-    """Says on stderr how far a long run has got."""
+    """Prints the progress of a long run on stderr."""
     parts = {name: round(value, 1) for name, value in life.parts().items()}
     last = life.steps[-1].number
     print(

@@ -28,12 +28,12 @@ PARTS = ("start_up", "training", "saves", "way_out")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step that was made.
+    """One executed step.
 
     Attributes:
-        number: of the state after it; the first step of a training is 1.
-        began: when it did.
-        ended: when it did.
+        number: step number of the state after the step; the first step is 1.
+        began: start time of the step.
+        ended: end time of the step.
     """
 
     number: int
@@ -43,13 +43,13 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One start of the training, from its beginning to its end.
+    """One start of the training, from the start of the processes to their exit.
 
     Attributes:
-        started: when its processes were started.
-        gone: when the last of them was gone.
-        restored: step of the state that it began with; 0 for a fresh one.
-        steps: what it made, in their order; at least one.
+        started: start time of the processes.
+        gone: exit time of the last process.
+        restored: step of the restored state; 0 without a restore.
+        steps: the executed steps in order; at least one.
         saved: newest step that the program knows to be saved; `restored` if none.
         codes: exit code of each worker.
     """
@@ -62,12 +62,12 @@ class Life:
     codes: tuple[int, ...] = ()
 
     def step_seconds(self) -> list[float]:
-        """Of each step; the first without its tracing."""
+        """Returns the seconds of each step; the first step without its tracing."""
         first, *later = [step.ended - step.began for step in self.steps]
         return [min(first, statistics.median(later or [first])), *later]
 
     def parts(self) -> dict[str, float]:
-        """Seconds of each part of its wall time."""
+        """Returns the seconds of each part of the wall time of a life."""
         seconds = self.step_seconds()
         made = self.steps[-1].ended - self.steps[0].ended + seconds[0]
         return {
@@ -79,16 +79,16 @@ class Life:
 
 
 def read_life(log: str, started: float, gone: float, codes: tuple[int, ...]) -> Life:
-    """Reads what a worker wrote about its life.
+    """Reads a worker's log of its life.
 
     Args:
         log: lines of JSON; a kill may have left the last one incomplete.
-        started: when the processes were started.
-        gone: when the last one was gone.
+        started: start time of the processes.
+        gone: exit time of the last process.
         codes: exit code of each worker.
 
     Raises:
-        ValueError: it did not get to its first step, or a step is missing.
+        ValueError: the worker did not complete its first step, or a step is missing.
     """
     records = [json.loads(line) for line in log.split("\n")[:-1]]
     restored = [record["restored"] for record in records if "restored" in record]
@@ -114,11 +114,11 @@ def read_life(log: str, started: float, gone: float, codes: tuple[int, ...]) -> 
 
 
 def account(lives: Sequence[Life], final: int) -> dict[str, Any]:
-    """Adds up what a way made of its lives.
+    """Adds up the steps and times of the lives of a way.
 
     Args:
         lives: one after the other.
-        final: step of the state that the last one left behind; 0 if there is none.
+        final: step of the state after the last life; 0 without a state.
 
     Returns:
         Steps by their fate, seconds by part, and goodput: the time of the useful steps
@@ -128,7 +128,7 @@ def account(lives: Sequence[Life], final: int) -> dict[str, Any]:
         there for each life too.
 
     Raises:
-        ValueError: the final state holds a step that nobody made.
+        ValueError: the final state has a step that no life has made.
     """
     kept: dict[int, tuple[int, float]] = {}  # the life that made it, and its seconds
     for number, life in enumerate(lives):
@@ -181,7 +181,7 @@ def disagreements(lives: Sequence[Life], final: int) -> Iterator[str]:
 
     Args:
         lives: one after the other.
-        final: step of the state that the last one left behind; 0 if there is none.
+        final: step of the state after the last life; 0 without a state.
     """
     after = [*(life.restored for life in lives[1:]), final]
     for number, (life, held) in enumerate(zip(lives, after, strict=True)):

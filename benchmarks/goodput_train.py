@@ -27,22 +27,22 @@ FOREVER = 10**9
 
 
 class Log:
-    """Lines that outlive a kill: each is one write to the file."""
+    """Log whose lines survive a kill: each line is one write to the file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
     def restored(self, number: int) -> None:
-        """The state that this life begins with."""
+        """Records the restored state."""
         self._write({"restored": number})
 
     def step(self, number: int, began: float) -> None:
-        """A step has ended just now."""
+        """Records the end of a step."""
         record = {"step": number, "began": began, "ended": time.monotonic()}
         self._write(record)
 
     def saved(self, number: int) -> None:
-        """The state after that step is saved."""
+        """Records that the state after the step is saved."""
         self._write({"saved": number})
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Log:
 
 
 class Work:
-    """The state, and what one step does to it on each replica."""
+    """The state, and the step function that changes the state on each replica."""
 
     def __init__(self) -> None:
         self.weights = tf.Variable(tf.eye(WIDTH))
@@ -59,7 +59,7 @@ class Work:
         )
 
     def on_replica(self) -> Any:
-        """One step; returns the reduced number."""
+        """Runs one step; returns the reduced number."""
         product = self.weights.read_value()
         for _ in range(PRODUCTS):
             product = tf.matmul(product, self.weights)
@@ -70,12 +70,12 @@ class Work:
         return total
 
     def count(self) -> int:
-        """Steps that the state holds."""
+        """Returns the step of the state."""
         return int(self.trained_steps.numpy())
 
 
 def main(way: str, directory: str, log: Log, save_steps: int) -> None:
-    """Trains until a strike comes."""
+    """Trains until the worker is struck."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -86,7 +86,7 @@ def main(way: str, directory: str, log: Log, save_steps: int) -> None:
 def with_tfpreempt(
     strategy: Any, work: Work, directory: str, log: Log, save_steps: int | None
 ) -> None:
-    """Its handler; None: it saves on notices only."""
+    """Trains with tfpreempt's handler; `save_steps` None: saves only after a notice."""
     import tfpreempt
 
     handler = tfpreempt.PreemptionCheckpointHandler(
@@ -101,7 +101,7 @@ def with_tfpreempt(
 def with_tensorflow(
     strategy: Any, work: Work, directory: str, log: Log, save_steps: int
 ) -> None:
-    """TensorFlow's handler, with its defaults; it has no periodic saves."""
+    """Trains with TensorFlow's handler and its defaults, without periodic saves."""
     handler = tf.distribute.experimental.PreemptionCheckpointHandler(
         strategy.cluster_resolver, checkpoint_of(work), directory
     )
@@ -150,7 +150,7 @@ def loop(
 def with_manager(
     strategy: Any, work: Work, directory: str, log: Log, save_steps: int
 ) -> None:
-    """Periodic saves by the chief; SIGTERM just ends the process.
+    """Trains with periodic saves by the chief; SIGTERM ends the process.
 
     TensorFlow's own code swallows SIGTERM once there is a strategy, hence the default
     action is set after it.
@@ -175,7 +175,7 @@ def with_manager(
 def with_backup(
     strategy: Any, work: Work, directory: str, log: Log, save_steps: int
 ) -> None:
-    """Keras' BackupAndRestore each so many batches of one endless epoch of `fit`.
+    """Trains with Keras' BackupAndRestore, every few batches of one endless epoch.
 
     It is that of tf_keras: `fit` of Keras 3 does not run on two workers as it comes.
     It takes no notice of SIGTERM, so training goes on until the machine is gone. (With
@@ -234,7 +234,7 @@ def with_backup(
 
 
 def endless(strategy: Any) -> Any:
-    """A dataset without end, one row for each worker."""
+    """Returns an endless dataset with one row for each worker."""
     options = tf.data.Options()
     policy = tf.data.experimental.AutoShardPolicy.OFF
     options.experimental_distribute.auto_shard_policy = policy
@@ -244,12 +244,12 @@ def endless(strategy: Any) -> Any:
 
 
 def checkpoint_of(work: Work) -> Any:
-    """A checkpoint of the state."""
+    """Returns a checkpoint of the state."""
     return tf.train.Checkpoint(weights=work.weights, trained_steps=work.trained_steps)
 
 
 def final_step(directory: Path) -> int:
-    """Steps that the newest checkpoint in a directory holds; 0 if there is none."""
+    """Returns the step of a directory's newest checkpoint; 0 without a checkpoint."""
     found = [tf.train.latest_checkpoint(directory / room) for room in (".", "chief")]
     counters = [
         int(tf.train.load_variable(path, name))

@@ -24,11 +24,11 @@ BARS = {"decided": 0.5, "gone": 1.7}  # seconds
 
 
 def rows(workers: int = WORKERS, rounds: int = PREEMPTIONS) -> Iterator[dict[str, Any]]:
-    """Two rows: until all have decided, and until all are gone.
+    """Yields two rows: the time to the decision, and to the exit of all workers.
 
     Args:
-        workers: processes.
-        rounds: preemptions.
+        workers: number of processes.
+        rounds: number of preemptions.
     """
     seed = time.time_ns() % 1_000_000
     draw = random.Random(seed)

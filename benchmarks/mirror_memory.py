@@ -34,7 +34,7 @@ TRIES = 20
 
 
 def rows(mebibytes: int = 1024) -> Iterator[dict[str, Any]]:
-    """For an upload and a download, with one large file and with eight.
+    """Yields rows for an upload and a download, with one large file and with eight.
 
     Args:
         mebibytes: size of the commit.
@@ -58,14 +58,14 @@ def rows(mebibytes: int = 1024) -> Iterator[dict[str, Any]]:
 def grown(
     way: str, root: Path, count: int, mebibytes: int, place: str = PLACE
 ) -> float:
-    """By how many MiB a process grows that moves a commit.
+    """Returns the MiB by which a process grows during the transfer of a commit.
 
     Args:
-        way: "upload"; "download", after it.
-        root: where the commit is made, and comes to.
-        count: of its large files.
-        mebibytes: its size.
-        place: where it goes to, or comes from.
+        way: "upload", or "download" after the upload.
+        root: local directory of the commit.
+        count: number of large files.
+        mebibytes: size of the commit.
+        place: URL of the uploaded commit.
     """
     command = [sys.executable, "-m", __name__, way, place, str(root), str(count)]
     done = subprocess.run(
@@ -82,7 +82,7 @@ def grown(
 
 
 def program(way: str, place: str, root: Path, count: int, size: int) -> None:
-    """Prints by how many MiB the process grew."""
+    """Prints the MiB by which the process grew."""
     act = _upload if way == "upload" else _download
     store = open_store(place)
     small = make_commit(root / "small", count, SMALL, step=1)
@@ -120,7 +120,7 @@ def _download(store: ObjectStore, source: Entry, root: Path) -> None:
 
 
 def _resident(field: str) -> int:
-    """In KiB."""
+    """Returns a memory field of /proc/self/status in KiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

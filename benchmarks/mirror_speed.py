@@ -53,12 +53,12 @@ DATA = "ckpt.data-{:05d}-of-{:05d}"
 def rows(
     rounds: int = 5, mebibytes: int = 512, large_mebibytes: int = 2048
 ) -> Iterator[dict[str, Any]]:
-    """A row for each way of each shape.
+    """Yields a row for each direction and shape.
 
     Args:
-        rounds: of each.
-        mebibytes: size of the commits that go up and come back.
-        large_mebibytes: size of the one that only goes up.
+        rounds: number of rounds of each row.
+        mebibytes: size of the commits that are uploaded and downloaded.
+        large_mebibytes: size of the commit that is only uploaded.
     """
     for count, size, bar, ways in (
         (1, mebibytes, BAR, WAYS),
@@ -83,14 +83,14 @@ def rows(
 
 @contextlib.contextmanager
 def workplace() -> Iterator[Path]:
-    """A directory in memory."""
+    """Context manager: creates a directory in memory."""
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="tfpreempt-bench-", dir=memory) as name:
         yield Path(name)
 
 
 def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> Entry:
-    """Writes files as a checkpoint has them, `count` large ones among them."""
+    """Writes files like those of a checkpoint, with `count` large files."""
     sizes = {DATA.format(i, count): size // count for i in range(count)} | SMALL
     block = random.Random(step).randbytes(PIECE)
     entries = []
@@ -117,7 +117,7 @@ def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> Entry:
 
 
 class Moves:
-    """One commit, to be moved in all ways."""
+    """Transfers one commit by tfpreempt and by `requests`."""
 
     def __init__(self, source: Entry, url: str, root: Path) -> None:
         self._source = source
@@ -129,11 +129,11 @@ class Moves:
     def measure(
         self, ways: Sequence[str], rounds: int
     ) -> dict[str, tuple[list[float], list[float]]]:
-        """Seconds of ours and of theirs; the first round is a warm-up.
+        """Returns the seconds of tfpreempt and of `requests`; round one is a warm-up.
 
         Args:
-            ways: of `WAYS`, in their order: what comes down must have gone up.
-            rounds: of each.
+            ways: names of `WAYS`, in order: a download needs an earlier upload.
+            rounds: number of rounds of each way.
         """
         acts = {
             "upload": (self._post, self._upload),
@@ -151,7 +151,7 @@ class Moves:
         return seconds
 
     def _timed(self, way: str, act: Callable[[], None]) -> float:
-        """Seconds of one side; all that was there before is removed first."""
+        """Returns the seconds of one side, after the removal of earlier files."""
         if way == "upload":
             empty(self._store)
         else:
@@ -166,7 +166,7 @@ class Moves:
         download.download(found, str(self._target), threads=THREADS)
 
     def _post(self) -> None:
-        """In as many streams as ours."""
+        """Uploads in as many streams as tfpreempt."""
         manifest, source = self._source.manifest, self._source
         assert manifest is not None
         self._crew(
@@ -229,7 +229,7 @@ class Moves:
 
 
 class _Part(io.FileIO):
-    """A part of a file as a file of its own, as `requests` sends one."""
+    """A part of a file as a file object, which `requests` sends."""
 
     def __init__(self, path: str, part: Range) -> None:
         super().__init__(path)
@@ -250,13 +250,13 @@ class _Part(io.FileIO):
 
 
 def empty(store: ObjectStore) -> None:
-    """Deletes all that is there."""
+    """Deletes all objects of the store."""
     for name in list(store.list()):
         store.delete(name)
 
 
 def timed(act: Callable[[], None]) -> float:
-    """Seconds."""
+    """Returns the seconds of a call."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began

@@ -35,10 +35,10 @@ BATCH = 64
 
 
 def rows(rounds: int = 5) -> Iterator[dict[str, Any]]:
-    """One row, of turns of both kinds.
+    """Yields one row, from turns with and without a mirror.
 
     Args:
-        rounds: turns of each.
+        rounds: number of turns of each kind.
     """
     with workplace() as root, bucket.serving():
         command = [sys.executable, "-m", __name__, str(root), str(rounds)]
@@ -71,7 +71,7 @@ def rows(rounds: int = 5) -> Iterator[dict[str, Any]]:
 
 
 def program(root: Path, rounds: int) -> None:
-    """Trains, in turns, and prints milliseconds of a step."""
+    """Trains in turns, and prints the milliseconds of a step."""
     import tensorflow as tf
 
     layers = [tf.Variable(tf.random.normal([WIDTH, WIDTH], seed=i)) for i in range(2)]
@@ -110,7 +110,7 @@ def program(root: Path, rounds: int) -> None:
 def turn(
     checkpoint: Any, step: Any, directory: Path, side: str
 ) -> tuple[float, float, list[float]]:
-    """Seconds of all steps, of the processor, and of each step.
+    """Returns the seconds of all steps, of the processor, and of each step.
 
     The last is of all steps, or of those while a copy was under way.
     """

@@ -49,15 +49,15 @@ LOST_SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What one row measures.
+    """The source and the limits that one row measures.
 
     Attributes:
-        place: where the change is made.
-        make: makes a source.
-        bar: seconds.
-        window: the change comes within so many seconds.
-        interval: seconds between two looks; None if it does not poll.
-        together: watchers that meet the same change.
+        place: server, file or signal at which the event occurs.
+        make: function that creates a source.
+        bar: largest accepted latency in seconds.
+        window: seconds within which the event occurs.
+        interval: seconds between two polls; None without polls.
+        together: number of watchers that receive the same event.
     """
 
     place: str
@@ -69,22 +69,22 @@ class Case:
 
 
 class Flag:
-    """The handler's end: a notice sets it."""
+    """The flag of the handler, which a notice sets."""
 
     def __init__(self) -> None:
         self.set_at = 0.0
         self._is_set = threading.Event()
 
     def receive(self, notice: Notice) -> None:
-        """As the handler does: it only records."""
+        """Records the notice, as the handler does."""
         self.set_at = self.set_at or time.monotonic()
         self._is_set.set()
 
     def wait(self, name: str) -> float:
-        """When it was set.
+        """Returns the time at which the flag was set.
 
         Raises:
-            RuntimeError: it was not.
+            RuntimeError: the flag was not set.
         """
         if not self._is_set.wait(LOST_SECONDS):
             raise RuntimeError(f"{name}: no notice within {LOST_SECONDS:.0f} s")
@@ -92,11 +92,11 @@ class Flag:
 
 
 def rows(rounds: int = 40, seed: int | None = None) -> Iterator[dict[str, Any]]:
-    """One row for each source.
+    """Yields a row for each source.
 
     Args:
-        rounds: notices of each source.
-        seed: of the moments; None draws one.
+        rounds: number of notices of each source.
+        seed: seed of the random moments; None: a random seed.
     """
     seed = random.randrange(2**32) if seed is None else seed
     rng = random.Random(seed)
@@ -113,11 +113,11 @@ def rows(rounds: int = 40, seed: int | None = None) -> Iterator[dict[str, Any]]:
 
 
 def cases(urls: Mapping[str, str], path: Path) -> list[Case]:
-    """All sources, each with the interval that it has by default; AWS with a second.
+    """Returns all sources with their default intervals; for AWS, one second.
 
     Args:
-        urls: of the servers, by name.
-        path: of the file.
+        urls: URLs of the servers, by name.
+        path: path of the file.
     """
 
     def aws(interval: float) -> NoticeSource:
@@ -155,7 +155,7 @@ def cases(urls: Mapping[str, str], path: Path) -> list[Case]:
 def polled(
     place: str, make: Callable[[], NoticeSource], interval: float, together: int
 ) -> Case:
-    """The case of a source that looks again and again."""
+    """Returns the case of a source that polls."""
     return Case(
         place=place,
         make=make,
@@ -167,7 +167,7 @@ def polled(
 
 
 def measure(world: World, case: Case, notices: int, rng: random.Random) -> list[float]:
-    """Seconds that each notice took."""
+    """Returns the latency of each notice in seconds."""
     found: list[float] = []
     while len(found) < notices:
         found += meet(world, case, min(case.together, notices - len(found)), rng)
@@ -175,7 +175,7 @@ def measure(world: World, case: Case, notices: int, rng: random.Random) -> list[
 
 
 def meet(world: World, case: Case, count: int, rng: random.Random) -> list[float]:
-    """One change, and the seconds until each of so many watchers has told of it."""
+    """Makes one event; returns the seconds until each watcher reports the event."""
     world.calm(case.place)
     flags = [Flag() for _ in range(count)]
     watchers = [
@@ -198,17 +198,17 @@ def meet(world: World, case: Case, count: int, rng: random.Random) -> list[float
 
 
 def moments(rng: random.Random, count: int, spread: float) -> list[float]:
-    """So many moments from 0 to the spread, in their order."""
+    """Returns sorted random moments from 0 to the spread."""
     return sorted(rng.uniform(0.0, spread) for _ in range(count))
 
 
 def sleep_until(moment: float) -> None:
-    """On the monotonic clock."""
+    """Sleeps until a time of the monotonic clock."""
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
 def row(case: Case, seconds: Sequence[float], seed: int) -> dict[str, Any]:
-    """The row of one source."""
+    """Returns the row of one source."""
     return alone(
         "notice_latency",
         seconds,

@@ -38,10 +38,10 @@ ALL = (*CLOUDS, "file", "signal")
 
 
 def rows(seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
-    """One row for each cloud, and one for all sources.
+    """Yields a row for each cloud, and a row for all sources.
 
     Args:
-        seconds: how long each process listens.
+        seconds: duration of each process.
     """
     from benchmarks.notice_world import World  # not in the process that is measured
 
@@ -74,13 +74,13 @@ def measure(
     seconds: float,
     places: Sequence[str] = ALL,
 ) -> dict[str, Any]:
-    """Runs the process.
+    """Runs the idle process.
 
     Args:
-        urls: of the metadata servers, by name.
-        path: the file to look for.
-        seconds: how long.
-        places: what to listen to.
+        urls: URLs of the metadata servers, by name.
+        path: path of the notice file.
+        seconds: duration of the process.
+        places: names of the watched sources.
 
     Returns:
         Seconds of the `processor`, those of each of its `threads` by name, and those
@@ -107,7 +107,7 @@ def measure(
 def sources(
     urls: Mapping[str, str], path: Path, places: Sequence[str] = ALL
 ) -> list[NoticeSource]:
-    """Those of each place, with their own intervals; of AWS the two default topics."""
+    """Returns the sources of each place, with default intervals and topics."""
     aws = AwsWatch(url=urls["aws"])
     known: dict[str, list[NoticeSource]] = {
         "gce": [GceWatch(url=urls["gce"]).source("preempted")],
@@ -125,10 +125,10 @@ def listen(
     seconds: float,
     places: Sequence[str] = ALL,
 ) -> dict[str, Any]:
-    """Listens; what it took.
+    """Watches the sources; returns the used processor time.
 
     Raises:
-        RuntimeError: it was not quiet.
+        RuntimeError: a notice arrived.
     """
     notices: list[Notice] = []
     watched = [NoticeSourceConfig(source) for source in sources(urls, path, places)]
@@ -146,7 +146,7 @@ def listen(
 
 
 def by_thread() -> dict[str, float]:
-    """Seconds of the processor that each watching thread has had so far."""
+    """Returns the processor seconds of each watcher thread so far."""
     return {
         each.name.partition(":")[0]: time.clock_gettime(
             time.pthread_getcpuclockid(each.ident)

@@ -21,10 +21,10 @@ BAR = 0.1  # of the plain write
 
 
 def rows(rounds: int = 50, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """One row.
+    """Yields one row.
 
     Args:
-        rounds: preemptions.
+        rounds: number of preemptions.
         mebibytes: size of the state.
     """
     raw, added = [], []

@@ -34,10 +34,10 @@ CASES = [
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """One row for each case, and the row of `copies_written`.
+    """Yields a row for each case, and the row of `copies_written`.
 
     Args:
-        rounds: preemptions of each kind and side, in turn.
+        rounds: number of preemptions of each kind and side.
         mebibytes: size of a state of tensors.
     """
     found: dict[tuple[str, str], dict[str, list[Strike]]] = {
@@ -68,7 +68,7 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
 
 
 def saved_mebibytes(strike: Strike) -> int:
-    """MiB of the tensors in a commit."""
+    """Returns the MiB of the tensors in a commit."""
     sizes: dict[str, int] = collections.defaultdict(int)
     for name, size in strike.files.items():
         if ".data-" in name:
@@ -77,7 +77,7 @@ def saved_mebibytes(strike: Strike) -> int:
 
 
 def plain_write(mebibytes: int) -> float:
-    """Seconds to write and sync so many bytes, by as many threads as a commit has."""
+    """Returns the seconds to write and sync bytes, with the threads of a commit."""
     from tfpreempt.checkpoint.bundles.bundle_writer import THREADS  # imports TensorFlow
 
     memory = np.ones(mebibytes << 20, np.uint8)
@@ -86,7 +86,7 @@ def plain_write(mebibytes: int) -> float:
 
 
 def profile(strikes: Sequence[Strike]) -> dict[str, float]:
-    """Median seconds of each part of our way out."""
+    """Returns the median seconds of each phase of tfpreempt's exit."""
     parts: dict[str, list[float]] = {"to_decision": [], "to_commit": [], "to_gone": []}
     for each in strikes:
         decided = max(times(each, "decision"), default=0.0)
@@ -98,5 +98,5 @@ def profile(strikes: Sequence[Strike]) -> dict[str, float]:
 
 
 def times(strike: Strike, event: str) -> list[float]:
-    """Seconds from the signal to each record of an event."""
+    """Returns the seconds from the signal to each record of an event."""
     return [r["monotonic"] for r in strike.journal if r["event"] == event]

@@ -26,14 +26,14 @@ START_SECONDS = 30.0
 
 
 class World:
-    """The process; a context manager.
+    """Context manager: runs the process with the sources.
 
     Args:
-        path: the file that it makes.
+        path: path of the notice file.
 
     Attributes:
-        path: the same.
-        urls: of the metadata servers, by name.
+        path: path of the notice file.
+        urls: URLs of the metadata servers, by name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,15 +48,15 @@ class World:
         self.urls: dict[str, str] = json.loads(self._read())
 
     def change(self, place: str) -> float:
-        """Says there that this machine goes; returns when that was begun."""
+        """Announces a preemption at a place; returns the time of the announcement."""
         return float(self._ask(f"change {place}"))
 
     def calm(self, place: str) -> None:
-        """Takes it back."""
+        """Withdraws the announcement."""
         self._ask(f"calm {place}")
 
     def requests(self) -> int:
-        """How many requests the servers have had so far."""
+        """Returns the number of requests to the servers so far."""
         return int(self._ask("requests -"))
 
     def __enter__(self) -> Self:
@@ -89,13 +89,13 @@ class World:
 
 
 def serve(path: Path, pid: int, lines: Iterable[str], out: TextIO) -> None:
-    """Does what each line says, until they end.
+    """Executes the action of each line, until the lines end.
 
     Args:
-        path: the file to make.
-        pid: whom to send the signal.
+        path: path of the notice file.
+        pid: process that receives the signal.
         lines: "change PLACE", "calm PLACE", or "requests -".
-        out: takes the servers' addresses first, then a line for each one.
+        out: receives the servers' addresses, and then a reply to each line.
     """
     with FakeGce() as gce, FakeAws() as aws, FakeAzure() as azure:
         fakes = {"gce": gce, "aws": aws, "azure": azure}

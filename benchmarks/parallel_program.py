@@ -23,12 +23,12 @@ from tfpreempt.checkpoint.tensors.replica_parallel import ReplicaParallelWriter
 
 
 def _never(parts: ReplicaParallelWriter, tensors: object) -> bool:
-    """The chief writes all."""
+    """Returns False, so the chief writes the whole state."""
     return False
 
 
 def main(directory: str, state: str, mebibytes: int, rounds: int, report: Path) -> None:
-    """Saves so many times on each side, after a warm-up of each."""
+    """Saves several times on each side, after a warm-up of each side."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         checkpoint, variables = states.checkpoint(state, mebibytes)

@@ -28,10 +28,10 @@ LIMIT = 600.0
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """A row for each state in memory, and a row for the disk.
+    """Yields a row for each state in memory, and a row for the disk.
 
     Args:
-        rounds: saves of each side.
+        rounds: number of saves of each side.
         mebibytes: size of a state of tensors.
     """
     in_memory = [(MEMORY, state) for state in (FEW, SOME, MANY, *MODELS)]

@@ -40,12 +40,12 @@ LIMIT_SECONDS = 180.0
 def rows(
     rounds: int = 5, package: Path = ROOT, route: Path | None = None
 ) -> Iterator[dict[str, Any]]:
-    """One row for each kind and phase.
+    """Yields a row for each kind and phase.
 
     Args:
-        rounds: preemptions of each kind, with a restart each.
-        package: the directory that holds the `tfpreempt` to trace.
-        route: the file that the rows are written to with their routes; None: no file.
+        rounds: number of preemptions of each kind, each with a restart.
+        package: directory of the `tfpreempt` to trace.
+        route: file to which the rows are written with their paths; None: no file.
     """
     routes = []
     for kind in KINDS:
@@ -67,7 +67,7 @@ def rows(
 
 
 def row(kind: str, phase: str, calls: Sequence[Call]) -> dict[str, Any]:
-    """What the calls come to."""
+    """Returns the row of a list of calls."""
     first: dict[tuple[str, str], Call] = {}
     for call in calls:
         first.setdefault((call.file, call.function), call)
@@ -93,9 +93,9 @@ def row(kind: str, phase: str, calls: Sequence[Call]) -> dict[str, Any]:
 
 
 def trace(kind: str, phase: str, package: Path, root: Path) -> list[Call]:
-    """The first worker's calls in one phase; what still runs after it is killed.
+    """Returns the first worker's calls in one phase; then kills the other processes.
 
-    Without those of the thread that tells how far it is: it stands beside the way.
+    Calls of the thread that reports the progress are left out.
     """
     with contextlib.ExitStack() as stack:
         processes = []

@@ -31,11 +31,11 @@ NOTICE_SECONDS = 1.0
 
 
 class Moments:
-    """Where the trace begins and ends.
+    """The moments at which the trace begins and ends.
 
     Args:
-        phase: as above.
-        tracer: not started yet.
+        phase: PHASE of the command line.
+        tracer: tracer, not yet started.
     """
 
     def __init__(self, phase: str, tracer: Tracer) -> None:
@@ -43,15 +43,15 @@ class Moments:
         self._tracer = tracer
 
     def begins(self) -> None:
-        """A handler is about to be made."""
+        """Called before the handler is created."""
         if self._phase == "restart":
             self._tracer.start()
 
     def in_step(self, number: int) -> None:
-        """A step has begun, the others wait for this worker's part in it.
+        """Called in a step, while the other workers wait for this worker in the step.
 
-        The pauses make all runs alike: before the signal the others have entered the
-        step too, and what the signal wakes has come to rest before the step goes on.
+        The pauses make all runs alike: before the signal the other workers have entered
+        the step, too. Threads that the signal wakes are idle before the step continues.
         """
         if self._phase == "preemption" and number == STRUCK:
             time.sleep(OTHERS_SECONDS)
@@ -60,7 +60,7 @@ class Moments:
             time.sleep(NOTICE_SECONDS)
 
     def step_done(self, number: int) -> None:
-        """The call that made the step has returned."""
+        """Called after the call that runs the step."""
         if self._phase == "restart":
             if number != STRUCK + 1:
                 raise RuntimeError(f"went on at step {number}, not at {STRUCK + 1}")
@@ -68,7 +68,7 @@ class Moments:
 
 
 def loop(directory: str, moments: Moments) -> None:
-    """A custom loop, as README.md has it."""
+    """Trains by the custom loop of README.md."""
     import tfpreempt
 
     make_handler = tfpreempt.PreemptionCheckpointHandler
@@ -100,7 +100,7 @@ def loop(directory: str, moments: Moments) -> None:
 
 
 def fit(directory: str, moments: Moments) -> None:
-    """`model.fit` with the callback."""
+    """Trains by `model.fit` with the callback."""
     from tfpreempt.keras import PreemptionCallback, enable_multi_worker
 
     enable_multi_worker()
@@ -129,7 +129,7 @@ def fit(directory: str, moments: Moments) -> None:
 
 
 def main(kind: str, phase: str, package: Path, directory: str, trace: Path) -> None:
-    """Runs the program of that kind with the `tfpreempt` that lies in `package`."""
+    """Runs the program of a kind with the `tfpreempt` in the directory `package`."""
     sys.path.insert(0, str(package))
     import tfpreempt
 

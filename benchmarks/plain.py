@@ -18,12 +18,12 @@ Jobs = Sequence[Callable[[], None]]
 
 
 def write(folder: Path, memory: Sequence[np.ndarray[Any, Any]], threads: int) -> float:
-    """Seconds to write and sync the bytes of all arrays; the files are removed then.
+    """Returns the seconds to write and sync the bytes of arrays; removes the files.
 
     Args:
-        folder: is made.
-        memory: what to write.
-        threads: that write an equal share each, into a file of its own.
+        folder: directory to create.
+        memory: arrays to write.
+        threads: number of threads; each writes an equal share into its own file.
     """
     arrays = [array.reshape(-1).view(np.uint8) for array in memory]
     folder.mkdir()
@@ -44,12 +44,12 @@ def write(folder: Path, memory: Sequence[np.ndarray[Any, Any]], threads: int) ->
 
 
 def read(files: Sequence[Path], threads: int, *, keep: bool = False) -> float:
-    """Seconds to read the files.
+    """Returns the seconds to read files.
 
     Args:
-        files: what to read.
-        threads: that read an equal share each.
-        keep: into fresh memory; otherwise what is read is dropped.
+        files: files to read.
+        threads: number of threads; each reads an equal share.
+        keep: whether to keep the data in new memory; otherwise the data are dropped.
     """
     sizes = [path.stat().st_size for path in files]
     memory = [np.empty(size, np.uint8) for size in sizes] if keep else []
@@ -69,7 +69,7 @@ def read(files: Sequence[Path], threads: int, *, keep: bool = False) -> float:
 
 
 def _shares(sizes: list[int], count: int) -> list[list[tuple[int, int, int]]]:
-    """Equal shares of things of these sizes: which one, from where, up to where."""
+    """Returns equal shares of items of given sizes, as (item, begin, end)."""
     share = -(-sum(sizes) // count)
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
     for number, stretch in enumerate(found):
@@ -84,7 +84,7 @@ def _shares(sizes: list[int], count: int) -> list[list[tuple[int, int, int]]]:
 
 
 def _together(jobs: Jobs) -> float:
-    """Seconds that they take in a thread each."""
+    """Returns the seconds of functions that run in a thread each."""
     crew = [threading.Thread(target=job) for job in jobs]
     began = time.perf_counter()
     for thread in crew:

@@ -41,7 +41,7 @@ TAIL = 4  # the checksum of its bytes
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The columns of an index: where each record lies."""
+    """The columns of an index: the position of each record."""
 
     file: Any
     offset: Any
@@ -49,10 +49,10 @@ class Record:
 
 
 def rows(rounds: int = 15) -> Iterator[dict[str, Any]]:
-    """One row for each way to read the files.
+    """Yields a row for each way to read the files.
 
     Args:
-        rounds: restores of each of the two states.
+        rounds: number of restores of each of the two states.
     """
     memory = MEMORY if os.access(MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="tfpreempt-bench-", dir=memory) as made:
@@ -74,7 +74,7 @@ def rows(rounds: int = 15) -> Iterator[dict[str, Any]]:
 
 
 def write_files(directory: Path) -> list[str]:
-    """The records, numbered from one file to the next."""
+    """Writes the records, numbered across the files."""
     import tensorflow as tf
 
     paths = [str(directory / f"{number:02}.tfrecord") for number in range(FILES)]
@@ -88,7 +88,7 @@ def write_files(directory: Path) -> list[str]:
 
 
 def index(paths: list[str]) -> Record:
-    """Finds the records by reading their heads; a user does so once and keeps it."""
+    """Finds the records by their headers; a user stores the index once."""
     found = []
     for number, path in enumerate(paths):
         data, place = Path(path).read_bytes(), 0
@@ -101,7 +101,7 @@ def index(paths: list[str]) -> Record:
 
 
 def with_index(paths: list[str]) -> Callable[[], Any]:
-    """Makes the dataset that reads each record where the index says."""
+    """Returns the dataset that reads each record at the position in the index."""
     import tensorflow as tf
 
     from tfpreempt.data import from_index
@@ -122,7 +122,7 @@ def with_index(paths: list[str]) -> Callable[[], Any]:
 
 
 def with_tensorflow(paths: list[str]) -> Callable[[], Any]:
-    """Makes the dataset that reads the files from end to end, some at a time."""
+    """Returns the dataset that reads several files at a time, from begin to end."""
     import tensorflow as tf
 
     def make() -> Any:

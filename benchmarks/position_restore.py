@@ -54,10 +54,10 @@ class Restore:
 
 
 def rows(rounds: int = 15) -> Iterator[dict[str, Any]]:
-    """One row for each pipeline.
+    """Yields a row for each pipeline.
 
     Args:
-        rounds: restores of each of the two states.
+        rounds: number of restores of each of the two states.
     """
     for name, (make, policy) in pipelines().items():
         yield measure(
@@ -82,15 +82,15 @@ def measure(
     bar: float | None,
     **more: Any,
 ) -> dict[str, Any]:
-    """The row of one pipeline.
+    """Returns the row of one pipeline.
 
     Args:
-        bench: its name.
-        pipeline: likewise.
-        make: makes the dataset.
-        policy: that its state can be saved with.
-        places: batches, the near one and the far one.
-        rounds: restores of each of the two states.
+        bench: name of the bench.
+        pipeline: name of the pipeline.
+        make: function that creates the dataset.
+        policy: policy with which the state can be saved.
+        places: numbers of the near batch and of the far batch.
+        rounds: number of restores of each of the two states.
         bar: see `row.compare`.
         **more: further facts for the row.
     """
@@ -120,7 +120,7 @@ def measure(
 
 
 def pipelines() -> dict[str, tuple[Callable[[], Any], int]]:
-    """What makes each dataset, and the policy that its state can be saved with."""
+    """Returns a function that creates each dataset, and the policy of its state."""
     import numpy as np
     import tensorflow as tf
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -176,7 +176,7 @@ def reach(
 
 
 def restore(make: Callable[[], Any], to: Position) -> Restore:
-    """Goes on from a state, as a program that was started again."""
+    """Restores a state, as a restarted program does."""
     from tensorflow.python.ops import gen_dataset_ops
 
     began = time.perf_counter()
@@ -194,12 +194,12 @@ def restore(make: Callable[[], Any], to: Position) -> Restore:
 
 
 def values(element: Any) -> Any:
-    """The samples of a batch."""
+    """Returns the samples of a batch."""
     return (element[0] if isinstance(element, tuple) else element).numpy()
 
 
 def packed(state: Any) -> list[bytes]:
-    """The state as it is saved."""
+    """Returns the state in the saved form."""
     from tfpreempt.checkpoint.tensors.iterator_state import pack
 
     return pack(state)

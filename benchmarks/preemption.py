@@ -29,16 +29,16 @@ EXIT_SECONDS = 120.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """What one preemption took.
+    """Times and bytes of one preemption.
 
     Attributes:
         codes: the exit code of each worker.
-        seconds: from the signal to the last process gone.
-        gone: the same for each worker.
+        seconds: seconds from the signal to the exit of the last process.
+        gone: seconds from the signal to the exit of each worker.
         written: bytes that each worker passed to write calls after the signal, of any
             kind: files, pipes, its log.
         journal: records of ours, with `monotonic` counted from the signal; else empty.
-        files: size by path of what lies in the directory at the end.
+        files: sizes of the files in the directory at the end, by path.
         journal_grown: bytes by which each worker's journal and log grew.
         trained: seconds from the signal to the end of the last step of all.
     """
@@ -56,13 +56,13 @@ class Strike:
 def strike(
     side: str, victims: tuple[int, ...], mebibytes: int, state: str = FEW
 ) -> Strike:
-    """Starts two workers in a fresh directory in memory, strikes, waits for the end.
+    """Starts two workers in a new directory in memory, and preempts them.
 
     Args:
         side: "ours" or "theirs".
-        victims: who gets SIGTERM.
+        victims: workers that receive SIGTERM.
         mebibytes: size of a state of tensors.
-        state: of `states.py`.
+        state: name of a state of `states.py`.
     """
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=memory))
@@ -80,7 +80,7 @@ def strike(
 def workers(
     side: str, root: Path, mebibytes: int, state: str
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two workers of one cluster; whatever still runs at the end is killed."""
+    """Context manager: starts two workers of a cluster, and kills them at the end."""
     with contextlib.ExitStack() as stack:
         processes = []
         addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
@@ -101,7 +101,7 @@ def workers(
 
 
 def environment(addresses: list[str], index: int) -> dict[str, str]:
-    """The environment of one worker."""
+    """Returns the environment of one worker."""
     task = {"type": "worker", "index": index}
     config = json.dumps({"cluster": {"worker": addresses}, "task": task})
     fixed = {
@@ -124,10 +124,10 @@ def await_ready(processes: list[subprocess.Popen[bytes]], root: Path) -> None:
 
 
 def warm_memory(root: Path, mebibytes: int = 1_536) -> None:
-    """Has the memory that both sides write to handed out once by a virtual machine.
+    """Writes once to the memory that both sides use, so that the host backs its pages.
 
-    A page that its host has not backed yet costs ten times what the write itself does,
-    and which side meets such pages is chance.
+    On a virtual machine, the first write to a page takes ten times as long as another
+    write, and it is random which side uses such pages.
     """
     path = root / "warm"
     with path.open("wb", buffering=0) as file:
@@ -139,7 +139,7 @@ def warm_memory(root: Path, mebibytes: int = 1_536) -> None:
 def end(
     processes: list[subprocess.Popen[bytes]], victims: tuple[int, ...], root: Path
 ) -> Strike:
-    """Strikes and waits; reads each worker's counters while it is a zombie."""
+    """Sends the signals and waits; reads the counters of each worker as a zombie."""
     written = [written_bytes(process.pid) for process in processes]
     sizes = [record_bytes(root, i) for i in range(WORKERS)]
     began = time.monotonic()
@@ -179,20 +179,20 @@ def end(
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended; it stays a zombie."""
+    """Returns whether a child has exited; the child stays a zombie."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, pid, flags) is not None
 
 
 def written_bytes(pid: int) -> int:
-    """Bytes that a process has passed to write calls so far; a zombie's count too."""
+    """Returns the bytes that a process or zombie has passed to write calls."""
     lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
     fields = dict(line.split(": ") for line in lines)
     return int(fields["wchar"])
 
 
 def record_bytes(root: Path, worker: int) -> int:
-    """Size of a worker's log and journal."""
+    """Returns the size of a worker's log and journal."""
     journal = journal_directory(root / "state") / f"worker-{worker}.jsonl"
     paths = [root / f"log-{worker}", journal]
     return sum(path.stat().st_size for path in paths if path.exists())

@@ -38,7 +38,7 @@ LIMIT_SECONDS = 900.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What this process holds.
+    """Resources of this process.
 
     Attributes:
         memory_kib: resident, in KiB.
@@ -52,7 +52,7 @@ class Held:
 
     @staticmethod
     def now() -> Held:
-        """After all garbage is collected."""
+        """Returns the resources after a garbage collection."""
         gc.collect()
         resident = int(Path("/proc/self/statm").read_text().split()[1])
         return Held(
@@ -63,7 +63,7 @@ class Held:
 
 
 def rows(steps: int = STEPS, handlers: int = HANDLERS) -> Iterator[dict[str, Any]]:
-    """One row for the steps, one for the handlers."""
+    """Yields a row for the steps, and a row for the handlers."""
     for what, count, bar in (
         ("steps", steps, float(STEPS_BAR_KIB)),
         ("handlers", handlers, HANDLER_BAR_KIB * handlers),
@@ -82,7 +82,7 @@ def rows(steps: int = STEPS, handlers: int = HANDLERS) -> Iterator[dict[str, Any
 
 
 def row(what: str, count: int, found: dict[str, Any], bar: float) -> dict[str, Any]:
-    """The row of one kind."""
+    """Returns the row of one kind."""
     is_flat = not (found["threads"] or found["descriptors"])
     made = alone("quiet_memory", [found["memory_kib"]], unit="KiB more", bar=bar)
     return {
@@ -100,7 +100,7 @@ def row(what: str, count: int, found: dict[str, Any], bar: float) -> dict[str, A
 
 
 def growth(warm_up: Callable[[], None], work: Callable[[], None]) -> dict[str, float]:
-    """What the process holds more after the work than before; and how long it took."""
+    """Returns the growth of the resources during the work, and its duration."""
     warm_up()
     before, began = Held.now(), time.monotonic()
     work()
@@ -113,7 +113,7 @@ def growth(warm_up: Callable[[], None], work: Callable[[], None]) -> dict[str, f
 
 
 def over_steps(directory: str, count: int) -> dict[str, float]:
-    """Quiet steps of one handler."""
+    """Runs idle steps of one handler."""
     with make_handler(directory) as handler:
 
         def steps(number: int) -> None:
@@ -124,7 +124,7 @@ def over_steps(directory: str, count: int) -> dict[str, float]:
 
 
 def over_handlers(directory: str, count: int) -> dict[str, float]:
-    """Handlers, one after the other, each with a step."""
+    """Creates and closes handlers in sequence, each with a step."""
 
     def handlers(number: int) -> None:
         for _ in range(number):
@@ -135,7 +135,7 @@ def over_handlers(directory: str, count: int) -> dict[str, float]:
 
 
 def make_handler(directory: str) -> Any:
-    """A handler as a program makes it, for a small state."""
+    """Returns a handler for a small state."""
     import tensorflow as tf
 
     import tfpreempt

@@ -31,10 +31,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """A row for each state.
+    """Yields a row for each state.
 
     Args:
-        rounds: processes of each side, for each state.
+        rounds: number of processes of each side, for each state.
         mebibytes: size of a state of tensors.
     """
     from tfpreempt.checkpoint.bundles.bundle_writer import THREADS

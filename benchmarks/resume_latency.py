@@ -51,10 +51,10 @@ CHUNK = 2**20
 
 
 def rows(rounds: int = 5, mebibytes: int = 256) -> Iterator[dict[str, Any]]:
-    """A row for each model, of starts of Keras 3.
+    """Yields a row for each model, of starts of Keras 3.
 
     Args:
-        rounds: starts of each kind.
+        rounds: number of starts of each kind.
         mebibytes: size of the state of the model with two layers.
     """
     yield _row("two layers", rounds, mebibytes)
@@ -63,10 +63,10 @@ def rows(rounds: int = 5, mebibytes: int = 256) -> Iterator[dict[str, Any]]:
 
 
 def rows_of_jax(rounds: int = 5) -> Iterator[dict[str, Any]]:
-    """Two rows for each model, without and with `compile_cache`, of Keras on JAX.
+    """Yields two rows for each model of Keras on JAX: without and with `compile_cache`.
 
     Args:
-        rounds: starts of each kind.
+        rounds: number of starts of each kind.
     """
     for model in MODELS:
         yield from _rows_of_jax(model, rounds)
@@ -149,12 +149,12 @@ def _row(model: str, rounds: int, mebibytes: int) -> dict[str, Any]:
 
 
 def total(found: dict[str, float]) -> float:
-    """From the start of the process to the end of the first step."""
+    """Returns the seconds from the process's start to the end of the first step."""
     return sum(found[phase] for phase in PHASES)
 
 
 def medians(found: list[dict[str, float]]) -> dict[str, float]:
-    """Of each phase."""
+    """Returns the median of each phase."""
     return {
         phase: round(statistics.median(one[phase] for one in found), 3)
         for phase in PHASES
@@ -188,7 +188,7 @@ def start(
 
 
 def raw_read(directory: Path) -> tuple[float, int]:
-    """Seconds to read the files of the newest commit once, and their bytes."""
+    """Returns the seconds to read the newest commit's files once, and their bytes."""
     commit = max(path.parent for path in directory.glob("*/COMMITTED"))
     buffer = bytearray(CHUNK)
     size = 0
@@ -266,7 +266,7 @@ def program(task: str, directory: str, name: str, mebibytes: int, began: float) 
 
 
 def is_kept(directory: Path) -> bool:
-    """Whether a run has kept the compiled train step."""
+    """Returns whether a run has stored the compiled train step."""
     archives = directory.glob(".tfpreempt-compiled/*.zip")
     names = [name for each in archives for name in zipfile.ZipFile(each).namelist()]
     return any("train_step" in name for name in names)

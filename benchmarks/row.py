@@ -40,7 +40,7 @@ def compare(
     raw: Sequence[float] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """A row of two sides; the bar is for the ratio of their medians.
+    """Returns a row of two sides; the bar is for the ratio of their medians.
 
     `ratio_of_pairs` is the median over neighbouring rounds; it suffers less where other
     programs load the machine.
@@ -48,7 +48,7 @@ def compare(
     Args:
         bench: its name.
         ours: measurements of tfpreempt.
-        theirs: measurements of what it is compared with, interleaved with ours.
+        theirs: measurements of the other side, interleaved with `ours`.
         unit: of all of them.
         bar: the largest ratio that is good; None: the row is there to compare.
         digits: after the decimal point.
@@ -82,14 +82,14 @@ def alone(
     raw: Sequence[float] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """A row of one side, where nobody else does the same.
+    """Returns a row of one side, for work that no other program does.
 
     Args:
         bench: its name.
         ours: measurements of tfpreempt.
         unit: of all of them.
         bar: the largest value that is good.
-        bar_of: the field that it is for: "ours", the median, or "ours_p95".
+        bar_of: field to which the bar applies: "ours", the median, or "ours_p95".
         digits: after the decimal point.
         raw: measurements of the plainest form of the same work, interleaved.
         **more: further facts for the line.
@@ -106,7 +106,7 @@ def alone(
 
 
 def judged(value: float, name: str, bar: float | None) -> dict[str, Any]:
-    """The bar, the name of the field that it is for, and whether it is met.
+    """Returns the bar, the name of the field, and whether the bar is met.
 
     `ok` is a figure to look at, no test asserts it.
     """
@@ -116,7 +116,7 @@ def judged(value: float, name: str, bar: float | None) -> dict[str, Any]:
 
 
 def side(name: str, samples: Sequence[float], digits: int) -> dict[str, Any]:
-    """The fields of one side; none where there are no samples."""
+    """Returns the fields of one side; no fields without samples."""
     if not samples:
         return {}
     fields: dict[str, Any] = {
@@ -131,9 +131,9 @@ def side(name: str, samples: Sequence[float], digits: int) -> dict[str, Any]:
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
-    """What so many of 100 samples are at or below.
+    """Returns a percentile of samples.
 
-    It lies between two of them by their distance.
+    Between two samples the percentile is interpolated linearly.
     """
     if len(samples) == 1:
         return samples[0]
@@ -141,10 +141,10 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def circumstances(command: str) -> dict[str, Any]:
-    """What every row has beside its figures.
+    """Returns the fields that every row has beside its figures.
 
     Args:
-        command: what measured it.
+        command: command that repeats the bench.
     """
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
@@ -157,7 +157,7 @@ def circumstances(command: str) -> dict[str, Any]:
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """Cores, memory, the file systems that are written to, and versions."""
+    """Returns the cores, the memory, the used file systems, and versions."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -171,13 +171,13 @@ def machine() -> dict[str, Any]:
 
 
 def file_system(directory: Path) -> str:
-    """The kind that it lies on, such as "ext4"; empty where that can't be told."""
+    """Returns the file system of a path, such as "ext4"; empty if unknown."""
     mount = mount_of(directory)
     return mount.kind if mount else ""
 
 
 def _huge_pages() -> str:
-    """When the kernel gives large pages: always, if asked (madvise), or never."""
+    """Returns when the kernel uses huge pages: always, on request (madvise), never."""
     try:
         text = HUGE_PAGES.read_text(encoding="ascii")
     except OSError:
@@ -193,5 +193,5 @@ def _version(name: str) -> str:
 
 
 def show(row: dict[str, Any]) -> None:
-    """Prints it as one line of JSON."""
+    """Prints a row as one line of JSON."""
     print(json.dumps(row), flush=True)

@@ -46,19 +46,19 @@ COMMIT_SECONDS = 60.0  # between two of them; a file system on a network is slow
 def rows(
     rounds: int = 5, mebibytes: int = 512, seconds: float = 120.0
 ) -> Iterator[dict[str, Any]]:
-    """A row of what they cost, and a row of what they save.
+    """Yields a row of the cost, and a row of the lost steps.
 
     Args:
-        rounds: of each way.
+        rounds: number of rounds of each row.
         mebibytes: size of the state.
-        seconds: of training in each round of the first row.
+        seconds: seconds of training in each round of the first row.
     """
     yield cost(rounds, mebibytes, seconds)
     yield lost(rounds, mebibytes)
 
 
 def cost(rounds: int, mebibytes: int, seconds: float) -> dict[str, Any]:
-    """The share of the time that snapshots cost, each up to the next one."""
+    """Returns the row of the cost of snapshots."""
     shares: list[float] = []
     intervals: list[float] = []
     for _ in range(rounds):
@@ -78,7 +78,7 @@ def cost(rounds: int, mebibytes: int, seconds: float) -> dict[str, Any]:
 
 
 def train(mebibytes: int, seconds: float) -> list[tuple[float, float]]:
-    """What each snapshot of one process costs, in percent of the time to the next one.
+    """Returns the cost of each snapshot, in percent of the time to the next snapshot.
 
     From its beginning to the end of the first step after it was written, steps are
     longer than they are otherwise; that counts.
@@ -139,9 +139,9 @@ def shares(
     """See `train`.
 
     Args:
-        begun: when snapshots began.
-        ended: when they were written.
-        steps: when steps were over.
+        begun: start times of the snapshots.
+        ended: times at which the snapshots were written.
+        steps: end times of the steps.
     """
     found = []
     for start, written, following in list(zip(begun, ended, begun[1:], strict=False))[
@@ -161,7 +161,7 @@ def shares(
 
 @contextlib.contextmanager
 def told(memory: SnapshotMemory | None) -> Iterator[None]:
-    """This process has that memory in the body, or none."""
+    """Context manager: this process has the memory for snapshots, or no memory."""
     before = {name: os.environ.pop(name, None) for name in VARIABLES}
     os.environ.update(memory.to_environment() if memory else {})
     try:
@@ -174,7 +174,7 @@ def told(memory: SnapshotMemory | None) -> Iterator[None]:
 
 
 def lost(rounds: int, mebibytes: int) -> dict[str, Any]:
-    """The steps that are made again after SIGKILL, with snapshots and without."""
+    """Returns the row of the steps lost by SIGKILL, with and without snapshots."""
     found: dict[str, list[float]] = {"auto": [], "off": []}
     tiers: list[str] = []
     for _ in range(rounds):
@@ -203,7 +203,7 @@ def kill(mebibytes: int, way: str, after: float) -> tuple[int, str]:
     """Kills a worker once.
 
     Returns:
-        How many steps are lost, and where the next process found its state.
+        The number of lost steps, and the source of the next process's state.
     """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         directory = Path(name)

@@ -28,7 +28,7 @@ def tensors(name: str, mebibytes: int) -> list[Any]:
     """Returns the variables of a state of random values.
 
     Args:
-        name: of `TENSORS`.
+        name: name in `TENSORS`.
         mebibytes: size of the state; a tensor has at least one row of 4 KiB.
     """
     import tensorflow as tf
@@ -60,8 +60,8 @@ def transformer(
 
     Args:
         layers: number of blocks.
-        width: of the embeddings.
-        heads: of the attention.
+        width: width of the embeddings.
+        heads: number of attention heads.
         words: size of the vocabulary.
     """
     import keras
@@ -97,7 +97,7 @@ def checkpoint(name: str, mebibytes: int) -> tuple[Any, list[Any]]:
     """Returns the checkpoint of a state, and its variables.
 
     Args:
-        name: of `TENSORS` or `MODELS`.
+        name: name in `TENSORS` or `MODELS`.
         mebibytes: size of a state of tensors.
     """
     import tensorflow as tf
@@ -114,8 +114,8 @@ def model_batch(name: str, samples: int = 2) -> tuple[Any, Any]:
     """Returns inputs and targets for one step of a model.
 
     Args:
-        name: of `MODELS`.
-        samples: in the batch.
+        name: name in `MODELS`.
+        samples: number of samples in the batch.
     """
     rng = np.random.default_rng(0)
     if name == "ResNet-50":

@@ -34,10 +34,10 @@ BAR = 0.3
 
 
 def rows(rounds: int = 61) -> Iterator[dict[str, Any]]:
-    """A row for `run` and one for `check`; both handlers are in this process.
+    """Yields a row for `run` and a row for `check_preemption`.
 
     Args:
-        rounds: of each of the four loops.
+        rounds: number of rounds of each of the four loops.
     """
     import tensorflow as tf
 
@@ -90,7 +90,7 @@ def noop() -> None:
 
 
 def loop_bare() -> float:
-    """Seconds of one bare call."""
+    """Returns the seconds of one bare call."""
     began = time.perf_counter()
     for _ in range(CALLS):
         noop()
@@ -98,7 +98,7 @@ def loop_bare() -> float:
 
 
 def loop(run: Callable[[Callable[[], None]], None]) -> float:
-    """Seconds of one call through a handler."""
+    """Returns the seconds of one call through a handler."""
     began = time.perf_counter()
     for _ in range(CALLS):
         run(noop)
@@ -106,7 +106,7 @@ def loop(run: Callable[[Callable[[], None]], None]) -> float:
 
 
 def loop_checks(check: Callable[[], None]) -> float:
-    """Seconds of one check, that of the loop included."""
+    """Returns the seconds of one check, including the loop."""
     began = time.perf_counter()
     for _ in range(CALLS):
         check()
@@ -114,7 +114,7 @@ def loop_checks(check: Callable[[], None]) -> float:
 
 
 def count_calls(call: Callable[[], Any]) -> int:
-    """How many functions a call enters, besides `run` and `noop` themselves."""
+    """Returns the number of functions that a call enters, besides `run` and `noop`."""
     entered: list[str] = []
 
     def hook(frame: Any, event: str, argument: Any) -> None:

@@ -16,14 +16,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call; of a generator, each time that it goes on.
+    """One call of a function, or one resumption of a generator.
 
     Attributes:
-        thread: a number for the thread; names are given twice.
-        name: the thread's.
-        file: relative to the package.
-        line: where the function begins.
-        function: its qualified name.
+        thread: number of the thread, because names of threads are not unique.
+        name: name of the thread.
+        file: path relative to the package.
+        line: first line of the function.
+        function: qualified name of the function.
     """
 
     thread: int
@@ -36,13 +36,13 @@ class Call:
 class Tracer:
     """Records this process's calls from `start` on; writes them when the process ends.
 
-    Make it before the package starts a thread: threads that run by then stay unseen.
-    Lambdas and comprehensions are part of the function that they stand in, and what
-    runs only because a file is imported is no call.
+    Create the tracer before the package starts a thread: threads that already run are
+    not traced. Lambdas and comprehensions are part of the enclosing function. Code that
+    runs at the import of a file is not a call.
 
     Args:
-        package: only what lies in this directory is recorded.
-        path: the file that the calls are written to.
+        package: directory whose functions are recorded.
+        path: file to which the calls are written.
     """
 
     def __init__(self, package: Path, path: Path) -> None:
@@ -56,12 +56,12 @@ class Tracer:
         threading.setprofile(self._see)
 
     def start(self) -> None:
-        """From now on all calls count, of this thread and of all begun since."""
+        """Starts to record calls of this thread and of threads that start later."""
         self._is_recording = True
         sys.setprofile(self._see)
 
     def leave(self, code: int) -> Any:
-        """Writes what was called and ends the process; stands for `os._exit`."""
+        """Writes the calls and ends the process; replaces `os._exit`."""
         self._write()
         self._leave(code)
 
@@ -92,5 +92,5 @@ class Tracer:
 
 
 def read(path: Path) -> list[Call]:
-    """What a tracer wrote."""
+    """Reads the calls from a tracer's file."""
     return [Call(**fields) for fields in json.loads(path.read_text())]

@@ -24,7 +24,7 @@ STEP_SECONDS = 0.02
 
 
 def main(side: str, directory: str, state: str, mebibytes: int, ready: Path) -> None:
-    """Trains until a signal comes."""
+    """Trains until the process receives a signal."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         checkpoint, _ = states.checkpoint(state, mebibytes)
@@ -58,7 +58,7 @@ def main(side: str, directory: str, state: str, mebibytes: int, ready: Path) -> 
 
 
 def make_handler(side: str, resolver: Any, checkpoint: Any, directory: str) -> Any:
-    """The handler of that side, with its defaults."""
+    """Returns the handler of a side, with its defaults."""
     if side == "theirs":
         return tf.distribute.experimental.PreemptionCheckpointHandler(
             resolver, checkpoint, directory

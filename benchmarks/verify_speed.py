@@ -34,7 +34,7 @@ MANY = 256
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """A row each for one large file and many small ones, in the cache and not.
+    """Yields a row for one large file and a row for many files, cached and uncached.
 
     Args:
         rounds: of each.
