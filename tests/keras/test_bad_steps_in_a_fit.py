@@ -139,8 +139,9 @@ def test_two_crashes_at_a_step(on: Machine, line: str) -> None:
     """The batch cannot be read: also not when it is left out."""
     on.start()
     expected = trained(on, data(2, left_out=1), epochs=1)
-    checked = data(2).map(lambda x, y: (x, tf.debugging.check_numerics(y, "bad row")))
-    fit = functools.partial(trained, on, checked, epochs=1, on_bad_step=BadSteps())
+    fit = functools.partial(
+        trained, on, checked(data(2)), epochs=1, on_bad_step=BadSteps()
+    )
     for notes in ([], ["the next start leaves out batch 2 of epoch 0: crash 2"]):
         on.start()
         with pytest.raises(tf.errors.InvalidArgumentError) as raised:
@@ -156,6 +157,97 @@ def test_a_limit_names_all_steps(on: Machine) -> None:
     text = r"limit=1 .* batch 2 of epoch 0, batch 2 of epoch 1\. Check"
     with pytest.raises(errors.BadStepsError, match=text):
         until_the_end(on, fit)
+
+
+def checked(batches: Any) -> Any:
+    """The batches; a batch with a target that is not finite cannot be read."""
+    return batches.map(lambda x, y: (x, tf.debugging.check_numerics(y, "bad row")))
+
+
+@ONE_LINE
+def test_a_crash_just_after_a_restore_is_counted(on: Machine, line: str) -> None:
+    on.start()
+    expected = trained(on, data(2, left_out=1), epochs=1)
+    on.cuts = [("end", 0, 1)]
+    fit = functools.partial(
+        trained, on, checked(data(2)), epochs=1, on_bad_step=BadSteps()
+    )
+    for kind in (SystemExit, *[tf.errors.InvalidArgumentError] * 2):
+        on.start()
+        with pytest.raises(kind):
+            fit()
+    on.start()
+    assert fit() == expected
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_crash_after_a_bad_step_is_of_the_bad_step(on: Machine) -> None:
+    batches = data(3).take(4).concatenate(checked(data(4)).skip(4))
+    fit = functools.partial(trained, on, batches, on_bad_step=BadSteps(limit=1))
+    text = "the loss is nan at batch 3 of epoch 0; the next start leaves this step out"
+    for notes in ([text], []):
+        on.start()
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            fit()
+        assert getattr(raised.value, "__notes__", []) == notes
+    on.start()
+    text = "^InvalidArgumentError: .*, and limit=1 .* 3 of epoch 0, batch 4 of epoch 0"
+    with pytest.raises(errors.BadStepsError, match=text):
+        fit()
+
+
+def refuse(batch: int, logs: Any = None) -> None:
+    """A hook of a user that cannot work with NaN."""
+    if not np.isfinite(logs["loss"]):
+        raise ValueError(f"no loss at {batch}")
+
+
+@ONE_LINE
+def test_a_callback_that_refuses_a_bad_loss(on: Machine, line: str) -> None:
+    def fit() -> Any:
+        on.start()
+        model, hooks = on.model(), on.callback(on_train_batch_end=refuse)
+        ours = on.preemption(on_bad_step=BadSteps())
+        on.fit(model, hooks, ours=ours, x=data(2), y=None, batch_size=None, epochs=1)
+        return [*values(model).values()]
+
+    on.start()
+    expected, *_ = trained(on, data(2, left_out=1), epochs=1)
+    with pytest.raises(ValueError, match="no loss at 2"):
+        fit()
+    assert fit() == expected
+
+
+def raise_error(logs: Any = None) -> None:
+    raise ValueError("of the user")
+
+
+@pytest.mark.parametrize("line", ["keras"])
+@pytest.mark.parametrize(
+    ("bad", "hooks", "kinds"),
+    [
+        (2, {}, [SystemExit, errors.BadStepsError, errors.BadStepsError]),
+        (5, {"on_test_begin": raise_error}, [ValueError, ValueError]),
+    ],
+)
+def test_no_error_before_a_validation_commits_a_bad_step(
+    on: Machine, bad: int, hooks: dict[str, Any], kinds: list[type[BaseException]]
+) -> None:
+    batches = data(bad).take(5).concatenate(data(5).skip(5))
+    for kind in kinds:
+        on.start()
+        with pytest.raises(kind):
+            on.fit(
+                on.model(),
+                on.callback(**hooks),
+                ours=on.preemption(on_bad_step=BadSteps(limit=1)),
+                x=batches,
+                y=None,
+                batch_size=None,
+                epochs=1,
+                validation_data=(X, Y),
+            )
+        assert on.commits == []
 
 
 @pytest.mark.parametrize("line", ["keras"])

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +280,10 @@ class BadStepGuard:
             self.check()
 
     def find(self) -> tuple[int, str] | None:
-        """Reads the losses; returns the first bad step, with the reason, or None."""
+        """Reads the losses; returns the first bad step, with the reason, or None.
+
+        The loss of a bad step stays unread: the state in memory must never be saved.
+        """
         while self._unread:
             batch, value = self._unread[0]
             mean = float(value)
@@ -303,11 +306,7 @@ class BadStepGuard:
         if (found := self.find()) is None:
             return
         batch, why = found
-        self._unread.clear()
-        place = (self._fit_number, self._epoch, batch)
-        if len(self._places) >= self._options.limit:
-            raise errors.BadStepsError(self._limit_text([*self._places, place], why))
-        self._record(batch, why, is_crash=False)
+        place = self._add(batch, why)
         # Otherwise each start would find the step again, without end.
         if place not in places(self._read(), None):
             raise errors.BadStepsError(
@@ -334,31 +333,88 @@ class BadStepGuard:
     def failed(self, error: BaseException, batch: int) -> None:
         """Records a crash of a step; the caller raises the error.
 
-        A crash in the first step of a process is recorded only if the step has crashed
-        before: the cause may be an error of the program.
+        If an earlier step was bad, records the earlier step instead, because its state
+        may be the cause of the crash. A crash in the first step of a run is recorded
+        only if the step has crashed before: the cause may be an error of the program.
 
         Args:
             error: error raised by the step.
             batch: number of the step's first batch in the epoch.
+
+        Raises:
+            BadStepsError: the limit was reached.
         """
+        if is_end_of_data(error) or self.followed_bad_step(error):
+            return
         crashes = self._options.crashes
-        if not isinstance(error, Exception) or is_end_of_data(error) or crashes is None:
+        if not isinstance(error, Exception) or crashes is None:
             return
         place = (self._fit_number, self._epoch, batch)
-        before = sum(
+        count = 1 + sum(
             (each["fit"], each["epoch"], each["batch"]) == place
             for each in self._records
         )
-        if before + 1 >= crashes and len(self._places) >= self._options.limit:
-            text = self._limit_text([*self._places, place], "a step has crashed")
-            add_note(error, text)
-        elif before or self._run.steps_made:
+        if count >= crashes:
+            self._add(batch, describe(error), is_crash=True, cause=error)
+            add_note(
+                error, f"the next start leaves out {_named([place])}: crash {count}"
+            )
+        elif count > 1 or self._run.step:
             self._record(batch, describe(error), is_crash=True)
-            if before + 1 >= crashes:
-                named = _named([place])
-                add_note(
-                    error, f"the next start leaves out {named}: crash {before + 1}"
-                )
+
+    def followed_bad_step(self, error: BaseException) -> bool:
+        """Records the bad step before an error of a callback or of a later step; the
+        caller raises the error.
+
+        Args:
+            error: the error, which ends the process before a call of `check`.
+
+        Returns:
+            Whether there was a bad step.
+
+        Raises:
+            BadStepsError: the limit was reached.
+        """
+        found = None
+        # Ignore errors: JAX may raise the error of a step when the loss is read.
+        with contextlib.suppress(Exception):
+            found = self.find() if isinstance(error, Exception) else None
+        if found is None:
+            return False
+        place = self._add(*found, cause=error)
+        text = f"{found[1]} at {_named([place])}; the next start leaves this step out"
+        add_note(error, text)
+        return True
+
+    def _add(
+        self,
+        batch: int,
+        why: str,
+        *,
+        is_crash: bool = False,
+        cause: BaseException | None = None,
+    ) -> _Place:
+        """Records a step that the next start leaves out; returns the step.
+
+        Args:
+            batch: number of the step's first batch.
+            why: the reason.
+            is_crash: whether the step has raised an error.
+            cause: the error that ends the process; None without an error.
+
+        Raises:
+            BadStepsError: the limit was reached.
+        """
+        place = (self._fit_number, self._epoch, batch)
+        if len(self._places) >= self._options.limit:
+            raise errors.BadStepsError(
+                f"{why}, and limit={self._options.limit} steps are left out already. "
+                "The bad steps, counted from 0: "
+                f"{_named([*self._places, place])}. Check the data of these batches, "
+                "and the learning rate; or raise limit= of BadSteps"
+            ) from cause
+        self._record(batch, why, is_crash=is_crash)
+        return place
 
     def _record(self, batch: int, why: str, *, is_crash: bool) -> None:
         self._run.record(
@@ -371,11 +427,4 @@ class BadStepGuard:
                 reason=why,
                 is_crash=is_crash,
             )
-        )
-
-    def _limit_text(self, found: Sequence[_Place], why: str) -> str:
-        return (
-            f"{why}, and limit={self._options.limit} steps are left out already. The "
-            f"bad steps, counted from 0: {_named(found)}. Check the data of these "
-            "batches, and the learning rate; or raise limit= of BadSteps"
         )

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tfpreempt.errors import SaveError
 from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
 from tfpreempt.keras.callbacks import callback_state
@@ -89,6 +90,8 @@ class EpochEnd:
     def committed_on_error(self) -> Iterator[None]:
         """Context manager: commits the kept state if the body raises an error.
 
+        No save is tried if the state contains a bad step.
+
         With several workers, the save needs every worker, so the save succeeds only if
         every worker fails in the same way. No save is tried if the capture needs every
         worker (a collective read), because the capture would hang.
@@ -100,7 +103,8 @@ class EpochEnd:
             is_error = isinstance(error, Exception) and is_running(self._fit)
             needs_peers = self._run.directory.needs_peers()
             if is_error and self._run.has_moved and not needs_peers:
-                with self.assigned():
+                # A SaveError: the state contains a bad step, and is not saved.
+                with contextlib.suppress(SaveError), self.assigned():
                     self._session.saves.try_save(self._run, because="error")
             raise
 

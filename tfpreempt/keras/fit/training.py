@@ -26,7 +26,7 @@ from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import fit_progress, phases, resume_plan
 from tfpreempt.keras.fit.epoch_end import EpochEnd
 from tfpreempt.keras.fit.fit_progress import Progress, Stage
-from tfpreempt.keras.fit.fit_state import FitState, Taken
+from tfpreempt.keras.fit.fit_state import FitState, Moment, Taken
 from tfpreempt.keras.fit.frame_lookup import epoch_logs, find, is_running
 from tfpreempt.keras.fit.other_backend import OtherBackend, crosses
 from tfpreempt.keras.fit.phases import FitEvent, FitPhase
@@ -147,7 +147,7 @@ class Training:
                 self.fit,
                 self.session,
                 self.run,
-                lambda: self._state.hold(self._progress("validation")),
+                self._take_moment,
             )
             undo.callback(self._epoch_end.close)
 
@@ -312,7 +312,11 @@ class Training:
             return
         if guard.is_active and self._phase is FitPhase.TRAINING:
             guard.add(self._steps.last, logs)
-        hook(batch, logs)
+        try:
+            hook(batch, logs)
+        except Exception as error:
+            guard.followed_bad_step(error)
+            raise
         if self.fit.model.stop_training or self._is_stop_held:
             self._hold_stop()
 
@@ -643,6 +647,10 @@ class Training:
         self._state.close()
 
     # --- what a save takes -----------------------------------------------------------
+
+    def _take_moment(self) -> Moment:
+        self._steps.guard.check_before_save()
+        return self._state.hold(self._progress("validation"))
 
     def _take_shared(self) -> Taken:
         if (moment := self._epoch_end.moment) is not None:
