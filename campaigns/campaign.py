@@ -40,15 +40,15 @@ SHOWN = 6000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """One promise, and how it is tried.
+    """A promise, and the trials that test the promise.
 
     Attributes:
-        name: that of its module; with "jax-" before it for loops on JAX.
-        promise: what is done at random, and what holds after it; a sentence or two.
-        trials: in the full form.
-        short: trials in `make test-all`; 0: a test of its own has the short form.
-        mark: of pytest, for the short form: what it needs.
-        prepare: what all trials share is made once, and gone when they are through.
+        name: name of the module; with the prefix "jax-" for loops on JAX.
+        promise: the random faults and the expected result, in one or two sentences.
+        trials: number of trials in the full form.
+        short: number of trials in `make test-all`; 0: another test is the short form.
+        mark: mark of pytest for the requirements of the short form.
+        prepare: context manager for the resources that all trials share.
         fixed: for each fault that the campaign found, the behavior before the fix, and
             the tests that were added.
         labels: for the page, the meaning of a name in the facts of a trial, if the name
@@ -67,15 +67,15 @@ class Campaign:
     again: Sequence[tuple[int, int]] = ()
 
     def generator(self, seed: int, number: int) -> random.Random:
-        """What one trial draws from."""
+        """Returns the random generator of one trial."""
         return random.Random(f"{self.name}/{seed}/{number}")
 
     def run(self, of: Iterable[tuple[int, int]], jobs: int = 1) -> Iterator[Line]:
-        """Runs trials, given by seed and number; a line of each that is through.
+        """Runs trials, given by seed and number; yields a line after each trial.
 
         Args:
-            of: which.
-            jobs: how many at a time.
+            of: seeds and numbers of the trials.
+            jobs: number of trials that run at the same time.
         """
         with self.prepare() as trial, ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(lambda each: self._line(trial, *each), of)
@@ -97,7 +97,7 @@ class Campaign:
         }
 
     def summary(self, lines: Sequence[Line]) -> dict[str, Any]:
-        """What the page says of a record."""
+        """Returns the summary of a record for the page."""
         sums: collections.Counter[str] = collections.Counter()
         counts: dict[str, collections.Counter[str]] = {}
         for name, value in (fact for line in lines for fact in line["facts"].items()):
@@ -119,7 +119,7 @@ class Campaign:
 
 @functools.cache
 def code() -> str:
-    """The commit that is tried, short; "unknown" outside of a clone."""
+    """Returns the short hash of the tested commit; "unknown" outside of a clone."""
     found = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=Path(__file__).parent,
@@ -132,7 +132,7 @@ def code() -> str:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Without the warnings, which are right where faults are made on purpose."""
+    """Context manager: hides the warnings, which are correct after injected faults."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -141,7 +141,7 @@ def silent() -> Iterator[None]:
 
 
 class _Ear(logging.Handler):
-    """What one thread warns of."""
+    """Collects the warnings of one thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -155,10 +155,10 @@ class _Ear(logging.Handler):
 
 @contextlib.contextmanager
 def warned_of() -> Iterator[list[str]]:
-    """What this thread warns of in the body; `unseen`, not `silent`, lets it be heard.
+    """Context manager: collects the warnings of this thread, if in `unseen`.
 
     Yields:
-        Its warnings so far.
+        The warnings so far.
     """
     ear = _Ear()
     logging.getLogger().addHandler(ear)
@@ -170,7 +170,7 @@ def warned_of() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """As `silent`, but who wants to know hears the warnings: see `warned_of`."""
+    """Context manager: hides the warnings as `silent`, except from `warned_of`."""
     nowhere = logging.NullHandler()  # without any handler they were printed
     logging.getLogger().addHandler(nowhere)
     try:
@@ -180,11 +180,11 @@ def unseen() -> Iterator[None]:
 
 
 class Record:
-    """The lines of one campaign in a directory; a run that was cut off goes on there.
+    """The lines of a campaign in a directory, from which an interrupted run continues.
 
     Args:
-        directory: is made if need be.
-        campaign: whose.
+        directory: directory of the record; created if missing.
+        campaign: campaign of the record.
     """
 
     def __init__(self, directory: Path, campaign: Campaign) -> None:
@@ -194,14 +194,14 @@ class Record:
         self._summary = directory / f"{campaign.name}.json"
 
     def lines(self, seed: int | None = None) -> list[Line]:
-        """Those there are, or those of a seed."""
+        """Returns the existing lines, or the lines of a seed."""
         if not self._lines.exists():
             return []
         found = map(json.loads, self._lines.read_text("utf-8").splitlines())
         return [line for line in found if seed in (None, line["seed"])]
 
     def add(self, line: Line) -> None:
-        """Keeps a line at once: in one write, so that no kill leaves half of it."""
+        """Appends a line in one write, so that a kill leaves no incomplete line."""
         with self._lines.open("ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")
 

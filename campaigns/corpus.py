@@ -22,19 +22,19 @@ LARGEST = 1200  # bytes of one
 
 
 def path_of(target: str) -> Path:
-    """Where those of a target are."""
+    """Returns the path of the inputs of a target."""
     return CORPUS / (re.sub(r"[^a-z0-9]+", "-", target.lower()).strip("-") + ".jsonl")
 
 
 def load(target: str) -> list[bytes]:
-    """The inputs of a target; none where none were kept."""
+    """Returns the inputs of a target; no inputs if the file is missing."""
     path = path_of(target)
     lines = path.read_text("ascii").splitlines() if path.exists() else []
     return [json.loads(line).encode("latin-1") for line in lines]
 
 
 def add(target: str, inputs: Iterable[bytes]) -> int:
-    """Keeps more of them, the smallest; returns how many there are now."""
+    """Adds the smallest new inputs; returns the number of inputs of the target."""
     known = {*load(target), *(each for each in inputs if 0 < len(each) <= LARGEST)}
     kept = sorted(known, key=lambda each: (len(each), each))[:MOST]
     if kept:

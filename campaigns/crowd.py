@@ -34,10 +34,10 @@ END_SECONDS = 180.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """One life of all workers.
+    """One run of all workers, up to a preemption.
 
     Attributes:
-        step: that was committed, and that each had made.
+        step: the committed step, which is the last step of each worker.
         decided: seconds from the signal until the last worker knew the step.
         gone: seconds from the signal until the last process had ended.
     """
@@ -48,21 +48,21 @@ class Preempted:
 
 
 def start(here: Place, workers: int, steps: int = 1_000_000) -> Cluster:
-    """All workers of one run, which ends after so many steps."""
+    """Starts all workers of one run, which ends after a number of steps."""
     return here.train("mwms", workers, "--steps", steps)
 
 
 def preempt(here: Place, workers: int, victim: int, before: int = 0) -> Preempted:
-    """Starts all, and tells one of them to leave in the midst of its steps.
+    """Starts all workers, and sends SIGTERM to one worker during its steps.
 
     Args:
-        here: where they run, every time.
-        workers: how many there are.
-        victim: who is told.
-        before: the step that was committed before; 0 at first.
+        here: place of the run.
+        workers: number of workers.
+        victim: worker that receives SIGTERM.
+        before: the previously committed step; 0 at first.
 
     Raises:
-        AssertionError: a step was lost, or a worker left otherwise than it should.
+        AssertionError: a step was lost, or a worker exited in an unexpected way.
     """
     cluster = start(here, workers)
     for worker in cluster:
@@ -85,7 +85,7 @@ def preempt(here: Place, workers: int, victim: int, before: int = 0) -> Preempte
 
 
 def check_restored(cluster: Cluster, step: int) -> None:
-    """All go on from that step, and none before it."""
+    """Checks that all workers resume from a step."""
     restored = [int(worker.lines("restored")[0][0]) for worker in cluster]
     assert set(restored) == {step}, f"{step} was committed: {restored}"
 
@@ -93,10 +93,10 @@ def check_restored(cluster: Cluster, step: int) -> None:
 def try_crowd(
     zygote: Zygote, rng: random.Random, workers: int, preemptions: int
 ) -> Facts:
-    """So many preemptions, another worker told each time; then to the end.
+    """Preempts a different worker several times, and then trains to the end.
 
-    The end is a few steps after the last one, so the run that nothing happens to, to
-    which it is compared, comes later.
+    The end is a few steps after the last preemption. So the uninterrupted run for the
+    comparison is made afterwards.
     """
     with place(zygote) as here:
         step = 0
@@ -117,7 +117,7 @@ def try_crowd(
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """The zygote that forks workers."""
+    """Context manager: runs the zygote process that forks workers."""
     with contextlib.closing(Zygote()) as zygote:
         yield lambda rng: try_crowd(zygote, rng, WORKERS, PREEMPTIONS)
 

@@ -43,7 +43,7 @@ DISK = Path("/var/tmp")  # which outlives a restart, so it is none in memory
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """The zygote that forks workers."""
+    """Context manager: runs the zygote process that forks workers."""
     zygote = Zygote()
 
     def trial(rng: random.Random) -> Facts:
@@ -57,7 +57,7 @@ def prepare() -> Iterator[Trial]:
 
 @contextlib.contextmanager
 def on_disk(zygote: Zygote) -> Iterator[Place]:
-    """As `place`, where a write takes its time."""
+    """Context manager like `place`, on a disk, where a write takes time."""
     made = Place(zygote, Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=DISK)))
     try:
         yield made
@@ -66,9 +66,9 @@ def on_disk(zygote: Zygote) -> Iterator[Place]:
 
 
 def notice(here: Place, rng: random.Random) -> Facts:
-    """One program that is told to go, and is killed if it has not gone.
+    """Sends SIGTERM to a program, and SIGKILL if it has not exited in time.
 
-    It is one process, or two of which one is told, or both.
+    The program has one process, or two processes of which one or both get SIGTERM.
     """
     [world] = rng.choices(list(WORLDS), list(WORLDS.values()))
     mebibytes, grace = rng.randint(*MEBIBYTES), rng.uniform(*GRACES)
@@ -114,10 +114,10 @@ def notice(here: Place, rng: random.Random) -> Facts:
 
 
 def terminate(cluster: Cluster, told: Sequence[Worker], grace: float) -> float:
-    """SIGTERM to some, and SIGKILL to all when the grace is over.
+    """Sends SIGTERM to some workers, and SIGKILL to all at the end of the grace period.
 
     Returns:
-        How many seconds they lived.
+        The seconds from SIGTERM to the end of the workers.
     """
     began = time.monotonic()
     send(told, signal.SIGTERM)
@@ -129,7 +129,7 @@ def terminate(cluster: Cluster, told: Sequence[Worker], grace: float) -> float:
 
 
 def raw_write(here: Place, mebibytes: int) -> float:
-    """Seconds that so many bytes take to the disk."""
+    """Returns the seconds of a plain write of some MiB to the disk."""
     file, data = here.path / "raw", os.urandom(mebibytes << 20)
     began = time.monotonic()
     with file.open("wb", buffering=0) as raw:

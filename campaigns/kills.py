@@ -50,14 +50,14 @@ KEPT = 2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is killed.
+    """A program that a trial kills.
 
     Attributes:
-        name: for people.
-        program: a file under programs/, and its arguments.
+        name: name for people.
+        program: file under programs/, and its arguments.
         world: number of processes.
         is_supervised: whether it is a supervisor, with the program as its workers.
-        workers: of a supervisor.
+        workers: number of workers of a supervisor.
     """
 
     name: str
@@ -72,11 +72,11 @@ class Job:
         return self.world <= 2 and not self.is_supervised
 
     def start(self, here: Place, wrapper: str = "killed.py", **env: str) -> Cluster:
-        """Starts it in that place, like any time before.
+        """Starts the job in a place, with the same command each time.
 
         Args:
-            here: the place.
-            wrapper: a program that runs programs.
+            here: place of the run.
+            wrapper: program that runs the job's program.
             **env: more environment variables.
         """
         memory = here.path / "memory"
@@ -100,7 +100,7 @@ class Job:
         )
 
     def said(self, cluster: Cluster, here: Place) -> list[Worker]:
-        """Where its workers speak."""
+        """Returns the workers, with the logs that contain their output."""
         if not self.is_supervised:
             return list(cluster)
         return [Worker(0, here.path / "logs/worker-0.log", here.path / "never")]
@@ -160,14 +160,14 @@ Operations = list[collections.Counter[str]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Undisturbed:
-    """One run of a job that nothing happens to, and one more.
+    """An undisturbed run of a job, and a second run that only restores.
 
     Attributes:
-        results: of the workers.
-        seconds: from the start to the end.
-        operations: of the first run.
-        at_start: of the other one, which restores, and has nothing left to do.
-        left: see `left_in`.
+        results: results of the workers.
+        seconds: duration of the first run.
+        operations: file operations of the first run.
+        at_start: file operations of the second run.
+        left: names of the files of the run, see `left_in`.
     """
 
     results: list[str]
@@ -177,7 +177,7 @@ class Undisturbed:
     left: set[str]
 
     def phases(self, *, is_restart: bool) -> dict[str, list[dict[str, Any]]]:
-        """Where a worker can be killed: plans for programs/killed.py, the latest."""
+        """Returns the plans of programs/killed.py, by the phase of the kill."""
         found = collections.defaultdict(list)
         for operations in (self.operations, *[self.at_start] * is_restart):
             for worker, counts in enumerate(operations):
@@ -191,7 +191,7 @@ class Undisturbed:
 
 
 def watch(zygote: Zygote, job: Job) -> Undisturbed:
-    """Runs it undisturbed."""
+    """Runs the job undisturbed."""
     with place(zygote) as here:
         cluster, began = job.start(here), time.monotonic()
         cluster.expect(*[0] * job.world)
@@ -211,7 +211,7 @@ def watch(zygote: Zygote, job: Job) -> Undisturbed:
 
 
 def take_operations(job: Job, here: Place) -> Operations:
-    """What the run did that has just ended."""
+    """Returns the file operations of the run that has just ended."""
     files = [here.path / f"operations-{worker}" for worker in range(job.world)]
     found = [collections.Counter(file.read_text().split()) for file in files]
     for file in files:
@@ -220,13 +220,13 @@ def take_operations(job: Job, here: Place) -> Operations:
 
 
 def results_of(job: Job, cluster: Cluster, here: Place) -> list[str]:
-    """What each worker said last; a log may be that of several runs."""
+    """Returns the last result of each worker; a log may be of several runs."""
     found = (worker.lines("result")[-1] for worker in job.said(cluster, here))
     return [" ".join(each) for each in found]
 
 
 def left_in(here: Place) -> set[str]:
-    """Names of the files of a run, without their numbers and tokens.
+    """Returns the names of the files of a run, without their numbers and tokens.
 
     The memory is not among them: the supervisor, which lends it, takes it back. Nor is
     a note, which some commits have, or the first renewal of a lease.
@@ -254,21 +254,21 @@ def check_kept(here: Place) -> None:
 
 
 def newest_snapshot(job: Job, cluster: Cluster) -> int:
-    """The step of the newest whole snapshot that a run has told of; 0: of none."""
+    """Returns the step of the newest intact snapshot of a run's reports; 0: none."""
     if job.name != "snapshots":
         return 0
     return max(map(int, TAKEN.findall(cluster[0].output)), default=0)
 
 
 def step_of(commit: Path) -> int:
-    """The step of a commit that is a directory of its own."""
+    """Returns the step of a commit that is a directory."""
     return int(commit.name.split(".")[0])
 
 
 def remove_a_commit(here: Place, rng: random.Random) -> int | None:
-    """As somebody does by hand; the newest step that is left.
+    """Removes a commit, as by hand; returns the newest remaining step.
 
-    None if there was nothing to do: no commit that is a directory, or a single one.
+    Returns None if there is no commit directory, or only one.
     """
     found = [path.parent for path in here.checkpoints.glob("[0-9]*/COMMITTED")]
     if len(found) < 2:
@@ -279,7 +279,7 @@ def remove_a_commit(here: Place, rng: random.Random) -> int | None:
 
 
 def check_restored(job: Job, cluster: Cluster, here: Place, committed: int) -> int:
-    """All workers have restored what was committed before, or something newer.
+    """Checks that all workers have restored the reported commit, or a newer state.
 
     Returns:
         The newest step that is reported as committed now.
@@ -297,7 +297,7 @@ def check_restored(job: Job, cluster: Cluster, here: Place, committed: int) -> i
 
 
 def saying(worker: Worker) -> list[str]:
-    """What it says of steps, in order."""
+    """Returns the log's lines about steps, in order."""
     lines = worker.output.splitlines()
     return [line for line in lines if re.match(r"(restored|committed) \d", line)]
 
@@ -310,7 +310,7 @@ def kill(
     *,
     is_restart: bool,
 ) -> tuple[Cluster, str]:
-    """One run that is killed, and when."""
+    """Kills one run; returns its processes, and a text that names the instant."""
     if rng.random() < 0.5:
         when, victim = "killed at any time", rng.randrange(job.world)
         cluster = job.start(here)
@@ -348,8 +348,8 @@ def prepare(framework: str, jobs: Mapping[Job, int]) -> Iterator[Trial]:
     """The zygote that forks all of them, and what each job is undisturbed.
 
     Args:
-        framework: of the programs.
-        jobs: by weight.
+        framework: framework of the programs.
+        jobs: jobs with their weights.
     """
     zygote = Zygote(framework)
     undisturbed = functools.cache(functools.partial(watch, zygote))

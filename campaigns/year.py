@@ -60,7 +60,7 @@ ENOUGH = 40
 
 
 def held_in(directory: Path, *left_out: str) -> Sample:
-    """How many files lie in a directory, and their KiB, but for some of its folders."""
+    """Returns the number and KiB of a directory's files, without some folders."""
     files, size = 0, 0
     for root, folders, names in os.walk(directory):
         if Path(root) == directory:
@@ -73,7 +73,7 @@ def held_in(directory: Path, *left_out: str) -> Sample:
 
 
 def held_by_journal(directory: Path) -> Sample:
-    """As `held_in`, of a journal."""
+    """Returns the number and KiB of a journal's files, see `held_in`."""
     found = held_in(directory)
     return {"journal files": found["files"], "journal KiB": found["KiB"]}
 
@@ -87,7 +87,7 @@ def least(samples: Sequence[Sample], unit: str) -> float:
 
 
 def check_bounded(what: str, taken: Sequence[Sample]) -> None:
-    """The last quarter of the samples is no worse than the first."""
+    """Checks that the last quarter of the samples is not larger than the first."""
     quarter = len(taken) // 4
     if len(taken) < ENOUGH:
         return
@@ -105,7 +105,7 @@ def check_bounded(what: str, taken: Sequence[Sample]) -> None:
 
 
 def gain(samples: Sequence[Sample], unit: str) -> float:
-    """The mean of what each has more than the one before."""
+    """Returns the mean difference between successive values."""
     return (samples[-1][unit] - samples[0][unit]) / (len(samples) - 1)
 
 
@@ -113,10 +113,10 @@ def gain(samples: Sequence[Sample], unit: str) -> float:
 
 
 class Disk:
-    """The supervised run, by the log of its worker.
+    """The supervised run, observed by the log of its worker.
 
     Args:
-        made: the run.
+        made: the started run.
     """
 
     def __init__(self, made: Run) -> None:
@@ -129,7 +129,7 @@ class Disk:
         self.wait(STEPS)
 
     def wait(self, steps: int) -> None:
-        """Waits until the worker has begun since the preemption, and made steps."""
+        """Waits until the worker has restarted after the preemption, and made steps."""
 
         def has_gone_on() -> bool:
             if not self._log.exists():
@@ -156,7 +156,7 @@ class Disk:
         return {"start ms": int(1000 * took)}
 
     def processes(self) -> dict[str, Sample]:
-        """What the supervisor and the worker hold."""
+        """Returns the resources of the supervisor and of the worker."""
         return {
             "supervisor": renamed(held_by(self._made.supervisor.pid)),
             "worker": renamed(held_by(self._made.pid(0))),
@@ -164,15 +164,15 @@ class Disk:
 
 
 def renamed(sample: Sample) -> Sample:
-    """The sample of a process, whose memory is no file."""
+    """Returns the sample of a process, with other names of the values."""
     return {{"KiB": "RSS KiB"}.get(unit, unit): value for unit, value in sample.items()}
 
 
 class Machines:
-    """The run that begins on an empty disk each time.
+    """The run that starts on an empty disk after each preemption.
 
     Args:
-        here: its place.
+        here: place of the run.
     """
 
     def __init__(self, here: Place) -> None:
@@ -206,7 +206,7 @@ class Machines:
 
 
 class Year:
-    """Both runs, and what was measured of them.
+    """Both runs, and their measured values.
 
     Args:
         disk: the run on one disk.
@@ -218,7 +218,7 @@ class Year:
         self._samples = defaultdict[str, list[Sample]](list)
 
     def trial(self, rng: random.Random) -> Facts:
-        """One preemption of each run."""
+        """Preempts each run once."""
         is_kill = rng.random() < KILLS
         number = signal.SIGKILL if is_kill else signal.SIGTERM
         starts = self._disk.preempt(number), self._machines.preempt(number)
@@ -257,7 +257,7 @@ class Year:
 
 
 def report(location: str, preemptions: int) -> Sample:
-    """How long `tfpreempt report` takes, which shows all preemptions."""
+    """Returns the time of `tfpreempt report`, which must show all preemptions."""
     began = time.process_time()
     done = CliRunner().invoke(main, ["report", location])
     took = time.process_time() - began
@@ -270,7 +270,7 @@ def report(location: str, preemptions: int) -> Sample:
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """Both runs train for as long as there are trials."""
+    """Context manager: both runs train until the trials end."""
     with (
         contextlib.closing(Zygote("jax")) as zygote,
         place(zygote) as here,
