@@ -71,6 +71,7 @@ EAGER_CONTEXT = {
 }
 # Private names outside of `private_api.py` that are not TensorFlow's or Keras'.
 OTHER_PRIVATE = {
+    "_DummyThread": "threading",
     "_current_exceptions": "sys",
     "_current_frames": "sys",
     "_exit": "os",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import math
@@ -12,6 +14,7 @@ import random
 import shutil
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +116,22 @@ def test_a_change_of_the_activity_is_written_at_once(
         worker.wait_step(1)
         worker.say(step=2, **change)
         worker.wait_step(2)
+
+
+@pytest.mark.parametrize("uploading", [None, 3])
+def test_nothing_is_measured_during_an_upload(
+    worker: Worker, uploading: int | None
+) -> None:
+    """The threads of an upload to S3 or Azure are no Python threads."""
+    upload = MirrorStatus(uri="s3://bucket/run", uploading=uploading)
+    worker.say(num_workers=2, step_seconds=0.1, upload=upload)
+    with worker.telling():
+        for _ in range(20):
+            worker.wait_looks(1)
+            worker.clock.advance(status_file.REPORT_INTERVAL)
+    told = read_worker_status(worker.path)
+    assert told is not None
+    assert (told.cpu_seconds is None) == (uploading is not None)
 
 
 def test_every_field_is_read_back(worker: Worker) -> None:
@@ -370,6 +389,38 @@ class TestOwnTime:
         loop.wait = wait  # type: ignore[method-assign]  # the pauses between samples
         loop.own_seconds()
         assert set(counts) == {before}
+
+    @pytest.mark.parametrize("is_python", [True, False])
+    def test_background_threads_of_python_use_no_cpu_time_of_a_step(
+        self, monkeypatch: pytest.MonkeyPatch, is_python: bool
+    ) -> None:
+        """Such as an upload. Threads of TensorFlow compute the step, and count."""
+        loop = Loop(monkeypatch, 0.1, own=0.0)
+        stop, has_ended = threading.Event(), threading.Event()
+
+        def upload() -> None:
+            while not stop.is_set():
+                hashlib.sha256(bytes(1 << 16))
+            has_ended.set()
+
+        def wait(timeout: float | None = None) -> bool:
+            has_ended.wait(0.001)
+            return Loop.wait(loop, timeout)
+
+        loop.wait = wait  # type: ignore[method-assign]  # the pauses between samples
+        if is_python:
+            threading.Thread(target=upload).start()
+        else:
+            _thread.start_new_thread(upload, ())
+        used = time.process_time()
+        for _ in range(20):
+            loop.own_seconds()
+        used = (time.process_time() - used) / 20  # in a second of the fake clock
+        stop.set()
+        assert has_ended.wait(30.0)
+        _, cpu = loop.measured.of_step(1.0)
+        assert cpu is not None
+        assert (cpu < 0.5 * used) == is_python
 
     def test_the_end_is_not_waited_for(self) -> None:
         stop = threading.Event()

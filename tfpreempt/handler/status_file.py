@@ -9,6 +9,7 @@ steps.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -212,13 +213,33 @@ def _module_of_main_thread() -> str:
     return "" if frame is None else str(frame.f_globals.get("__name__"))
 
 
+def _background_cpu() -> dict[int, float]:
+    """Returns the CPU time of all Python threads but the main thread, by thread id.
+
+    These threads save commits or read input while training continues. TensorFlow's own
+    threads compute the steps; Python does not know these threads, or has a
+    `_DummyThread` for them if they call a function of the program.
+    """
+    found = {}
+    for thread in threading.enumerate():
+        is_native = isinstance(thread, threading._DummyThread)
+        number = thread.native_id
+        if thread is not threading.main_thread() and not is_native and number:
+            # The id of the thread's CPU clock on Linux, see MAKE_THREAD_CPUCLOCK.
+            # pthread_getcpuclockid may crash if the thread has ended.
+            with contextlib.suppress(OSError):
+                found[number] = time.clock_gettime(~number << 3 | 6)
+    return found
+
+
 class OwnTime:
     """Measures the time of a step in which a worker does not wait for other workers.
 
     In a synchronous step, fast workers wait for the slowest worker inside of
     TensorFlow, so all steps take equally long. But the main thread of a slow worker is
     outside of TensorFlow more often, if its Python code or its input is slow. If its
-    CPU computes slowly, the worker needs more CPU time.
+    CPU computes slowly, the worker needs more CPU time. Other Python threads do not
+    count, because a step does not wait for them, or waits in the program.
 
     Args:
         clock: time source.
@@ -236,6 +257,7 @@ class OwnTime:
     def sample(self, stop: threading.Event, step_seconds: float) -> bool:
         """Samples the main thread for about a second; returns whether `stop` is set."""
         began, cpu, own = self._clock.monotonic(), time.process_time(), 0
+        before = _background_cpu()
         for _ in range(_SAMPLES):
             # Random pauses, because equal pauses could coincide with the steps.
             if stop.wait(_LOOKS_EVERY / _SAMPLES * self._random.uniform(0.5, 1.5)):
@@ -244,12 +266,16 @@ class OwnTime:
             is_waiting = name.partition(".")[0] in _FRAMEWORKS
             if self._sees_waits and (not is_waiting or name.endswith(_READS_INPUT)):
                 own += 1
+            # Look often, because a thread that has ended has no CPU clock.
+            now = _background_cpu()
+            cpu += sum(used - before.get(each, 0.0) for each, used in now.items())
+            before = now
         seconds = self._clock.monotonic() - began
         self._memory = max(_MEMORY_SECONDS, _MEMORY_STEPS * step_seconds)
         keep = math.exp(-seconds / self._memory)
         self._total = keep * self._total + seconds
         self._own = keep * self._own + own / _SAMPLES * seconds
-        self._cpu = keep * self._cpu + time.process_time() - cpu
+        self._cpu = keep * self._cpu + max(time.process_time() - cpu, 0.0)
         return False
 
     def of_step(self, step_seconds: float | None) -> tuple[float | None, float | None]:
@@ -328,8 +354,10 @@ class StatusWriter:
                 reported, due, self._last = what, seconds + REPORT_INTERVAL, now
                 self._write(now)
             stop, step = self._thread.stop_event, now.step_seconds
-            is_compared = now.num_workers > 1 and now.doing is WorkerActivity.TRAINING
-            if is_compared and step is not None:
+            # An upload to S3 or Azure uses CPU time in threads that are not Python's.
+            uploads = now.upload is not None and now.upload.uploading is not None
+            is_training = now.doing is WorkerActivity.TRAINING and not uploads
+            if now.num_workers > 1 and is_training and step is not None:
                 if self._own.sample(stop, step):
                     return
             elif stop.wait(_LOOKS_EVERY):
