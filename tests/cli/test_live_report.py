@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.report.scripted import STEP, Scripted, a_run, read
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.report.run_report import RunReport, build_report
+from tfpreempt.cli.run import live_view
 from tfpreempt.cli.run.live_view import _REPORTS_EVERY, WholeRun
+from tfpreempt.cli.run.options import RunOptions
+from tfpreempt.cli.run.restart_policy import RestartLimits
 from tfpreempt.cli.status import metrics
 from tfpreempt.cli.status.run_status import RunStatus
 from tfpreempt.cli.status.text import one_line
@@ -83,7 +90,7 @@ class Live:
         self.directory = directory
         self.clock = FakeClock()
         journals = JournalTailer(directory, keeps_all=True)
-        self.named: list[tuple[int, str | None, float]] = []
+        self.named: list[tuple[int, str | None, float, str]] = []
         self.whole = WholeRun(
             journals, self.clock, lambda *slow: self.named.append(slow)
         )
@@ -214,10 +221,76 @@ def test_a_report_that_takes_long_is_computed_rarely(tmp_path: Path) -> None:
     run.write(tmp_path)
     clock.advance(90.0)
     assert whole.add_to(STATUS).report is first
-    whole.expire()  # the run ends
+    whole.end()
     last = whole.add_to(STATUS).report
     assert last is not None
     assert len(last.commits) == 1
+
+
+def test_the_last_metrics_wait_for_a_report_that_another_thread_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, live = Scripted(), Live(tmp_path)
+    run.start()
+    run.write(tmp_path)
+    is_computing, may_end = threading.Event(), threading.Event()
+
+    def slowly(*journals: Any) -> RunReport | None:
+        is_computing.set()
+        report = build_report(*journals)
+        assert may_end.wait(30.0)
+        return report
+
+    monkeypatch.setattr(live_view, "build_report", slowly)
+    other = threading.Thread(target=live.look)
+    other.start()
+    assert is_computing.wait(30.0)
+    assert live.whole.add_to(STATUS).report is None  # does not wait before the end
+    run.train(9)
+    run.save()
+    run.write(tmp_path)
+    live.whole.end()
+    threading.Timer(0.05, may_end.set).start()
+    last = live.whole.add_to(STATUS).report
+    other.join()
+    assert last is not None
+    assert len(last.commits) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "variables", "is_compared"),
+    [
+        pytest.param(1, {}, False, id="one worker"),
+        pytest.param(2, {}, True, id="two workers"),
+        pytest.param(
+            1,
+            {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2"},
+            True,
+            id="two machines",
+        ),
+    ],
+)
+def test_one_worker_is_not_compared(
+    tmp_path: Path, workers: int, variables: dict[str, str], is_compared: bool
+) -> None:
+    options = RunOptions(
+        command=("true",),
+        workers=workers,
+        limits=RestartLimits(),
+        checkpoint_dir=None,
+        mirror_dir=None,
+        log_dir=tmp_path,
+        log_size=1,
+        log_files=1,
+        journal_dir=tmp_path,
+        task=None,
+        has_echo=False,
+        environment=variables,
+    )
+    reporter: Any = SimpleNamespace(slow_worker=print, metrics_lost=print)
+    with live_view.shown(options, FakeClock(), None, reporter):
+        names = [each.name for each in threading.enumerate()]
+    assert ("tfpreempt-compare" in names) == is_compared
 
 
 # --- slow workers ---------------------------------------------------------------------
@@ -255,26 +328,37 @@ FAST = (1.3, 0.1, 0.2, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("slow", "slowdown"),
+    ("slow", "slowdown", "measure"),
     [
-        pytest.param((1.3, 0.1, 0.5, 0.5), 1.3, id="its program or input is slow"),
-        pytest.param((1.3, 0.1, 0.2, 0.8), 1.3, id="it computes slowly"),
-        pytest.param((1.69, 0.1, 0.26, 0.65), 1.3, id="it waits for nobody"),
         pytest.param(
-            (1.3, 0.1, 1.3, 0.5), 1.3 / 0.2, id="others wait most of the time"
+            (1.3, 0.1, 0.5, 0.5), 1.3, "own time", id="its program or input is slow"
+        ),
+        pytest.param((1.3, 0.1, 0.2, 0.8), 1.3, "CPU time", id="it computes slowly"),
+        pytest.param(
+            (1.69, 0.1, 0.26, 0.65), 1.3, "step time", id="it waits for nobody"
+        ),
+        pytest.param(
+            (1.3, 0.1, 1.3, 0.5),
+            1.3 / 0.2,
+            "own time",
+            id="others wait most of the time",
         ),
     ],
 )
 def test_a_slow_worker_is_named(
-    tmp_path: Path, slow: tuple[float, float, float, float], slowdown: float
+    tmp_path: Path,
+    slow: tuple[float, float, float, float],
+    slowdown: float,
+    measure: str,
 ) -> None:
     told(tmp_path, FAST, slow, FAST)
     live = Live(tmp_path)
     status = live.look()
     assert status.slow == {1: pytest.approx(slowdown)}
-    assert one_line(status).startswith(f"SLOW worker 1: {slowdown:.2g} x the step time")
+    shown = f"SLOW worker 1: {slowdown:.2g} x the step time, by {measure}"
+    assert one_line(status).startswith(shown)
     live.look()
-    assert live.named == [(1, "host-1", pytest.approx(slowdown))]
+    assert live.named == [(1, "host-1", pytest.approx(slowdown), measure)]
 
 
 def test_threads_in_parallel_are_compared_by_elapsed_time(tmp_path: Path) -> None:
@@ -307,7 +391,18 @@ def test_a_worker_near_the_limit_is_reported_once(tmp_path: Path) -> None:
     for own in (0.45, 0.2, 0.45, 0.2, 0.45):
         told(tmp_path, FAST, (1.3, 0.1, own, 0.5), FAST)
         live.look()
-    assert [index for index, _, _ in live.named] == [1]
+    assert [index for index, *_ in live.named] == [1]
+
+
+def test_a_worker_that_was_fast_for_long_is_reported_again(tmp_path: Path) -> None:
+    live, named = Live(tmp_path), []
+    for own, seconds in [(0.5, 900), (0.2, 580), (0.5, 580), (0.2, 610), (0.5, 30)]:
+        for second in range(0, seconds, 10):
+            fast = 1.3, 0.1 + second * 1e-6, 0.2, 0.5  # else the workers are silent
+            told(tmp_path, fast, (*fast[:2], own, 0.5), fast)
+            live.look(later=10.0)
+        named.append(len(live.named))
+    assert named == [1, 1, 1, 1, 2]
 
 
 def test_a_silent_worker_is_not_compared(tmp_path: Path) -> None:
@@ -324,10 +419,11 @@ def test_status_names_a_slow_worker(
     told(tmp_path / "journal", FAST, (1.3, 0.1, 0.5, 0.5), FAST)
     shown = CliRunner().invoke(main, ["status", str(tmp_path)]).stdout
     assert "1.3 s ± 0.1 s" in shown
-    assert "slow: 1.3 x the step time" in shown
+    assert "slow: 1.3 x the step time, by own time" in shown
     found = json.loads(
         CliRunner().invoke(main, ["status", str(tmp_path), "--json"]).stdout
     )
     assert found["slow"] == [1]
     assert found["slowdowns"]["1"] == pytest.approx(1.3)
+    assert found["slow_by"]["1"] == "own time"
     assert found["workers"][1]["own_seconds"] == 0.5

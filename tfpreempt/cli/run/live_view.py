@@ -10,12 +10,12 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfpreempt.cli.journals.tail import JournalTailer
-from tfpreempt.cli.report.run_report import RunReport, build_report
+from tfpreempt.cli.report.run_report import build_report
 from tfpreempt.cli.run.console import StatusLine
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.reporter import Reporter
@@ -23,6 +23,7 @@ from tfpreempt.cli.status import metrics
 from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.cli.status.run_status import RunStatus
 from tfpreempt.core.clock import Clock
+from tfpreempt.core.cluster import cluster_from_environment
 from tfpreempt.core.threads import ManagedThread
 from tfpreempt.errors import ConfigurationError
 
@@ -35,6 +36,7 @@ _SHARE = 100  # a report that takes 1 s is computed again after 100 s
 _READING_SHARE = 10  # if reading all files takes 1 s, the files are read after 10 s
 _WRITES_EVERY = 10.0
 _JOIN_SECONDS = 5.0  # timeout at the end, because a disk may hang
+_NAMES_AGAIN = 600.0  # seconds of usual speed after which a slow worker is named again
 
 
 class WholeRun:
@@ -46,26 +48,28 @@ class WholeRun:
     Args:
         journals: journals of all workers; without all records, there is no report.
         clock: time source.
-        on_slow: function called once for every slow worker and machine, with the index
-            of the worker, the name of the machine, and the slowdown.
+        on_slow: function called for every slow worker and machine, and again only if
+            the worker was not slow for `_NAMES_AGAIN`; called with the index of the
+            worker, the name of the machine, the slowdown and its measure.
     """
 
     def __init__(
         self,
         journals: JournalTailer,
         clock: Clock,
-        on_slow: Callable[[int, str | None, float], None],
+        on_slow: Callable[[int, str | None, float, str], None],
     ) -> None:
         self._journals, self._clock, self._on_slow = journals, clock, on_slow
         self._lock = threading.Lock()
-        self._named: set[tuple[int, str | None]] = set()
-        self._slowdowns: Mapping[int, float] = {}
-        self._report: RunReport | None = None
-        self.expire()
-
-    def expire(self) -> None:
-        """Makes the next call of `add_to` read all records written so far."""
+        # Times at which a worker on a machine was last slow, in monotonic seconds.
+        self._slow_at: dict[tuple[int, str | None], float] = {}
+        self._newest = RunStatus(at=0.0, workers=())  # of all workers, with report
         self._due = self._report_due = -math.inf
+        self._is_ending = False
+
+    def end(self) -> None:
+        """Makes every later call of `add_to` read all records written so far."""
+        self._is_ending = True
 
     def add_to(self, status: RunStatus) -> RunStatus:
         """Adds the newest report and slowdowns to a state. Any thread may call.
@@ -73,30 +77,38 @@ class WholeRun:
         Raises:
             OSError: the directory of the journals cannot be read.
         """
-        if self._lock.acquire(blocking=False):  # else another thread reads
+        # If another thread reads, only a call at the end of the run waits for it.
+        if self._lock.acquire(timeout=_JOIN_SECONDS if self._is_ending else 0.0):
             try:
                 self._read(self._clock.monotonic())
             finally:
                 self._lock.release()
+        newest = self._newest  # once, because another thread may replace the state
         return dataclasses.replace(
-            status, report=self._report, slowdowns=self._slowdowns
+            status,
+            report=newest.report,
+            slowdowns=newest.slowdowns,
+            slow_by=newest.slow_by,
         )
 
     def _read(self, now: float) -> None:
         journals = self._journals
-        if now >= self._due:
+        is_ending = self._is_ending  # another thread may set the flag meanwhile
+        if is_ending or now >= self._due:
             status = read_status(journals, self._clock.wall())
             # A shared disk may need seconds for the files of a thousand workers.
             took = self._clock.monotonic() - now
             self._due = now + max(_REPORTS_EVERY, _READING_SHARE * took)
-            self._slowdowns = status.slowdowns
+            self._newest = dataclasses.replace(status, report=self._newest.report)
             for each in status.workers:
-                named, slow = (each.worker, each.host), status.slow
-                if each.worker in slow and named not in self._named:
-                    self._named.add(named)
-                    self._on_slow(*named, slow[each.worker])
-        if journals.keeps_all and now >= self._report_due:
-            self._report = build_report(journals.workers, journals.supervisors)
+                if (slowdown := status.slow.get(each.worker)) is not None:
+                    named = each.worker, each.host
+                    if now - self._slow_at.get(named, -math.inf) >= _NAMES_AGAIN:
+                        self._on_slow(*named, slowdown, status.slow_by[each.worker])
+                    self._slow_at[named] = now
+        if journals.keeps_all and (is_ending or now >= self._report_due):
+            report = build_report(journals.workers, journals.supervisors)
+            self._newest = dataclasses.replace(self._newest, report=report)
             took = self._clock.monotonic() - now
             self._report_due = now + max(_REPORTS_EVERY, _SHARE * took)
 
@@ -112,7 +124,7 @@ def shown(
 
     The state is shown in the status line of the terminal. The metrics are served over
     HTTP, and written to a file, if the user has requested this. A slow worker is
-    reported once.
+    reported as `WholeRun` describes.
 
     Args:
         options: options of the run. (The journal's directory should exist; until it
@@ -128,7 +140,8 @@ def shown(
     own = () if first is None else range(first, first + options.workers)
     journals = JournalTailer(options.journal_dir, own, options.journal_path.name)
     address, file = options.metrics_address, options.metrics_file
-    every = JournalTailer(options.journal_dir, keeps_all=bool(line or address or file))
+    is_shown = bool(line or address or file)
+    every = JournalTailer(options.journal_dir, keeps_all=is_shown)
     whole = WholeRun(every, clock, reporter.slow_worker)
 
     def look() -> RunStatus:
@@ -149,12 +162,18 @@ def shown(
                 ends.enter_context(_written(file, collected, reporter.metrics_lost))
         if line is not None:
             ends.enter_context(_drawn(line, look))
-        if journals.reads_chief:
+        if journals.reads_chief and (is_shown or _has_several_workers(options)):
             compared = _repeated("tfpreempt-compare", _REPORTS_EVERY, look)
             ends.enter_context(compared)
-            # At the end, the last write of the metrics reads all records again.
-            ends.callback(whole.expire)
+        # At the end, the last write of the metrics reads all records again.
+        ends.callback(whole.end)
         yield
+
+
+def _has_several_workers(options: RunOptions) -> bool:
+    """Returns whether the run has several workers, here or on several machines."""
+    cluster = cluster_from_environment(options.environment)
+    return options.workers > 1 or cluster.num_workers > 1
 
 
 @contextlib.contextmanager

@@ -281,14 +281,22 @@ class Reporter:
                 f"cannot write the metrics to {path}: {error}. Training continues"
             )
 
-    def slow_worker(self, worker: int, host: str | None, slowdown: float) -> None:
-        """Reports that a worker (its index) on a machine is slower than the others."""
-        fields = {"worker": worker, "host": host, "slowdown": slowdown}
+    def slow_worker(
+        self, worker: int, host: str | None, slowdown: float, measure: str
+    ) -> None:
+        """Reports that a worker is slower than the other workers.
+
+        Args:
+            worker: index of the worker.
+            host: name of the machine.
+            slowdown, measure: slowdown of the worker, and its measure, see `RunStatus`.
+        """
+        fields = {"worker": worker, "host": host, "slowdown": slowdown, "by": measure}
         self._add("slow_worker", incarnation=self._incarnation, **fields)
         self._print(
-            f"WARNING: worker {worker} on {host} needs {slowdown:.2g} times as long "
-            "for a step as the other workers. Check the load of the machine, and its "
-            "input data (docs/live.md)"
+            f"WARNING: worker {worker} on {host} has a larger {measure} than the other "
+            f"workers, so a step probably takes {slowdown:.2g} times as long. Check "
+            "the load of the machine, and its input data (docs/live.md)"
         )
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ SILENT_AFTER = 6 * REPORT_INTERVAL
 # Smallest slowdown of a worker that counts as slow. The measurements have errors of
 # some percent, and a worker that needs 1.3 times as long for a step must count.
 _SLOW_FROM = 1.2
+_MEASURES = ("step time", "own time", "CPU time")
 _LARGEST = 10.0  # larger slowdowns are shown as this value
 _SHORTEST = 1e-6  # seconds; a shorter step is not compared
 
@@ -114,6 +115,8 @@ class RunStatus:
         report: report of the run, with goodput and durations; None if unknown.
         slowdowns: slowdown of every measured worker: its step time, divided by the
             estimated step time of the worker at the speed of the other workers.
+        slow_by: measure that shows the slowdown of every measured worker: "step time",
+            "own time" or "CPU time".
     """
 
     at: float
@@ -126,6 +129,7 @@ class RunStatus:
     ended: str = ""
     report: RunReport | None = None
     slowdowns: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    slow_by: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_fine(self) -> bool:
@@ -206,6 +210,7 @@ def build_status(
         found = [_at_commit(each, commit) for each in found]
     starts = [each.start for each in here if each.start is not None]
     counts = [each.restarts for each in here or workers.values()]
+    slowdowns = _slowdowns(found)
     pauses = [until for start in starts if (until := _restarts_by(start)) is not None]
     return RunStatus(
         at=at,
@@ -217,7 +222,8 @@ def build_status(
         restarts=dict(max(counts, key=lambda each: each.total(), default={})),
         restarts_by=max(pauses, default=None),
         ended=_ended(starts, found),
-        slowdowns=_slowdowns(found),
+        slowdowns={w: factor for w, (factor, _) in slowdowns.items()},
+        slow_by={w: measure for w, (_, measure) in slowdowns.items()},
     )
 
 
@@ -427,8 +433,10 @@ def _ended(starts: Sequence[SupervisorRun], workers: Sequence[Worker]) -> str:
     return f"{outcome}, exit code {int(last['code'])}"
 
 
-def _slowdowns(workers: Sequence[Worker]) -> dict[int, float]:
+def _slowdowns(workers: Sequence[Worker]) -> dict[int, tuple[float, str]]:
     """Compares every measured worker with the median of the other workers.
+
+    Returns the slowdown and its measure, see `RunStatus`, by worker index.
 
     In a synchronous step, fast workers wait for the slowest worker, and all step times
     are equal. So the own time and the CPU time are compared, too; see `OwnTime`.
@@ -459,5 +467,7 @@ def _slowdowns(workers: Sequence[Worker]) -> dict[int, float]:
         # Threads may run in parallel, so only a part of the excess CPU time is elapsed
         # time.
         excess[2] *= step / max(step, cpu)
-        found[worker] = step / max(step - max(excess), step / _LARGEST)
+        largest = max(excess)
+        slowdown = step / max(step - largest, step / _LARGEST)
+        found[worker] = slowdown, _MEASURES[excess.index(largest)]
     return found

@@ -81,7 +81,8 @@ def _parts(status: RunStatus) -> Iterable[str]:
     if (noticed := status.noticed) is not None:
         yield f"NOTICE on worker {noticed.worker}: {_time_left(status, noticed)}"
     for worker, factor in status.slow.items():
-        yield f"SLOW worker {worker}: {factor:.2g} x the step time"
+        measure = status.slow_by[worker]
+        yield f"SLOW worker {worker}: {factor:.2g} x the step time, by {measure}"
     states = [each.state for each in status.workers]
     if set(states) == {ReportedState.TRAINING}:
         yield f"step {status.step}"
@@ -167,7 +168,8 @@ def _remark(status: RunStatus, worker: Worker) -> str:
         return ", ".join(reasons)
     notes = []
     if factor := status.slow.get(worker.worker):
-        notes.append(f"slow: {factor:.2g} x the step time")
+        measure = status.slow_by[worker.worker]
+        notes.append(f"slow: {factor:.2g} x the step time, by {measure}")
     if worker.noticed_at is not None:
         notes.append(f"notice: {_time_left(status, worker)}")
     if worker.state is ReportedState.SILENT and worker.since is not None:
