@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ from tfpreempt import errors
 from tfpreempt.core.events import BadStep
 from tfpreempt.core.journal import Journal
 from tfpreempt.keras import BadSteps, PreemptionCallback
-from tfpreempt.keras.bad_steps import BadStepGuard, places, problem
+from tfpreempt.keras.bad_steps import BadStepGuard, positions, problem
+from tfpreempt.storage.local import LocalStore
 
 
 @pytest.mark.parametrize(
@@ -55,8 +57,8 @@ def test_a_crash_counts_only_if_repeated(tmp_path: Path) -> None:
     for batch, is_crash in ((5, True), (2, True), (7, False), (5, True), (7, False)):
         journal.record(record(batch, is_crash=is_crash))
     records = journal.read_earlier(BadStep)
-    assert places(records, 2) == [(1, 0, 5), (1, 0, 7)]
-    assert places(records, 3) == places(records, None) == [(1, 0, 7)]
+    assert positions(records, 2) == [(1, 0, 5), (1, 0, 7)]
+    assert positions(records, 3) == positions(records, None) == [(1, 0, 7)]
 
 
 @pytest.mark.parametrize(
@@ -87,3 +89,27 @@ def test_several_workers_are_refused() -> None:
     nothing: Any = None
     with pytest.raises(errors.ConfigurationError, match="in a run of 2 workers"):
         BadStepGuard(BadSteps(), nothing, session, nothing)
+
+
+def test_a_mirror_that_cannot_be_read_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Model:
+        def train_step(self) -> None: ...
+
+    journal = Journal(tmp_path / "local", 0)
+    journal.record(record(5))
+    too_large = tmp_path / "mirror" / "journals" / "worker-0-12345678.jsonl"
+    too_large.parent.mkdir(parents=True)
+    too_large.touch()
+    os.truncate(too_large, 1 << 30)
+    mirror = SimpleNamespace(store=LocalStore(str(tmp_path / "mirror")))
+    fit: Any = SimpleNamespace(model=Model())
+    session: Any = SimpleNamespace(cluster=SimpleNamespace(num_workers=1))
+    run: Any = SimpleNamespace(
+        journal=journal, directory=SimpleNamespace(mirror=mirror)
+    )
+    guard = BadStepGuard(BadSteps(), fit, session, run)
+    guard.begin(1, 0, {}, 1)
+    assert guard.leaves_out(5)
+    assert "cannot be read from the mirror" in caplog.text

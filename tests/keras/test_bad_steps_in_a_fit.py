@@ -196,6 +196,48 @@ def test_a_crash_after_a_bad_step_is_of_the_bad_step(on: Machine) -> None:
         fit()
 
 
+@ONE_LINE
+def test_data_that_end_after_a_crash_are_refused(on: Machine, line: str) -> None:
+    def generator() -> Iterator[Any]:
+        for batch in range(6):
+            if batch == 2:
+                raise ValueError("bad row")
+            yield X[:BATCH], Y[:BATCH]
+
+    for kind in (*[tf.errors.OpError] * 2, errors.BadStepsError):
+        on.start()
+        with pytest.raises(kind, match=r"bad row|cannot be read past batch 2 of"):
+            trained(on, generator(), epochs=1, on_bad_step=BadSteps())
+
+
+@pytest.mark.parametrize("line", ["keras", pytest.param("tf_keras", marks=THOROUGH)])
+@pytest.mark.parametrize("has_length", [True, False])
+def test_an_epoch_needs_a_step(on: Machine, line: str, has_length: bool) -> None:
+    batches = data(0).take(1)
+    batches = batches if has_length else batches.filter(lambda *_: True)
+    fit = functools.partial(trained, on, batches, epochs=1, on_bad_step=BadSteps())
+    text = r"^Each step of epoch 0 is left out \(batch 0 of epoch 0\)"
+    with pytest.raises(errors.BadStepsError, match=text):
+        until_the_end(on, fit, 2)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_start_compares_its_options_with_the_records(on: Machine) -> None:
+    batches = data(2).take(5).concatenate(data(5).skip(5))
+    on.start()
+    with pytest.raises(SystemExit):
+        trained(on, batches, epochs=1, on_bad_step=BadSteps())
+    on.start()
+    with pytest.raises(errors.ConfigurationError, match="recorded with 1 batches"):
+        trained(on, batches, steps=2, epochs=1, on_bad_step=BadSteps())
+    on.start()
+    with pytest.raises(SystemExit):
+        trained(on, batches, epochs=1, on_bad_step=BadSteps())
+    on.start()
+    with pytest.raises(errors.BadStepsError, match=r"^2 steps are left out already"):
+        trained(on, batches, epochs=1, on_bad_step=BadSteps(limit=1))
+
+
 def refuse(batch: int, logs: Any = None) -> None:
     """A hook of a user that cannot work with NaN."""
     if not np.isfinite(logs["loss"]):

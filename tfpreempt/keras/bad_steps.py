@@ -31,8 +31,11 @@ from tfpreempt.keras.fit_protocol import Fit
 
 log = logging.getLogger(__name__)
 
-_FIELDS = {"fit": "count", "epoch": "count", "batch": "count", "is_crash": "flag"}
-_Place = tuple[int, int, int]  # number of the fit, epoch, first batch of the step
+_FIELDS = {
+    **dict.fromkeys(("fit", "epoch", "batch", "batches"), "count"),
+    "is_crash": "flag",
+}
+_Position = tuple[int, int, int]  # number of the fit, epoch, first batch of the step
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,22 +110,30 @@ def problem(
     )
 
 
-def places(records: Iterable[Mapping[str, Any]], crashes: int | None) -> list[_Place]:
+def positions(
+    records: Iterable[Mapping[str, Any]], crashes: int | None
+) -> list[_Position]:
     """Returns the steps to leave out, in the order in which they were found.
 
     Args:
         records: records of the event `BadStep`, oldest first.
         crashes: value of `BadSteps.crashes`.
     """
-    counts: dict[_Place, float] = {}
+    counts: dict[_Position, float] = {}
     for each in records:
-        place = (each["fit"], each["epoch"], each["batch"])
-        counts[place] = counts.get(place, 0) + (1 if each["is_crash"] else NEVER)
+        position = (each["fit"], each["epoch"], each["batch"])
+        counts[position] = counts.get(position, 0) + (1 if each["is_crash"] else NEVER)
     needed = NEVER if crashes is None else crashes
-    return [place for place, count in counts.items() if count >= needed]
+    return [position for position, count in counts.items() if count >= needed]
 
 
-def _named(found: Iterable[_Place]) -> str:
+def _records(journal: Journal) -> list[Mapping[str, Any]]:
+    """Returns the valid records of bad steps in a journal, oldest first."""
+    found = journal.read_earlier(BadStep)
+    return [each for each in found if validate_types(each, _FIELDS)]
+
+
+def _named(found: Iterable[_Position]) -> str:
     """Returns steps as text."""
     return ", ".join(
         f"batch {batch} of epoch {epoch}{f' of fit {fit}' if fit > 1 else ''}"
@@ -143,6 +154,8 @@ class BadStepGuard:
     Attributes:
         is_active: whether there are `options`.
         is_left_out: whether the newest step was left out.
+        unreadable: number of the epoch's newest batch that was left out and could not
+            be read; None without such a batch.
     """
 
     def __init__(
@@ -153,10 +166,11 @@ class BadStepGuard:
         self._session = session
         self._run = run
         self.is_left_out = False
+        self.unreadable: int | None = None
         self._fit_number = self._epoch = 0
         self._size = 1
         self._records: list[Mapping[str, Any]] = []
-        self._places: list[_Place] = []
+        self._positions: list[_Position] = []
         self._mean: float | None = None  # mean loss before the first unread loss
         self._unread: list[tuple[int, Any]] = []  # first batch of a step, mean loss
         if options is None:
@@ -175,16 +189,21 @@ class BadStepGuard:
                 "epoch. Use the train_step of Keras, or leave spike_factor out"
             )
 
-    def begin(self, number: int, epoch: int, logs: Mapping[str, Any]) -> None:
+    def begin(
+        self, number: int, epoch: int, logs: Mapping[str, Any], size: int
+    ) -> None:
         """Reads the bad steps of earlier starts, before training.
 
         Args:
             number: number of the fit among the fits with the directory.
             epoch: number of the first epoch.
             logs: logs of the restored commit; empty if training starts from scratch.
+            size: number of batches of a step.
 
         Raises:
-            BadStepsError: the loss of the commit is NaN or infinite.
+            BadStepsError: the loss of the commit is NaN or infinite, or more steps are
+                left out than the limit.
+            ConfigurationError: a step to leave out has another number of batches.
         """
         if not self.is_active:
             return
@@ -199,38 +218,59 @@ class BadStepGuard:
                 "directory (`tfpreempt inspect` lists the commits), and start again"
             )
         self._records = self._read()
-        self._places = places(self._records, self._options.crashes)
-        if self._places:
+        self._positions = positions(self._records, self._options.crashes)
+        if len(self._positions) > self._options.limit:
+            raise errors.BadStepsError(
+                f"{len(self._positions)} steps are left out already; expected at most "
+                f"limit={self._options.limit}. The bad steps, counted from 0: "
+                f"{_named(self._positions)}. Raise limit= of BadSteps"
+            )
+        for each in self._records:
+            position = (each["fit"], each["epoch"], each["batch"])
+            is_ahead = position in self._positions and position >= (number, epoch)
+            if is_ahead and each["batches"] != size:
+                raise errors.ConfigurationError(
+                    f"steps_per_execution is {size}, but a bad step was recorded with "
+                    f"{each['batches']} batches a step; expected the same number, "
+                    "because a step is left out as a whole. Use "
+                    f"steps_per_execution={each['batches']} until epoch "
+                    f"{each['epoch']} has ended"
+                )
+        if self._positions:
             log.warning(
                 "these batches are left out of training, because earlier starts have "
                 "found bad steps (counted from 0; see %s): %s",
                 self._run.journal.path,
-                _named(self._places),
+                _named(self._positions),
             )
 
     def _read(self) -> list[Mapping[str, Any]]:
         """Returns the records of earlier starts; with a mirror, also the records of
         other machines, because the disk of this machine may be new."""
         journal, mirror = self._run.journal, self._run.directory.mirror
-        found = journal.read_earlier(BadStep)
-        if mirror is not None:
-            # Ignore errors: this process finds the same bad steps again.
-            with (
-                contextlib.suppress(errors.TfpreemptError, OSError),
-                tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as copy,
-            ):
+        if mirror is None:
+            return _records(journal)
+        try:
+            with tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as copy:
                 fetch(mirror.store, Path(copy), journal.path.parent)
                 for path in Path(copy).iterdir():
                     path.chmod(0o600)  # `read_earlier` ignores files of other users
-                found = Journal(copy, 0).read_earlier(BadStep)
-        return [each for each in found if validate_types(each, _FIELDS)]
+                return _records(Journal(copy, 0))
+        except (errors.TfpreemptError, OSError) as error:
+            log.warning(
+                "the bad steps of earlier starts cannot be read from the mirror %s "
+                "(%s): this start finds bad steps of other machines again",
+                mirror.store.uri,
+                error,
+            )
+            return _records(journal)
 
     # --- the steps to leave out ------------------------------------------------------
 
     @property
-    def has_places(self) -> bool:
+    def has_positions(self) -> bool:
         """Whether a step is to be left out."""
-        return bool(self._places)
+        return bool(self._positions)
 
     def epoch_begins(self, epoch: int, size: int) -> None:
         """Begins an epoch.
@@ -243,10 +283,13 @@ class BadStepGuard:
             self._mean = None
         self._epoch, self._size = epoch, size
         self._unread.clear()
+        self.unreadable = None
 
     def _of_epoch(self) -> list[int]:
         here = self._fit_number, self._epoch
-        return [batch for *place, batch in self._places if tuple(place) == here]
+        return [
+            batch for *position, batch in self._positions if tuple(position) == here
+        ]
 
     def leaves_out(self, batch: int) -> bool:
         """Returns whether the step with this first batch is left out."""
@@ -256,6 +299,24 @@ class BadStepGuard:
         """Returns the number of steps from a batch to the next step to leave out."""
         later = [(each - batch) // self._size for each in self._of_epoch()]
         return min((each for each in later if each >= 0), default=NEVER)
+
+    def data_ended(self, batch: int) -> None:
+        """Checks that the epoch has a step, at the end of the epoch's data.
+
+        Args:
+            batch: number of batches in the epoch.
+
+        Raises:
+            BadStepsError: each step of the epoch was left out.
+        """
+        left_out = [each for each in self._of_epoch() if each < batch]
+        if left_out and len(left_out) * self._size >= batch:
+            found = [(self._fit_number, self._epoch, each) for each in left_out]
+            raise errors.BadStepsError(
+                f"Each step of epoch {self._epoch} is left out ({_named(found)}), but "
+                "Keras needs a step in each epoch. Correct the data of these batches, "
+                "and start again with another checkpoint directory"
+            )
 
     # --- the losses ------------------------------------------------------------------
 
@@ -306,16 +367,16 @@ class BadStepGuard:
         if (found := self.find()) is None:
             return
         batch, why = found
-        place = self._add(batch, why)
+        position = self._add(batch, why)
         # Otherwise each start would find the step again, without end.
-        if place not in places(self._read(), None):
+        if position not in positions(_records(self._run.journal), None):
             raise errors.BadStepsError(
-                f"{why} at {_named([place])}, and the step could not be recorded in "
+                f"{why} at {_named([position])}, and the step could not be recorded in "
                 f"the journal {str(self._run.journal.path)!r}; expected a file that "
                 "this user owns, and that no other user can write. Correct the owner, "
                 "the permissions or the space on the disk, and start again"
             )
-        reason = f"{why} at {_named([place])}; the next start leaves this step out"
+        reason = f"{why} at {_named([position])}; the next start leaves this step out"
         self._session.exit.leave(Outcome.LOST, reason)
         raise errors.UsageError(
             "the exit_fn returned after a bad step; expected that exit_fn ends the "
@@ -342,22 +403,33 @@ class BadStepGuard:
             batch: number of the step's first batch in the epoch.
 
         Raises:
-            BadStepsError: the limit was reached.
+            BadStepsError: the limit was reached, or the data have ended and the epoch
+                is incomplete because of a step that was left out.
         """
-        if is_end_of_data(error) or self.followed_bad_step(error):
+        if is_end_of_data(error):
+            self.data_ended(batch)
+            if self.unreadable is not None and self.unreadable >= batch - 1:
+                raise errors.BadStepsError(
+                    f"The data cannot be read past batch {self.unreadable} of epoch "
+                    f"{self._epoch}: reading the batch raised an error, and then the "
+                    "data ended, as a Python generator ends after an error. Catch the "
+                    "error in the generator, and continue with the next batch"
+                ) from error
+            return
+        if self.followed_bad_step(error):
             return
         crashes = self._options.crashes
         if not isinstance(error, Exception) or crashes is None:
             return
-        place = (self._fit_number, self._epoch, batch)
+        position = (self._fit_number, self._epoch, batch)
         count = 1 + sum(
-            (each["fit"], each["epoch"], each["batch"]) == place
+            (each["fit"], each["epoch"], each["batch"]) == position
             for each in self._records
         )
         if count >= crashes:
             self._add(batch, describe(error), is_crash=True, cause=error)
             add_note(
-                error, f"the next start leaves out {_named([place])}: crash {count}"
+                error, f"the next start leaves out {_named([position])}: crash {count}"
             )
         elif count > 1 or self._run.step:
             self._record(batch, describe(error), is_crash=True)
@@ -381,8 +453,10 @@ class BadStepGuard:
             found = self.find() if isinstance(error, Exception) else None
         if found is None:
             return False
-        place = self._add(*found, cause=error)
-        text = f"{found[1]} at {_named([place])}; the next start leaves this step out"
+        position = self._add(*found, cause=error)
+        text = (
+            f"{found[1]} at {_named([position])}; the next start leaves this step out"
+        )
         add_note(error, text)
         return True
 
@@ -393,7 +467,7 @@ class BadStepGuard:
         *,
         is_crash: bool = False,
         cause: BaseException | None = None,
-    ) -> _Place:
+    ) -> _Position:
         """Records a step that the next start leaves out; returns the step.
 
         Args:
@@ -405,16 +479,16 @@ class BadStepGuard:
         Raises:
             BadStepsError: the limit was reached.
         """
-        place = (self._fit_number, self._epoch, batch)
-        if len(self._places) >= self._options.limit:
+        position = (self._fit_number, self._epoch, batch)
+        if len(self._positions) >= self._options.limit:
             raise errors.BadStepsError(
                 f"{why}, and limit={self._options.limit} steps are left out already. "
                 "The bad steps, counted from 0: "
-                f"{_named([*self._places, place])}. Check the data of these batches, "
-                "and the learning rate; or raise limit= of BadSteps"
+                f"{_named([*self._positions, position])}. Check the data of these "
+                "batches, and the learning rate; or raise limit= of BadSteps"
             ) from cause
         self._record(batch, why, is_crash=is_crash)
-        return place
+        return position
 
     def _record(self, batch: int, why: str, *, is_crash: bool) -> None:
         self._run.record(

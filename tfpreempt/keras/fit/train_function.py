@@ -125,6 +125,9 @@ class TrainFunctionWrapper:
 
         Returns:
             The logs of the step before; empty in the first step of an epoch.
+
+        Raises:
+            BadStepsError: the epoch has no other step, or its data end too early.
         """
         run, batches = self._run, self.batches + self.size
         logs = (self.logs if self.batches else None) or {}
@@ -135,16 +138,20 @@ class TrainFunctionWrapper:
         if not run.steps_made:
             run.stop_at = 0
         self.guard.is_left_out = True
+        if self._fit.steps is not None and batches >= self._fit.steps:
+            self.guard.data_ended(batches)
         return logs
 
     def _drop(self, logs: Mapping[str, Any], iterator: Any) -> Any:
-        for count in range(self.size):
+        guard, first = self.guard, self.batches
+        for batch in range(first, first + self.size):
             try:
                 self._fit.pipelines.read(iterator)
             except Exception as error:
                 if not is_end_of_data(error):  # perhaps the reason to leave it out
                     log.warning("a batch that is left out cannot be read: %s", error)
-                elif count:
+                    guard.unreadable = batch
+                elif batch > first and guard.unreadable != batch - 1:
                     break  # the last step of an epoch may have fewer batches
                 else:
                     raise

@@ -156,7 +156,7 @@ class Training:
             self._others.wrap(
                 on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
             )
-            if self._steps.guard.has_places:
+            if self._steps.guard.has_positions:
                 self._others.wrap(on_train_batch_begin=self._batch_begins)
             undo.pop_all()
 
@@ -197,7 +197,10 @@ class Training:
         trains = self._phase not in (FitPhase.RESTORE, FitPhase.SKIP)
         resumes = trains and self._phase is not FitPhase.START
         self._steps.guard.begin(
-            self._plan.number, self._saved.epoch, self._saved.logs if resumes else {}
+            self._plan.number,
+            self._saved.epoch,
+            self._saved.logs if resumes else {},
+            self._steps.size,
         )
 
         # Prepare the callbacks and the data for the phase.
