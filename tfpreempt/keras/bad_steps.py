@@ -239,9 +239,13 @@ class BadStepGuard:
         if self._positions:
             log.warning(
                 "these batches are left out of training, because earlier starts have "
-                "found bad steps (counted from 0; see %s): %s",
+                "found bad steps (counted from 0; see %s): %s%s",
                 self._run.journal.path,
                 _named(self._positions),
+                # From scratch, the order of the data depends on the program's seed.
+                ""
+                if logs
+                else ". The numbers are valid if each start has the same seed",
             )
 
     def _read(self) -> list[Mapping[str, Any]]:
