@@ -486,7 +486,7 @@ TARGETS = (
         seeds=[
             b"gs://bucket/run/1",
             b"s3://bucket",
-            b"az://c/x",
+            b"az://container/x",
             b"file:///a%20b/c",
             b"/a/b",
         ],
