@@ -12,6 +12,8 @@ import json
 import logging
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,27 +37,37 @@ class Server(Tracker):
 
     Args:
         rows: the stored rows.
-        kept_rows: number of rows that it may lose.
+        loses_seconds: age of the rows that it may lose.
         is_full: whether it can store nothing.
+        refused: name of a metric that it never takes.
     """
 
-    def __init__(self, rows: Rows, kept_rows: int = 0, is_full: bool = False) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        loses_seconds: float = 0,
+        is_full: bool = False,
+        refused: str = "",
+    ) -> None:
         super().__init__("json", None)
-        self._rows, self._queue, self._is_full = rows, Rows(), is_full
-        self._kept_rows = kept_rows
+        self._rows, self._queue, self.is_full = rows, Rows(), is_full
+        self._loses_seconds, self._refused = loses_seconds, refused
 
-    def _start(self, key: str, base: int | None) -> None:
+    def _start(self, key: str, base: int) -> None:
         self.run_id = key
         for step, row in self._rows:
             self._before.update(dict.fromkeys(row, step))
 
     def _write(self, row: dict[str, float], step: int) -> None:
+        if self._refused in row:
+            raise ValueError(f"{self._refused} is refused")
         self._queue.append((step, row))
 
     def _flush(self) -> None:
-        if self._is_full:
+        if self.is_full:
             raise OSError(28, "No space left on device")
-        if not self._kept_rows:
+        if not self._loses_seconds:
             self.store()
 
     def store(self) -> None:
@@ -177,7 +189,7 @@ def test_a_value_that_cannot_be_deleted_is_not_logged_twice(tmp_path: Path) -> N
 def test_rows_that_the_tracker_has_lost_are_logged_again(tmp_path: Path) -> None:
     rows: Rows = []
     for upto, stored in ((7, 2), (11, 4), (12, 99)):
-        server = Server(rows, kept_rows=3)
+        server = Server(rows, loses_seconds=60)
         train(tmp_path, server, upto)
         rows += server._queue[:stored]
         server.unregister()
@@ -189,25 +201,172 @@ def test_a_full_tracker_costs_no_commit(
 ) -> None:
     server = Server([], is_full=True)
     with start(tmp_path, save_freq=2) as (handler, make_step):
-        for _ in range(3):
+        for _ in range(5):
             make_step()
             server.log({"loss": 1})
-        assert [each.step for each in handler.checkpoints()] == [2]
+        assert [each.step for each in handler.checkpoints()] == [2, 4]
     [warning] = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "may lack steps before the next commit: [Errno 28]" in warning.getMessage()
+    assert "keeps the newest 1000 rows for later: OSError(28" in warning.getMessage()
     server.unregister()
 
 
-def test_a_full_tracker_does_not_prevent_the_last_commit_of_a_fit(
+class Network(Server):
+    """A tracker whose server refuses or holds calls."""
+
+    _has_server = True
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows)
+        self.error: Exception | None = None
+        self.answers = threading.Event()
+        self.answers.set()
+        self.calls = 0
+
+    def _write(self, row: dict[str, float], step: int) -> None:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        self.answers.wait()
+        super()._write(row, step)
+
+
+def test_a_failed_call_does_not_end_training_and_is_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server([], is_full=True)
-    with start(tmp_path) as (_, make_step):
-        make_step()
-        server.on_epoch_end(0, {"loss": 1})
-        server.on_train_end()  # before the commit
-    assert "may lack steps before the next commit" in caplog.text
+    rows: Rows = []
+    server = Network(rows)
+    with start(tmp_path, save_freq=2) as (_, make_step):
+        for step in range(1, 8):
+            server.error = ConnectionError("gone") if step < 5 else None
+            server._retries_at = 0.0
+            make_step()
+            server.log({"loss": step})
+    assert rows == [(step, {"loss": step}) for step in range(1, 7)]
+    assert len(server.value["rows"]) == 1
+    [warning] = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert "ConnectionError('gone')" in warning.getMessage()
     server.unregister()
+
+
+def test_rows_that_were_not_sent_are_sent_by_the_next_start(tmp_path: Path) -> None:
+    rows: Rows = []
+    for upto in (5, 6):
+        server = Network(rows)
+        server.error = ConnectionError("gone") if upto == 5 else None
+        train(tmp_path, server, upto)
+        server.store()
+        server.unregister()
+    assert rows == [(step, {"loss": step}) for step in range(1, 7)]
+
+
+def test_a_server_that_does_not_answer_is_awaited_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_SECONDS", 0.2)
+    rows: Rows = []
+    server = Network(rows)
+    server.answers.clear()
+    began = time.monotonic()
+    with start(tmp_path, save_freq=10) as (handler, make_step):
+        for step in range(1, 41):
+            make_step()
+            server.log({"loss": step})
+        assert time.monotonic() - began < 5  # 40 waits would be 8 s
+        assert handler.checkpoints()
+        assert server.calls == 1
+        server.answers.set()
+        handler.close()
+        server.finish()
+    *losses, (last, goodput) = rows
+    assert losses == [(step, {"loss": step}) for step in range(1, 41)]
+    assert (last, goodput.keys()) == (40, {"tfpreempt/goodput"})
+    server.unregister()
+
+
+def test_a_refused_row_holds_up_no_other_row(tmp_path: Path) -> None:
+    rows: Rows = []
+    server = Server(rows, refused="bad")
+    with start(tmp_path) as (handler, make_step):
+        for step in range(1, 4):
+            make_step()
+            server.log({"bad": 1} if step == 1 else {"loss": step})
+        handler.close()
+        server.finish()
+    assert rows[:2] == [(2, {"loss": 2}), (3, {"loss": 3})]
+    server.unregister()
+
+
+def test_a_tracker_keeps_1000_rows(tmp_path: Path) -> None:
+    server = Network([])
+    server.error = ConnectionError("gone")
+    with start(tmp_path) as (_, make_step):
+        for step in range(1002):
+            make_step()
+            server.log({"loss": step})
+    assert [row[0] for row in server.value["rows"]] == list(range(3, 1003))
+    server.unregister()
+
+
+def test_another_directory_begins_another_run(tmp_path: Path) -> None:
+    """Also if a commit of the second run comes before its first metrics."""
+    tracker = trackers.tensorboard(tmp_path / "logs")
+    config = tfpreempt.TerminationConfig(exit_fn=lambda: None, signals=())
+    with start(tmp_path / "first", save_freq=4) as (handler, make_step):
+        for _ in range(6):
+            make_step()
+            tracker.log({"loss": 1})
+        handler.close()
+        first = tracker.run_id
+        second = tfpreempt.PreemptionCheckpointHandler(
+            None, None, tmp_path / "second", config, save_freq=2, async_save=False
+        )
+        for step in range(1, 4):
+            second.run(lambda: None)
+            if step == 3:
+                tracker.log({"loss": 1})
+        second.close()
+    tracker._flush()
+    assert first != tracker.run_id
+    found = [steps_in_files(Path(str(each))) for each in (first, tracker.run_id)]
+    assert found == [{"loss": [1, 2, 3, 4, 5, 6]}, {"loss": [3]}]
+    tracker.unregister()
+
+
+def test_finish_after_a_kill_behind_the_last_commit(tmp_path: Path) -> None:
+    """The next start has no step left, so only `finish` opens the run."""
+    for is_killed in (True, False):
+        tracker = trackers.tensorboard(tmp_path / "logs")
+        with start(tmp_path / "ckpt") as (handler, make_step):
+            while handler.total_run_calls < 3:
+                make_step()
+                tracker.log({"loss": 1})
+            handler.close()
+            if not is_killed:
+                assert tracker.run_id is None
+                tracker.finish()
+        tracker.unregister()
+    [folder] = (tmp_path / "logs").iterdir()
+    assert steps_in_files(folder) == {"loss": [1, 2, 3], "tfpreempt/goodput": [3]}
+
+
+def test_a_tracker_that_is_added_to_a_run_causes_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start(tmp_path, save_freq=2) as (_, make_step):
+        for _ in range(3):
+            make_step()
+    server = Server([])
+    with start(tmp_path) as (handler, make_step):
+        assert handler.total_run_calls == 2
+        make_step()
+        server.log({"loss": 1})
+    assert "has no State" not in caplog.text
+    server.unregister()
+
+
+def test_only_a_folder_is_a_log_directory() -> None:
+    with pytest.raises(errors.ConfigurationError, match="local or mounted folder"):
+        trackers.tensorboard("gs://bucket/logs")
 
 
 def test_after_a_complete_run_the_last_step_is_known(tmp_path: Path) -> None:
@@ -237,6 +396,7 @@ def test_epochs_are_logged_with_their_numbers_only(tmp_path: Path) -> None:
         server.on_train_batch_end(3, {"loss": 1})
         server.on_epoch_end(0, {"loss": 1, "note": "text"})
         server.on_train_end()
+        server.finish()
     assert rows[0] == (1, {"epoch": 0, "loss": 1})
     with pytest.raises(AttributeError, match="no attribute 'unknown'"):
         server.unknown  # noqa: B018

@@ -10,6 +10,7 @@ from tests.keras.both_lines import LINES
 from tests.keras.small_fit import BATCHES, EPOCHS, machine
 from tests.test_trackers import steps_in_files
 from tfpreempt import trackers
+from tfpreempt.checkpoint.restore.handle import checkpoints_in
 
 pytestmark = [pytest.mark.tensorflow]
 
@@ -38,3 +39,22 @@ def test_each_epoch_is_logged_once(line: str, tmp_path: Path) -> None:
     assert found.pop("tfpreempt/goodput") == [EPOCHS * BATCHES]
     ends = [BATCHES * epoch for epoch in range(1, EPOCHS + 1)]
     assert found == {"epoch": ends, "loss": ends, "mae": ends}
+
+
+@LINES
+def test_a_fit_calls_the_server_after_its_last_commit_only(
+    line: str, tmp_path: Path
+) -> None:
+    with machine(line) as on:
+        steps: list[int | None] = []
+        tracker = trackers.tensorboard(tmp_path)
+        end = tracker._end
+
+        def look() -> None:
+            steps.extend(each.step for each in checkpoints_in(str(on.checkpoints)))
+            end()
+
+        tracker._end = look  # type: ignore[method-assign]
+        on.run(lambda: on.fit(None, tracker, verbose=1))
+        tracker.unregister()
+    assert steps[-1:] == [EPOCHS * BATCHES]

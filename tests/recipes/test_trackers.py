@@ -20,6 +20,8 @@ import pytest
 pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
 
 from tests.multiprocess.harness import RESTART, Cluster, Place, wait_until  # noqa: E402
+from tests.test_trackers import start  # noqa: E402
+from tfpreempt import trackers  # noqa: E402
 
 HERE = Path(__file__).parent
 LOOP = str(HERE / "trackers_program.py")
@@ -249,3 +251,44 @@ def test_mlflow_has_each_step_once(
     [goodput] = client.get_metric_history(found.info.run_id, "tfpreempt/goodput")
     assert goodput.step == losses[-1][0]
     assert 0 < goodput.value < 1
+
+
+@needs("mlflow")
+def test_mlflow_uses_its_own_experiment_and_drops_no_row_for_a_refused_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "shapes")
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)
+    for upto in (6, 7):
+        tracker = trackers.mlflow()
+        with start(tmp_path / "ckpt", save_freq=4) as (handler, make_step):
+            while handler.total_run_calls < upto:
+                make_step()
+                step = handler.total_run_calls
+                tracker.log({"loss": step})
+                if step == 2:
+                    tracker.log({"loss (refused)": step})
+            if upto == 7:
+                handler.close()
+                tracker.finish()
+        tracker.unregister()
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("shapes")
+    assert experiment is not None
+    [found] = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    metrics = client.get_metric_history(found.info.run_id, "loss")
+    assert [each.step for each in metrics] == [1, 2, 3, 4, 5, 6, 7]
+    other = trackers.mlflow(experiment="other")
+    with start(tmp_path / "more") as (_, make_step):
+        make_step()
+        other.log({"loss": 1})
+    other.unregister()
+    other_id = client.get_experiment_by_name("other").experiment_id
+    assert len(client.search_runs([other_id])) == 1
+    assert "MLFLOW_EXPERIMENT_ID" not in os.environ  # no active experiment is set

@@ -190,6 +190,8 @@ class StateLoader:
         if state.per_worker and not has_part_of(commit, self.cluster):
             restoring.warn_about_workers(commit, self.cluster)
             return
+        if state._is_optional:
+            return
         _log.warning(
             "%s has no State %r; the State keeps the initial value of the program",
             commit.path,

@@ -206,6 +206,9 @@ class State(metaclass=_Complete):
         """Returns whether the next commit includes the State; called before `save`."""
         return True
 
+    def _fit_is_committed(self) -> None:
+        """Called after the last commit of a fit that has the State as a callback."""
+
     def _needs_every_worker(self) -> bool:
         """Returns whether a commit is useless if the file of a worker is missing.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.state.unfinished_caches import expect_caches
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
@@ -624,6 +625,10 @@ class Training:
             resume_plan.past_of(self._directory), history, self._plan, made_of
         )
         take_over()
+        # Now a notice costs nothing: the fit is committed.
+        for each in self._others.callbacks:
+            if isinstance(each, State):
+                each._fit_is_committed()
 
     def _has_restored_weights(self, callback: Any) -> bool:
         """Returns whether a callback is an EarlyStopping that has set the weights of an
