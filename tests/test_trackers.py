@@ -259,6 +259,25 @@ def test_rows_that_were_not_sent_are_sent_by_the_next_start(tmp_path: Path) -> N
     assert rows == [(step, {"loss": step}) for step in range(1, 7)]
 
 
+def test_rows_that_finish_cannot_send_are_sent_by_a_start_without_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows: Rows = []
+    for is_gone in (True, False):
+        server = Network(rows)
+        server.error = ConnectionError("gone") if is_gone else None
+        with start(tmp_path) as (handler, make_step):
+            while handler.total_run_calls < 2:
+                make_step()
+                server.log({"loss": 1})
+            handler.close()
+            server.finish()
+        assert ("start the program again, to send 3 rows" in caplog.text) is is_gone
+        caplog.clear()
+        server.unregister()
+    assert [step for step, _ in rows] == [1, 2, 2]
+
+
 def test_a_server_that_does_not_answer_is_awaited_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

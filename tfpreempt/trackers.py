@@ -161,7 +161,10 @@ class Tracker(JsonState):
         """
         if self.value is not None and not _is_silent():
             self._try(self._add_goodput)
-            self._send(self._end, _END_SECONDS)
+            if not self._send(self._end, _END_SECONDS):
+                text = "%r is not complete; start the program again, to send %d rows"
+                rows = [each for each in self.value["rows"] if each[2] is None]
+                _log.warning(text, self, len(rows))
 
     _fit_is_committed = finish
 
@@ -324,9 +327,8 @@ class _MlflowTracker(Tracker):
         experiment = given("MLFLOW_EXPERIMENT_ID")  # also set by `set_experiment`
         if name or not experiment:
             name = name or given("MLFLOW_EXPERIMENT_NAME") or "Default"
-            found = client.get_experiment_by_name(name)
-            experiment = found and found.experiment_id
-            experiment = experiment or client.create_experiment(name)
+            old = client.get_experiment_by_name(name)
+            experiment = old.experiment_id if old else client.create_experiment(name)
         # Searched by our key, because a kill may come before MLflow's id is saved.
         runs = client.search_runs([experiment], f"tags.tfpreempt = '{key}'")
         tags = {"tfpreempt": key}
