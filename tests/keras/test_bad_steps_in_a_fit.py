@@ -196,21 +196,44 @@ def test_a_crash_after_a_bad_step_is_of_the_bad_step(on: Machine) -> None:
         fit()
 
 
-@ONE_LINE
-def test_data_that_end_after_a_crash_are_refused(on: Machine, line: str) -> None:
-    def generator() -> Iterator[Any]:
-        for batch in range(6):
-            if batch == 2:
-                raise ValueError("bad row")
-            yield X[:BATCH], Y[:BATCH]
+def generator(_: Any) -> Iterator[Any]:
+    for batch in range(6):
+        if batch == 2:
+            raise ValueError("bad row")
+        yield X[:BATCH], Y[:BATCH]
 
+
+def sequence(keras: Any) -> Any:
+    class Rows(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 2:
+                raise ValueError("bad row")
+            return X[:BATCH], Y[:BATCH]
+
+    return Rows()
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ("keras", generator),
+        pytest.param("tf_keras", generator, marks=THOROUGH),
+        pytest.param("keras", sequence, marks=THOROUGH),
+    ],
+)
+def test_data_that_end_after_a_crash_are_refused(
+    on: Machine, line: str, made: Callable[[Any], Any]
+) -> None:
     for kind in (*[tf.errors.OpError] * 2, errors.BadStepsError):
         on.start()
         with pytest.raises(kind, match=r"bad row|cannot be read past batch 2 of"):
-            trained(on, generator(), epochs=1, on_bad_step=BadSteps())
+            trained(on, made(on.keras), epochs=1, on_bad_step=BadSteps())
 
 
-@pytest.mark.parametrize("line", ["keras", pytest.param("tf_keras", marks=THOROUGH)])
+@ONE_LINE
 @pytest.mark.parametrize("has_length", [True, False])
 def test_an_epoch_needs_a_step(on: Machine, line: str, has_length: bool) -> None:
     batches = data(0).take(1)
