@@ -32,19 +32,26 @@ class EpochEnd:
         session: the session of this process.
         run: the run of the fit.
         take: function returning the current state of the fit.
+        check: function called before a validation; ends the process after a bad step.
 
     Attributes:
         moment: the state that a save must write; None if saves write the current state.
     """
 
     def __init__(
-        self, fit: Fit, session: Session, run: Run, take: Callable[[], Moment]
+        self,
+        fit: Fit,
+        session: Session,
+        run: Run,
+        take: Callable[[], Moment],
+        check: Callable[[], None],
     ) -> None:
         self.moment: Moment | None = None
         self._fit = fit
         self._session = session
         self._run = run
         self._take = take
+        self._check = check
         # Wrappers of the functions that a validation calls.
         self._guards = contextlib.ExitStack()
         after_each(fit.model, _ASKS, self._guard_validation)
@@ -109,7 +116,8 @@ class EpochEnd:
             raise
 
     def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:
-        """Wraps the functions of the next validation in `committed_on_error`.
+        """Checks the losses before a validation, and wraps the functions of the
+        validation in `committed_on_error`.
 
         Called after Keras' `_should_eval`, so before every validation. If Keras has not
         made the iterator over the validation data yet, wraps the function that makes
@@ -119,6 +127,8 @@ class EpochEnd:
             is_due: result of `_should_eval`: whether a validation follows.
         """
         self._guards.close()
+        if is_due:
+            self._check()
         for owner, name in self._fit.validation_calls() if is_due else ():
             # A context manager made by contextlib is also a decorator.
             guarded = self.committed_on_error()(getattr(owner, name))

@@ -149,6 +149,7 @@ class Training:
                 self.session,
                 self.run,
                 self._take_moment,
+                self._steps.guard.check,
             )
             undo.callback(self._epoch_end.close)
 
@@ -499,7 +500,6 @@ class Training:
             ConfigurationError: the training data are empty.
         """
         self._check_trained(self._steps.epoch)
-        self._steps.guard.check()
         # In these phases, the restored commit was made during this validation.
         if self._phase is FitPhase.VALIDATION_DUE:
             self._others.wake("on_test_begin")
