@@ -253,7 +253,8 @@ class Tracker(JsonState):
         if not (is_due and self._calls.acquire(timeout=patience)):
             return False
         work = functools.partial(self._work, then)
-        if self._has_server or self.run_id is None:
+        # Each call of a server has a timeout, and each call within a commit.
+        if self._has_server or self.run_id is None or then == self._flush:
             work = functools.partial(call_within, _SECONDS + patience, work)
         if is_done := self._try(work):
             self._is_warned = self._is_warned and then is _no_hook

@@ -51,7 +51,8 @@ class BadSteps:
             mean loss of the epoch's earlier steps. None: no such check. Only for models
             with the `train_step` of Keras.
         crashes: number of starts in which a step has raised an error, after which the
-            step is left out. None: errors are never a reason.
+            step is left out. None: errors are never a reason. An error of the program
+            or of the storage counts too, so a good step may be left out.
         limit: maximum number of steps that are left out of a run. One more bad step
             raises BadStepsError.
         check_every: number of steps after which the losses are read. Reading a loss
@@ -63,7 +64,7 @@ class BadSteps:
     """
 
     spike_factor: float | None = None
-    crashes: int | None = 2
+    crashes: int | None = None
     limit: int = 10
     check_every: int = 16
     loss: str = "loss"

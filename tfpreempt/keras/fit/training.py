@@ -411,7 +411,8 @@ class Training:
         if extends:
             self.fit.model.reset_metrics()
             self._others.wake("on_epoch_begin", steps.epoch)
-            self._others.call("on_train_batch_begin", 0)
+            if not steps.guard.leaves_out(0):
+                self._others.call("on_train_batch_begin", 0)
         self._phase = phases.after(self._phase, FitEvent.STEP)
         self._save_if_due()
         logs = {} if beginning is FitPhase.START else dict(self._saved.logs)
