@@ -21,6 +21,7 @@ from tests.journals import read_journal
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import (
     FOLDER,
+    MOST_JOINED,
     MOST_SMALL,
     JournalMirror,
     fetch,
@@ -338,3 +339,66 @@ def test_a_machine_that_lost_the_run_and_comes_back_loses_no_record(
     assert count(store) == 2
     here = errors_in(store, tmp_path / "with the local file", tmp_path / "machine-0")
     assert here == told
+
+
+@pytest.mark.parametrize("is_joined", [False, True], ids=["read", "joined before"])
+def test_records_that_a_machine_uploads_during_the_join_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_joined: bool
+) -> None:
+    """The machine has released the lease, and uploads its exit record."""
+    store = FaultyObjectStore()
+    first = machine(tmp_path, store, 0)
+    first.put_within(LIMIT)
+    [own] = store.list(f"{FOLDER}/")
+    for number in range(1, MOST_SMALL):
+        machine(tmp_path, store, number).put_within(LIMIT)
+    if is_joined:  # a crash before the joined objects were deleted
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "delete", lambda *_, **__: None)
+            machine(tmp_path, store, MOST_SMALL).join_small()
+        assert count(store) == MOST_SMALL + 1
+    get = store.get
+
+    def get_before_the_end(name: str, *args: Any, **kwargs: Any) -> int:
+        done = get(name, *args, **kwargs)
+        if name == own:
+            journal = Journal(tmp_path / "machine-0", 0)
+            journal.record(Fault(where="save", error="late"))
+            journal.close()
+            first.put_within(LIMIT)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "get", get_before_the_end)
+        machine(tmp_path, store, MOST_SMALL).join_small()
+    assert count(store) == 2
+    told = errors_in(store, tmp_path / "all")
+    assert sorted(told) == sorted([*EACH[: 2 * MOST_SMALL], "late"])
+
+
+def test_a_start_joins_a_limited_number_of_objects(tmp_path: Path) -> None:
+    store = FaultyObjectStore()
+    for number in range(100):
+        machine(tmp_path, store, number).put_within(LIMIT)
+    late = machine(tmp_path, store, 100)
+    late.join_small()
+    assert count(store) == 100 - MOST_JOINED + 1
+    assert errors_in(store, tmp_path / "all") == EACH
+    late.join_small()
+    assert count(store) == 1
+    assert errors_in(store, tmp_path / "again") == EACH
+
+
+def test_a_joined_object_is_not_too_large_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "tfpreempt.checkpoint.mirror.journal_mirror"
+    most = 3000
+    monkeypatch.setattr(f"{module}._MOST_JOINED_BYTES", most)
+    store = FaultyObjectStore()
+    for number in range(100):
+        machine(tmp_path, store, number).put_within(LIMIT)
+    for _ in range(3):
+        machine(tmp_path, store, 100).join_small()
+    monkeypatch.setattr(f"{module}._MOST_BYTES", most + MOST_JOINED)
+    assert errors_in(store, tmp_path / "all") == EACH

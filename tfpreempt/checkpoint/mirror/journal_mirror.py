@@ -13,6 +13,8 @@ objects, the chief joins them into a new object, separated by empty lines, and t
 deletes them. A crash in between leaves the same file in two objects; readers recognize
 the file by its first line. The joined object is named by its own checksum, so a machine
 that still uploads its file, after it has lost the lease, cannot overwrite the object.
+If the machine has uploaded more records since the chief read the file, the chief keeps
+the machine's object.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ from tfpreempt import errors
 from tfpreempt.core.journal import SEGMENT, SEGMENT_BYTES, open_file, parse_record
 from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
 from tfpreempt.storage import checksum
-from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
+from tfpreempt.storage.object_store import (
+    ObjectNotFoundError,
+    ObjectStat,
+    ObjectStore,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +55,12 @@ _Files: TypeAlias = dict[bytes, bytes]  # texts of files, by their first lines
 
 MOST_SMALL = 16
 """Number of objects below SEGMENT_BYTES from which on they are joined."""
+
+MOST_JOINED = 64
+"""Largest number of objects that a start reads and joins, per worker or supervisor."""
+
+# Total size of these objects. MOST_SMALL small objects are always smaller.
+_MOST_JOINED_BYTES = 16 << 20
 
 EVERY = 15.0  # seconds between uploads
 _SECONDS = 5.0  # timeout of a request, with its retries
@@ -159,26 +171,56 @@ class JournalMirror:
                 self._join(of, mine)
 
     def _join(self, of: str, names: Iterable[str]) -> None:
-        """Joins those of a worker's or a supervisor's objects that are small."""
+        """Joins those of a worker's or a supervisor's objects that are small.
+
+        The next start joins the objects that exceed the limits.
+        """
         small: dict[str, _Files] = {}
+        stats: dict[str, ObjectStat] = {}
+        size = 0
         for name in names:
             if self._thread.stop_event.is_set():
                 return
             stat = self._store.stat(name, timeout=_SECONDS)
-            if stat is not None and stat.size < SEGMENT_BYTES:
-                small[name] = _files_in(_read(self._store, name, stat.size))
+            if stat is None or stat.size >= SEGMENT_BYTES:
+                continue
+            size += stat.size
+            if len(small) == MOST_JOINED or size > _MOST_JOINED_BYTES:
+                break
+            small[name] = _files_in(_read(self._store, name, stat.size))
+            stats[name] = stat
+        # The object with the longest copy of each file; of equal copies, the copy in
+        # the object with the most files.
+        longest: dict[bytes, str] = {}
+        for name in sorted(small, key=lambda each: -len(small[each])):
+            for first, text in small[name].items():
+                best = longest.get(first)
+                if best is None or len(text) > len(small[best][first]):
+                    longest[first] = name
+        needed = set(longest.values())
         # Left by a crash, or by a store that refuses to delete. In the second case do
         # not join again: each start would add an object.
-        for name in sorted(small, key=lambda each: len(small[each])):
-            others = _merged(each for other, each in small.items() if other != name)
-            if _merged([others, small[name]]) == others:
-                self._store.delete(name, timeout=_SECONDS)
-                del small[name]
-        if len(small) >= MOST_SMALL:
-            whole = b"\n".join(_in_order(_merged(small.values())))
+        for name in small.keys() - needed:
+            self._delete_unchanged(name, stats[name])
+        if len(needed) >= MOST_SMALL:
+            files = {first: small[name][first] for first, name in longest.items()}
+            whole = b"\n".join(_in_order(files))
             self._store.replace(_name(of, whole), whole, timeout=_SECONDS)
-            for name in small:
-                self._store.delete(name, timeout=_SECONDS)
+            for name in needed:
+                self._delete_unchanged(name, stats[name])
+
+    def _delete_unchanged(self, name: str, read: ObjectStat) -> None:
+        """Deletes an object, unless a machine has added records since the object was
+        read.
+
+        A machine uploads its last records after it has released the lease.
+
+        Args:
+            name: name of the object.
+            read: size and checksum of the object before it was read.
+        """
+        if self._store.stat(name, timeout=_SECONDS) == read:
+            self._store.delete(name, timeout=_SECONDS)
 
 
 def _files_in(text: bytes) -> _Files:
@@ -187,13 +229,10 @@ def _files_in(text: bytes) -> _Files:
     return {each.partition(b"\n")[0]: each + b"\n" for each in files if each}
 
 
-def _merged(objects: Iterable[_Files]) -> _Files:
-    """Returns the files of several objects; of the copies of a file, the longest."""
-    found: _Files = {}
-    for each in objects:
-        for first, text in each.items():
-            found[first] = max(found.get(first, b""), text, key=len)
-    return found
+def _add(found: _Files, more: _Files) -> None:
+    """Adds the files of an object; of the copies of a file, keeps the longest."""
+    for first, text in more.items():
+        found[first] = max(found.get(first, b""), text, key=len)
 
 
 def _in_order(files: _Files) -> list[bytes]:
@@ -238,18 +277,18 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
     for path in () if local is None else sorted(local.glob("*.jsonl")):
         with open(open_file(path, os.O_RDONLY), "rb") as file:
             stem, text = path.stem.partition(".")[0], file.read(_MOST_BYTES)
-        found[stem] = _merged([found.get(stem, {}), _files_in(text)])
+        _add(found[stem], _files_in(text))
     for stem, files in found.items():
         (target / f"{stem}.jsonl").write_bytes(b"".join(_in_order(files)))
 
 
-def _download(store: ObjectStore) -> dict[str, _Files]:
+def _download(store: ObjectStore) -> defaultdict[str, _Files]:
     """Returns the journals of a store, by worker or supervisor.
 
     Raises:
         ObjectNotFoundError: an object was deleted meanwhile.
     """
-    found: dict[str, _Files] = {}
+    found: defaultdict[str, _Files] = defaultdict(dict)
     left = _MOST_READ
     for count, name in enumerate(store.list(f"{FOLDER}/")):
         if (match := _NAME.fullmatch(name)) is None:
@@ -263,8 +302,7 @@ def _download(store: ObjectStore) -> dict[str, _Files]:
                 f"The journals in {store.uri}/{FOLDER} are too large for a run: {name} "
                 f"has {stat.size} bytes. Find the program that wrote this object."
             )
-        files = _files_in(_read(store, name, stat.size))
-        found[match["of"]] = _merged([found.get(match["of"], {}), files])
+        _add(found[match["of"]], _files_in(_read(store, name, stat.size)))
     return found
 
 
