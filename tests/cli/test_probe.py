@@ -129,8 +129,26 @@ def test_a_program_that_has_ended_training_is_alive(tmp_path: Path) -> None:
     record(tmp_path, begun, Exit(outcome=Outcome.FINISHED, code=None, step=940))
     write(tmp_path, status(pid=INIT, age=40))
     assert codes(tmp_path) == (1, 0)
+    write(tmp_path, status())  # the last uploads took until now
+    assert codes(tmp_path) == (1, 0)
+    write(tmp_path, status(pid=INIT, age=40))
     record(tmp_path, begun)  # a second handler in the same process
     assert codes(tmp_path) == (1, 1)
+
+
+def test_a_worker_that_trains_on_after_its_exit_is_ready(tmp_path: Path) -> None:
+    """Its exit function has returned."""
+    begun = Restored(path=None, step=0, sequence=1, world_size=2)
+    left = Exit(outcome=Outcome.COMMITTED, code=143, step=940)
+    record(tmp_path, begun, left)
+    write(tmp_path, status(step=940))
+    assert codes(tmp_path) == (1, 0)
+    write(tmp_path, status(step=941))
+    assert codes(tmp_path) == (0, 0)
+    write(tmp_path, status(step=941, still=2000))
+    assert codes(tmp_path, "--hang-timeout", 1800) == (1, 1)
+    record(tmp_path, Exit(outcome=Outcome.FINISHED, code=0, step=941))
+    assert codes(tmp_path) == (1, 0)
 
 
 def test_one_silent_worker_of_several_is_named(tmp_path: Path) -> None:

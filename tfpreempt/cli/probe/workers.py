@@ -12,9 +12,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from tfpreempt.cli.journals.records import OF_WORKERS, read_record
 from tfpreempt.cli.status.run_status import SILENT_AFTER
 from tfpreempt.core.clock import SystemClock, process_seconds
-from tfpreempt.core.journal import open_file, parse_record, segments
+from tfpreempt.core.journal import open_file, segments
 from tfpreempt.handler.status_file import (
     WorkerActivity,
     WorkerStatus,
@@ -28,7 +29,8 @@ _CLOCK_STEP = 1.0  # seconds by which a correction of the clock may move a repor
 def training_workers(journal: Path, worker: int | None) -> Iterator[WorkerStatus]:
     """Yields the status of the workers of this container that train.
 
-    A worker trains from its first step on until its exit record.
+    A worker trains from its first step on until its exit record, and again from the
+    next step on if the exit function has returned.
 
     Args:
         journal: directory of the run's journals; need not exist.
@@ -43,7 +45,7 @@ def training_workers(journal: Path, worker: int | None) -> Iterator[WorkerStatus
             continue
         # An earlier process may have had the same id: in a container often 1.
         is_own = now.at > SystemClock.wall() - seconds - _CLOCK_STEP
-        if is_own and not _has_ended(path.with_suffix(".jsonl")):
+        if is_own and not _has_ended(path.with_suffix(".jsonl"), now):
             yield now
 
 
@@ -63,11 +65,12 @@ def problem(now: WorkerStatus, hang_timeout: float | None) -> str:
     return ""
 
 
-def _has_ended(path: Path) -> bool:
-    """Returns whether the newest start in a journal has an exit record.
+def _has_ended(path: Path, now: WorkerStatus) -> bool:
+    """Returns whether the newest start in a journal has ended by an exit record.
 
     Args:
         path: path of the journal's first file.
+        now: status of the worker.
     """
     has_ended = False
     for each in segments(path)[-2:]:  # the newest file may have no record yet
@@ -76,7 +79,13 @@ def _has_ended(path: Path) -> bool:
             open(open_file(each, os.O_RDONLY), "rb") as file,
         ):
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            for record in filter(None, map(parse_record, file.read().splitlines())):
-                if (event := record.get("event")) in ("restored", "exit"):
-                    has_ended = event == "exit"
+            for line in file.read().splitlines():
+                with contextlib.suppress(ValueError):  # an incomplete or corrupt line
+                    record = read_record(line, OF_WORKERS)
+                    if record is not None and record.event in ("restored", "exit"):
+                        # A later report alone does not mean that the worker trains:
+                        # the worker reports until its uploads are complete.
+                        has_ended = record.event == "exit" and (
+                            record.wall >= now.at or record["step"] >= now.step
+                        )
     return has_ended
