@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import logging
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -430,9 +432,28 @@ class TestOwnTime:
     def test_the_mean_and_the_deviation_of_the_newest_steps(self) -> None:
         status = Worker(Path()).says
         assert status is not None
-        assert with_step_times(status, [5.0]) == status
-        measured = with_step_times(status, [5.0, 6.0, 9.0])
+        assert with_step_times(status, deque([5.0])) == status
+        measured = with_step_times(status, deque([5.0, 6.0, 9.0]))
         assert (measured.step_seconds, measured.step_deviation) == (2.0, 1.0)
+
+    def test_a_step_ends_during_a_garbage_collection_of_the_thread(self) -> None:
+        status, ends = Worker(Path()).says, deque(map(float, range(61)))
+        assert status is not None
+        kept = list[set[int]]()
+
+        def step(*_: object) -> None:
+            ends.append(ends[-1] + 1)  # as the main thread does
+            kept.append(set())  # so that the next container starts a collection
+
+        thresholds = gc.get_threshold()
+        gc.callbacks.append(step)
+        try:
+            gc.set_threshold(1)  # at each new container
+            measured = with_step_times(status, ends)
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(step)
+        assert measured.step_seconds is not None
 
 
 class TestStepRate:

@@ -13,7 +13,8 @@ import math
 import os
 import socket
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.directory import catalog
@@ -303,7 +304,7 @@ class Run:
             mirror.begin(path, self.start.on_disk, self.record, journal_directory(path))
             mirror.enqueue(functools.partial(clear_others, mirror.store, token))
 
-    def arm(self, doing: Callable[[], WorkerActivity], ends: Collection[float]) -> None:
+    def arm(self, doing: Callable[[], WorkerActivity], ends: deque[float]) -> None:
         """Begins training: sets the random generators, and starts the status file.
 
         Args:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,9 @@ class StepRate:
         return min((last - first) / (ended - began), (last - first + 1) / (now - began))
 
 
-def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStatus:
+def with_step_times(
+    status: WorkerStatus, ends: collections.deque[float]
+) -> WorkerStatus:
     """Returns a status with the mean and the deviation of the newest step times.
 
     Args:
@@ -195,7 +197,9 @@ def with_step_times(status: WorkerStatus, ends: Collection[float]) -> WorkerStat
         ends: times of the ends of steps, in monotonic seconds. Other threads may add
             times during the call.
     """
-    steps = [later - before for before, later in itertools.pairwise(tuple(ends))]
+    # `copy` is atomic. `tuple` creates a tuple during the iteration, and until Python
+    # 3.11 a garbage collection at this moment lets other threads run.
+    steps = [later - before for before, later in itertools.pairwise(ends.copy())]
     if not steps:
         return status
     mean = sum(steps) / len(steps)
