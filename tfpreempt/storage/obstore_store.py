@@ -71,7 +71,6 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 # A refusal that obstore reports without a class of its own: of a list, or of one object
 # in a request that deletes objects.
 _REFUSAL = re.compile(r"\bcode: (401|403|AccessDenied)\b")
-_KINDS = {"401": exceptions.UnauthenticatedError}
 MISSING = (FileNotFoundError, exceptions.NotFoundError)
 
 
@@ -95,7 +94,9 @@ def _cause(error: Exception) -> Exception:
     elif code and code[1] == "AuthenticationFailed":
         kind = exceptions.UnauthenticatedError
     elif refusal := _REFUSAL.search(text):
-        kind = _KINDS.get(refusal[1], exceptions.PermissionDeniedError)
+        kind = exceptions.PermissionDeniedError
+        if refusal[1] == "401":
+            kind = exceptions.UnauthenticatedError
     return kind(f"{first}: {code[1]}" if code else first)
 
 
