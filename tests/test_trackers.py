@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 import tfpreempt
+from tests.replays import replaying
 from tfpreempt import errors, trackers
 from tfpreempt.cli.report.scalars import _frames
-from tfpreempt.core import replay
 from tfpreempt.handler import current_session
 from tfpreempt.states import StepCounter
 from tfpreempt.trackers import Tracker
@@ -455,22 +455,14 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             make()
 
 
-def test_a_replay_logs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_logs_nothing(tmp_path: Path) -> None:
     """And commits its last step in the copy, not in the directory of the run."""
     rows, run, copy = Rows(), tmp_path / "run", tmp_path / "copy"
     train(run, Server(rows), 6)
     assert len(rows) == 4
     shutil.copytree(run, copy)
-    steps = replay.Replay(directory=str(run), copy=str(copy), until=5)
-    for name, value in steps.to_environment().items():
-        monkeypatch.setenv(name, value)
-    replay.read_replay.cache_clear()
-    try:
-        with pytest.raises(SystemExit):
-            train(run, Server(rows), 6)
-    finally:
-        monkeypatch.undo()
-        replay.read_replay.cache_clear()
+    with replaying(run, copy), pytest.raises(SystemExit):
+        train(run, Server(rows), 6)
     assert len(rows) == 4
     assert [(run / name).exists() for name in ("4", "5")] == [True, False]
     assert (copy / "5" / "COMMITTED").exists()

@@ -2,22 +2,32 @@
 
     replay_program.py DIRECTORY STEPS [wrong|crash STEP]
 
-In the step the processor computes wrongly, or an error is raised.
+In the step the processor computes wrongly, or an error is raised. The program also
+saves a State outside of the commits, and has an exit function.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 
 import tfpreempt
-from tfpreempt.states import JsonState
+from tfpreempt.states import JsonState, save_state
 
 directory, steps, *fault = sys.argv[1:]
 weights = JsonState("weights", [0.0, 0.0])
 seen = JsonState("seen", 0)
+
+
+def leave() -> None:
+    Path(directory, "left").touch()
+    sys.exit(9)
+
+
+config = tfpreempt.TerminationConfig(exit_fn=leave)
 handler = tfpreempt.PreemptionCheckpointHandler(
-    None, None, directory, save_freq=4, max_to_keep=None
+    None, None, directory, config, save_freq=4, max_to_keep=None
 )
 
 
@@ -33,4 +43,5 @@ def train_step(step: int) -> None:
 with handler:
     for step in range(handler.total_run_calls, int(steps)):
         handler.run(train_step, step)
+        save_state(seen, directory)
 print("at the end", handler.total_run_calls)

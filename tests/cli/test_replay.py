@@ -33,12 +33,20 @@ def start(*command: object, **variables: str) -> Any:
     )
 
 
+def contents(directory: Path) -> dict[Path, tuple[int, bytes]]:
+    """The time of the last change, and the bytes, of each file and directory."""
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in (directory, *directory.rglob("*"))
+    }
+
+
 def replayed(directory: Path, *command: object) -> tuple[int, str, str]:
     """Exit status, output, and errors."""
     words = ("-m", "tfpreempt", "verify", "--replay", directory, "--", sys.executable)
-    before = sorted(path for path in directory.rglob("*"))
+    before = contents(directory)
     done = start(*words, *command, TFPREEMPT_MIRROR_DIR="file:///not/used")
-    assert sorted(path for path in directory.rglob("*")) == before
+    assert contents(directory) == before
     return done.returncode, done.stdout, done.stderr
 
 

@@ -14,6 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow  # imports JAX
 jax = pytest.importorskip("jax")
 
+from tests.replays import replaying  # noqa: E402
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint.directory import layout  # noqa: E402
 from tfpreempt.handler.registration import open_compile_cache  # noqa: E402
@@ -240,3 +241,17 @@ def test_another_run_of_the_process_has_its_own_folder(
 def test_a_program_that_does_not_train_on_jax_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigurationError, match="does not train on JAX"):
         open_compile_cache(str(tmp_path), None, on_jax=False)
+
+
+def test_a_replay_leaves_the_cache_to_the_run(run: Run, tmp_path: Path) -> None:
+    run.start()
+    run.train(a=b"compiled")
+    files = sorted(run.directory.rglob("*"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    compile_cache._current = None
+    with replaying(run.directory, tmp_path / "copy"):
+        open_compile_cache(str(run.directory), None, on_jax=True)
+    assert compile_cache._current is None
+    assert sorted(run.directory.rglob("*")) == files
+    open_compile_cache(str(run.directory), None, on_jax=True)
+    assert compile_cache._current is not None

@@ -15,6 +15,7 @@ import pytest
 from tests.notice.rigs import wait_until
 from tests.platforms.configs import left_with, watched
 from tests.platforms.test_detect import AZURE_TAG, machine
+from tests.replays import replaying
 from tfpreempt.core.events import Notice
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.watcher import Watcher
@@ -25,6 +26,7 @@ from tfpreempt.platforms.config import (
     TerminationConfig,
 )
 from tfpreempt.platforms.detected import resolve_config
+from tfpreempt.platforms.slurm import SlurmTerminationConfig
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 
 VARIANTS = [TerminationConfig, GenericTerminationConfig, BorgTerminationConfig]
@@ -327,3 +329,26 @@ def test_arguments_of_tensorflows_config_are_checked() -> None:
 def test_the_rest_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError, match="termination_config"):
         resolve_config(value)
+
+
+def test_a_replay_only_exits(gce: FakeGce, tmp_path: Path) -> None:
+    """Without a call of the user's function, of the scheduler or of the cloud."""
+
+    def called(*_: object) -> Any:
+        raise AssertionError("called in a replay")
+
+    slurm = SlurmTerminationConfig(
+        requeue="scontrol", environment={"SLURM_JOB_ID": "17"}, run_command=called
+    )
+    theirs = TensorFlowConfig(called, called, 45, called)
+    given = [None, theirs, slurm, TerminationConfig(exit_fn=called, save_fn=called)]
+    with replaying(tmp_path / "run", tmp_path / "copy"):
+        found = [resolve_config(each) for each in given]
+        with pytest.raises(ConfigurationError, match="termination_config"):
+            resolve_config("generic")
+    for config in found:
+        assert left_with(config) == 143
+        assert watched(config) == {SIGTERM: None}
+        assert config._source_finder() is None
+    # A program whose save_fn writes the checkpoints is refused in a replay.
+    assert [each.save_fn for each in found] == [None, called, None, called]

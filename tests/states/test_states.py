@@ -15,6 +15,7 @@ import pytest
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
+from tests.replays import replaying
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import REGISTRY, State
 from tfpreempt.handler import current_session
@@ -441,3 +442,29 @@ def test_only_a_state_is_accepted(given, tmp_path):
     with pytest.raises(errors.ConfigurationError, match=r"a tfpreempt\.State"):
         tfpreempt.save_state(given, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replay_saves_in_the_copy(directory, tmp_path, monkeypatch):
+    """Also below the directory, while the run is active, and through a link."""
+    words = JsonState("words", "of the run")
+    api.save_state(words, directory)  # the process keeps the lease of the run
+    best, link, elsewhere = directory / "best", tmp_path / "link", tmp_path / "other"
+    api.save_state(words, best)
+    link.symlink_to(directory)
+    files = {each: each.stat().st_mtime_ns for each in directory.rglob("*")}
+    copy = tmp_path / "copy"
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(copy))
+    monkeypatch.setenv("TFPREEMPT_MIRROR_DIR", f"file://{tmp_path}/mirror")
+    words.value = "of the replay"
+    with replaying(directory, copy):
+        restart(monkeypatch)
+        for each in (directory, best, link, elsewhere):
+            api.save_state(words, each)
+        api.save_all_states()
+        words.value = ""
+        assert api.load_state(words)
+    assert words.value == "of the replay"
+    assert {each: each.stat().st_mtime_ns for each in directory.rglob("*")} == files
+    for each in (copy, copy / "best", elsewhere):
+        assert (each / "states" / "words.state").exists()
+    assert not (tmp_path / "mirror").exists()

@@ -2,6 +2,9 @@
 
 `tfpreempt verify --replay` starts the program with an environment variable. The program
 then trains in the copy, without a mirror, and exits with a commit after a given step.
+The functions that choose the storage (`choose_storage`) and the exit (`resolve_config`)
+of a run read the variable, so a replay changes no file of the run, and calls no
+`exit_fn` and no platform.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import functools
 import json
 import os
 from collections.abc import Mapping
+
+from tfpreempt.core.scratch import is_url
 
 _VARIABLE = "TFPREEMPT_REPLAY"
 
@@ -33,11 +38,25 @@ class Replay:
         """Returns the environment variable for the program."""
         return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
-    def is_for(self, directory: str | os.PathLike[str] | None) -> bool:
-        """Returns whether a directory is the directory of the run, or the copy."""
-        if not directory:
-            return False
-        return os.path.realpath(os.fsdecode(directory)) in (self.directory, self.copy)
+    def place(self, directory: str | os.PathLike[str] | None) -> str | None:
+        """Returns the path in the copy that replaces a directory.
+
+        Args:
+            directory: a path in the directory of the run or in the copy, or one of
+                these two directories.
+
+        Returns:
+            The path; None for all other directories, and for a URL.
+        """
+        named = os.fsdecode(directory or "")
+        if not named or is_url(named):
+            return None
+        path = os.path.realpath(named)
+        for root in (self.copy, self.directory):
+            below = os.path.relpath(path, root)
+            if below.split(os.sep)[0] != os.pardir:
+                return os.path.normpath(os.path.join(self.copy, below))
+        return None
 
 
 @functools.cache

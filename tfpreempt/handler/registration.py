@@ -18,7 +18,7 @@ from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_timeouts import GRACE
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.mirror.store_selection import RunStorage, choose_storage
+from tfpreempt.checkpoint.mirror.store_selection import choose_storage
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.core import frameworks, private_api
 from tfpreempt.core.clock import SystemClock
@@ -128,11 +128,9 @@ def register(
                 "the manager (max_to_keep=, keep_checkpoint_every_n_hours=); or pass "
                 "the tf.train.Checkpoint itself with checkpoint_dir="
             )
-        if read_replay() is None:
-            storage = choose_storage(options.mirror_dir, directory, options.policy)
-        else:
-            is_own = not (is_managed or config.save_fn)
-            storage = _replayed(directory if is_own else None, session.cluster)
+        is_own = not (is_managed or config.save_fn)
+        _check_replay(directory if is_own else None, session.cluster)
+        storage = choose_storage(options.mirror_dir, directory, options.policy)
         cluster, connected = session.cluster, connection()
         lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
         mirror = None
@@ -212,6 +210,8 @@ def register(
 def open_compile_cache(checkpoint_dir: Any, mirror_dir: Any, on_jax: bool) -> None:
     """Makes JAX keep compiled functions with the run, from now on.
 
+    Does nothing in a replay, which leaves the cache of the run to the run.
+
     Args:
         checkpoint_dir: path or URL of the checkpoint directory.
         mirror_dir: location of the mirror; None: the value of TFPREEMPT_MIRROR_DIR.
@@ -221,6 +221,8 @@ def open_compile_cache(checkpoint_dir: Any, mirror_dir: Any, on_jax: bool) -> No
         ConfigurationError: the program does not train on JAX, or an argument cannot
             work.
     """
+    if read_replay() is not None:
+        return
     if not on_jax:
         raise errors.ConfigurationError(
             "Got compile_cache=True in a program that does not train on JAX; expected "
@@ -232,26 +234,25 @@ def open_compile_cache(checkpoint_dir: Any, mirror_dir: Any, on_jax: bool) -> No
     adapter.open_cache(paths.absolute(storage.directory), storage.store)
 
 
-def _replayed(directory: Any, cluster: Cluster) -> RunStorage:
-    """Returns the storage of a replay: the copy of the directory, without a mirror.
+def _check_replay(directory: Any, cluster: Cluster) -> None:
+    """Checks that a program in a replay trains in the copy, and alone.
 
     Args:
         directory: the user's argument; None if the program itself writes checkpoints.
         cluster: the workers of the run.
 
     Raises:
-        ConfigurationError: the program would not train in the copy, alone.
+        ConfigurationError: the program would not train in the copy, or not alone.
     """
-    replay = read_replay()
-    assert replay is not None
-    if cluster.num_workers > 1 or not replay.is_for(directory):
+    if (replay := read_replay()) is None:
+        return
+    if cluster.num_workers > 1 or replay.place(directory) != replay.copy:
         raise errors.ConfigurationError(
             f"Got checkpoint_dir={directory!r} and {cluster.num_workers} workers in a "
             "replay (`tfpreempt verify --replay`); expected one process with "
             f"checkpoint_dir={replay.directory!r}, without a CheckpointManager and a "
             "save_fn. Pass the command of the run in this directory"
         )
-    return RunStorage(directory=replay.copy, policy=RetentionPolicy(max_to_keep=None))
 
 
 def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:

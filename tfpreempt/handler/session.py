@@ -373,7 +373,6 @@ class Session:
         if (replay := read_replay()) is not None and run.step >= replay.until:
             self.saves.save(run, "replay")
             self.exit.leave(Outcome.COMMITTED, "the steps of the replay are repeated")
-            raise SystemExit(0)  # the exit function has returned
         if run.steps_made < _TRACED:
             self.activity.traces = self.step_flag.started
         if run.steps_made == 1:

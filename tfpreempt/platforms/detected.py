@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.core.arguments import check_grace
+from tfpreempt.core.replay import read_replay
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.watcher import FindSources, NoticeSourceConfig
 from tfpreempt.platforms import metadata_probe
@@ -45,6 +46,9 @@ def resolve_config(
     The function contacts no metadata server. If servers should be contacted, the
     config's `_source_finder` returns a function that does so.
 
+    In a replay the result is a config that watches SIGTERM only, and exits without a
+    call of `exit_fn` or of the platform: the exit of a replay is no end of the run.
+
     Args:
         value: the user's argument. A TerminationConfig is returned unchanged. For None
             the platform is detected. For a
@@ -56,8 +60,9 @@ def resolve_config(
     Raises:
         ConfigurationError: the value has another type, or a variable is invalid.
     """
+    is_replay = read_replay() is not None
     if isinstance(value, TerminationConfig):
-        return value
+        return GenericTerminationConfig(save_fn=value.save_fn) if is_replay else value
     # Refuse a class, which has these attributes as properties.
     is_class = isinstance(value, type)
     if value is not None and (
@@ -69,6 +74,8 @@ def resolve_config(
         )
     given = {} if value is None else {name: getattr(value, name) for name in FIELDS}
     options = {name: each for name, each in given.items() if each is not None}
+    if is_replay:
+        return GenericTerminationConfig(save_fn=options.get("save_fn"))
     found = read_local(environment, root)
     platform = found.platform
     # True if the machine is in a cloud, or if a metadata server may identify a cloud.

@@ -24,6 +24,7 @@ from tfpreempt.checkpoint.state import state_file
 from tfpreempt.checkpoint.state.state import REGISTRY, State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.log_output import show_log_lines
+from tfpreempt.core.replay import read_replay
 from tfpreempt.core.scratch import is_url
 from tfpreempt.handler import current_session
 from tfpreempt.states.standalone import StandaloneStates
@@ -119,6 +120,8 @@ def save_state(
         sync_states([state])
     if checkpoint_dir is None or not (state.per_worker or cluster.is_chief):
         return
+    if (replay := read_replay()) is not None:
+        checkpoint_dir = replay.place(checkpoint_dir) or checkpoint_dir
     directory = os_errors.check_directory(checkpoint_dir)
     files = _files_of(directory)
     with os_errors.translated(f"save {state!r}", directory):

@@ -34,6 +34,7 @@ from tfpreempt.checkpoint.directory.head import NONE, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.replay import read_replay
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
 from tfpreempt.storage import file_reading, os_errors, paths
 from tfpreempt.storage.files import Files, LocalFiles
@@ -346,6 +347,8 @@ def choose_storage(
 ) -> RunStorage:
     """Returns the directory of a run's commits, and the mirror of the directory.
 
+    In a replay of the run, returns the copy of the directory, without a mirror.
+
     Args:
         given: the user's argument `mirror_dir`. With None, the mirror is taken from the
             variable TFPREEMPT_MIRROR_DIR, which `tfpreempt run` sets to its mirror.
@@ -357,6 +360,9 @@ def choose_storage(
     Raises:
         ConfigurationError: an argument cannot be a directory, or a mirror.
     """
+    replay = read_replay()
+    if replay is not None and (copy := replay.place(checkpoint_dir)):
+        return RunStorage(directory=copy, policy=RetentionPolicy(max_to_keep=None))
     location, directory = given, os.fsdecode(checkpoint_dir or "")
     if given is None and directory and (named := os.environ.get(REMOTE_VARIABLE)):
         location = _below(named, directory)
