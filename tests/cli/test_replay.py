@@ -74,6 +74,11 @@ def test_steps_that_cannot_be_repeated(tmp_path: Path) -> None:
     code, _, problem = replayed(run, LOOP, run, 5)
     assert code == 2
     assert "its newest commit is of step 5; expected a commit of step 6" in problem
+    supervisor = ("-m", "tfpreempt", "run", "--checkpoint-dir", run, "--")
+    code, _, problem = replayed(run, *supervisor, sys.executable, LOOP, run, 6)
+    assert code == 2
+    assert "Got `tfpreempt run` as the command of a replay" in problem
+    assert f"--replay DIRECTORY -- {sys.executable} {LOOP} {run} 6\n" in problem
 
 
 def test_a_replay_needs_a_command_and_two_commits(tmp_path: Path) -> None:

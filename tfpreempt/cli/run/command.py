@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import resource
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tfpreempt.cli.status.metrics import parse_address
 from tfpreempt.core.cluster import cluster_from_environment, given_task
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.core.record_validation import MOST_WORKERS
+from tfpreempt.core.replay import read_replay
 from tfpreempt.core.scratch import is_url
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
@@ -280,6 +282,13 @@ def _check_command(command: tuple[str, ...]) -> None:
         raise ConfigurationError(
             "No command was given. Put the workers' program after the options: "
             "tfpreempt run --workers 2 -- python train.py"
+        )
+    if read_replay() is not None:
+        raise ConfigurationError(
+            "Got `tfpreempt run` as the command of a replay (`tfpreempt verify "
+            "--replay`); expected the program itself, because the supervisor would "
+            "write to the directory of the run, and restart the program. Pass the "
+            f"program: tfpreempt verify --replay DIRECTORY -- {shlex.join(command)}"
         )
     if shutil.which(command[0]) is None:
         hint = "Check its spelling and PATH."
