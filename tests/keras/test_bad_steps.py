@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.core.events import BadStep
+from tfpreempt.checkpoint.mirror.journal_mirror import JournalMirror
+from tfpreempt.cli.inspect.replay import _copy_bad_steps
+from tfpreempt.core.events import BadStep, Metrics
 from tfpreempt.core.journal import Journal
 from tfpreempt.keras import BadSteps, PreemptionCallback
 from tfpreempt.keras.bad_steps import BadStepGuard, positions, problem
@@ -94,16 +96,29 @@ def test_several_workers_are_refused() -> None:
 def test_a_mirror_that_cannot_be_read_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Model:
-        def train_step(self) -> None: ...
-
     journal = Journal(tmp_path / "local", 0)
     journal.record(record(5))
     too_large = tmp_path / "mirror" / "journals" / "worker-0-12345678.jsonl"
     too_large.parent.mkdir(parents=True)
     too_large.touch()
     os.truncate(too_large, 1 << 30)
-    mirror = SimpleNamespace(store=LocalStore(str(tmp_path / "mirror")))
+    guard = started(journal, LocalStore(str(tmp_path / "mirror")))
+    assert guard.leaves_out(5)
+    assert "cannot be read from the mirror" in caplog.text
+
+
+def started(journal: Journal, store: LocalStore | None) -> BadStepGuard:
+    """The guard of a fit that begins.
+
+    Args:
+        journal: journal of this machine.
+        store: the mirror; None without a mirror.
+    """
+
+    class Model:
+        def train_step(self) -> None: ...
+
+    mirror = None if store is None else SimpleNamespace(store=store)
     fit: Any = SimpleNamespace(model=Model())
     session: Any = SimpleNamespace(cluster=SimpleNamespace(num_workers=1))
     run: Any = SimpleNamespace(
@@ -111,5 +126,29 @@ def test_a_mirror_that_cannot_be_read_is_named(
     )
     guard = BadStepGuard(BadSteps(), fit, session, run)
     guard.begin(1, 0, {}, 1)
-    assert guard.leaves_out(5)
-    assert "cannot be read from the mirror" in caplog.text
+    return guard
+
+
+def test_the_journal_gets_the_records_of_other_machines(tmp_path: Path) -> None:
+    """So a replay, which has no mirror, finds them; a crash still counts once."""
+    store = LocalStore(str(tmp_path / "mirror"))
+    for worker, batches in ((0, [(5, False), (7, True)]), (1, [(9, False)])):
+        other = Journal(tmp_path / "other", worker)
+        for batch, is_crash in batches:
+            other.record(record(batch, is_crash=is_crash))
+    JournalMirror(store, tmp_path / "other").put_within(10.0)
+    local = tmp_path / "local" / "journal"
+    for _ in range(2):  # the second start finds the records in both journals
+        journal = Journal(local, 0)
+        journal.record(Metrics(step=1, values={}))  # as each start records its restore
+        guard = started(journal, store)
+        assert [guard.leaves_out(each) for each in (5, 7, 9)] == [True, False, False]
+        JournalMirror(store, local).put_within(10.0)
+        assert (local / "worker-0.jsonl").read_text().count('"badstep"') == 2
+    (tmp_path / "copy").mkdir()
+    _copy_bad_steps(str(tmp_path / "local"), str(tmp_path / "copy"))
+    copied = Journal(tmp_path / "copy" / "journal", 0)
+    guard = started(copied, None)
+    assert [guard.leaves_out(each) for each in (5, 7)] == [True, False]
+    copied.record(record(7, is_crash=True))
+    assert started(copied, None).leaves_out(7)

@@ -129,9 +129,16 @@ def positions(
 
 
 def _records(journal: Journal) -> list[Mapping[str, Any]]:
-    """Returns the valid records of bad steps in a journal, oldest first."""
-    found = journal.read_earlier(BadStep)
-    return [each for each in found if validate_types(each, _FIELDS)]
+    """Returns the valid records of bad steps in a journal, oldest first.
+
+    A record of which the journal has copies (see `BadStepGuard._read`) is returned
+    once: otherwise one crash would count as several crashes.
+    """
+    found: list[Mapping[str, Any]] = []
+    for each in journal.read_earlier(BadStep):
+        if each not in found and validate_types(each, _FIELDS):
+            found.append(each)
+    return found
 
 
 def _named(found: Iterable[_Position]) -> str:
@@ -251,16 +258,21 @@ class BadStepGuard:
 
     def _read(self) -> list[Mapping[str, Any]]:
         """Returns the records of earlier starts; with a mirror, also the records of
-        other machines, because the disk of this machine may be new."""
+        other machines, because the disk of this machine may be new.
+
+        The journal of this machine gets the records of other machines: a replay, and a
+        start that cannot read the mirror, read only the journal of this machine.
+        """
         journal, mirror = self._run.journal, self._run.directory.mirror
+        own = _records(journal)
         if mirror is None:
-            return _records(journal)
+            return own
         try:
             with tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as copy:
                 fetch(mirror.store, Path(copy), journal.path.parent)
                 for path in Path(copy).iterdir():
                     path.chmod(0o600)  # `read_earlier` ignores files of other users
-                return _records(Journal(copy, 0))
+                found = _records(Journal(copy, 0))
         except (errors.TfpreemptError, OSError) as error:
             log.warning(
                 "the bad steps of earlier starts cannot be read from the mirror %s "
@@ -268,7 +280,11 @@ class BadStepGuard:
                 mirror.store.uri,
                 error,
             )
-            return _records(journal)
+            return own
+        for each in found:
+            if each not in own:
+                journal.append(dict(each), durable=True)  # with the original times
+        return found
 
     # --- the steps to leave out ------------------------------------------------------
 
