@@ -124,7 +124,7 @@ def started(journal: Journal, store: LocalStore | None) -> BadStepGuard:
     run: Any = SimpleNamespace(
         journal=journal, directory=SimpleNamespace(mirror=mirror)
     )
-    guard = BadStepGuard(BadSteps(), fit, session, run)
+    guard = BadStepGuard(BadSteps(crashes=2), fit, session, run)
     guard.begin(1, 0, {}, 1)
     return guard
 
