@@ -13,7 +13,7 @@ import pytest
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import JournalMirror
 from tfpreempt.cli.inspect.replay import _copy_bad_steps
-from tfpreempt.core.events import BadStep, Metrics
+from tfpreempt.core.events import BadStep
 from tfpreempt.core.journal import Journal
 from tfpreempt.keras import BadSteps, PreemptionCallback
 from tfpreempt.keras.bad_steps import BadStepGuard, positions, problem
@@ -137,14 +137,15 @@ def test_the_journal_gets_the_records_of_other_machines(tmp_path: Path) -> None:
         for batch, is_crash in batches:
             other.record(record(batch, is_crash=is_crash))
     JournalMirror(store, tmp_path / "other").put_within(10.0)
-    local = tmp_path / "local" / "journal"
-    for _ in range(2):  # the second start finds the records in both journals
-        journal = Journal(local, 0)
-        journal.record(Metrics(step=1, values={}))  # as each start records its restore
-        guard = started(journal, store)
+    for name in ("new", "local", "local"):
+        local = tmp_path / name / "journal"
+        guard = started(Journal(local, 0), store)
         assert [guard.leaves_out(each) for each in (5, 7, 9)] == [True, False, False]
         JournalMirror(store, local).put_within(10.0)
         assert (local / "worker-0.jsonl").read_text().count('"badstep"') == 2
+    # No machine has replaced the journal of another machine in the mirror.
+    journals = [each for each in store.list("journals/") if "worker-0" in each]
+    assert len(journals) == 3
     (tmp_path / "copy").mkdir()
     _copy_bad_steps(str(tmp_path / "local"), str(tmp_path / "copy"))
     copied = Journal(tmp_path / "copy" / "journal", 0)

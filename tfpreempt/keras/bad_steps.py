@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 _FIELDS = {
     **dict.fromkeys(("fit", "epoch", "batch", "batches"), "count"),
     "is_crash": "flag",
+    "found_at": "time?",  # of a copy: `wall` of the original record
 }
+_TIMES = ("wall", "monotonic")
 _Position = tuple[int, int, int]  # number of the fit, epoch, first batch of the step
 
 
@@ -134,11 +136,19 @@ def _records(journal: Journal) -> list[Mapping[str, Any]]:
     A record of which the journal has copies (see `BadStepGuard._read`) is returned
     once: otherwise one crash would count as several crashes.
     """
-    found: list[Mapping[str, Any]] = []
+    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for each in journal.read_earlier(BadStep):
-        if each not in found and validate_types(each, _FIELDS):
-            found.append(each)
-    return found
+        if validate_types(each, _FIELDS):
+            found.setdefault(_identity(each), each)
+    return list(found.values())
+
+
+def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns values that a record and its copies have in common, and no other record:
+    the time at which the step was found, and the step."""
+    at = record.get("found_at")
+    step = (record["fit"], record["epoch"], record["batch"])
+    return (record["wall"] if at is None else at, *step)
 
 
 def _named(found: Iterable[_Position]) -> str:
@@ -281,9 +291,14 @@ class BadStepGuard:
                 error,
             )
             return own
+        known = {_identity(each) for each in own}
         for each in found:
-            if each not in own:
-                journal.append(dict(each), durable=True)  # with the original times
+            identity = _identity(each)
+            if identity not in known:
+                # With the times of this machine. The copy may be the first line of the
+                # journal, and the mirror recognizes a journal by its first line.
+                copied = {k: v for k, v in each.items() if k not in _TIMES}
+                journal.append({**copied, "found_at": identity[0]}, durable=True)
         return found
 
     # --- the steps to leave out ------------------------------------------------------
