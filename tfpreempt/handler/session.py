@@ -691,6 +691,7 @@ class Session:
             token: token of the run that owns the source.
             notice: the notice.
         """
+        before = self.notice_at
         self._newest_notice, self.notice_at = notice, notice.received_at
         self.coordinator.notice(notice)
         runs = [each for each in self.runs if each.start.token == token]
@@ -711,7 +712,10 @@ class Session:
             if self.step_flag.busy
             else f"next step {next_step}",
         )
-        self.executor.call_at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
+        # Once for many signals: a search takes long, and delays the deadline's alarm.
+        if notice.received_at - before >= DIES_WITHIN:
+            at = self._clock.monotonic() + DIES_WITHIN
+            self.executor.call_at(at, self._name_killed)
         for run in runs:
             if not run.is_alive():
                 self.exit.force_exit(f"{run.amid} has ended, and no step will follow")
