@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,6 +37,17 @@ class JaxProcess:
         self._log = log
         self.process = process
 
+    @classmethod
+    def start(
+        cls, command: Sequence[str], log: Path, env: dict[str, str], folder: Path
+    ) -> JaxProcess:
+        """Starts a command in a folder, with its output in `log`."""
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=out, env=env, cwd=folder
+            )
+        return cls(log, process)
+
     @property
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -58,6 +69,18 @@ class JaxProcess:
 
         wait_until(found, f"line {word!r}", say=self.output[-6000:])
         return self.lines(word)[count - 1]
+
+
+@contextmanager
+def killed_at_the_end() -> Iterator[list[JaxProcess]]:
+    """Context manager: kills the processes that were added to its list."""
+    started: list[JaxProcess] = []
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.process.kill()
+            each.process.wait()
 
 
 @contextmanager
@@ -83,24 +106,13 @@ def jax_processes(
     variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
     variables["JAX_NUM_PROCESSES"] = str(count)
     variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    started = []
-    for index in range(count):
-        log = folder / f"log-{index}.txt"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, str(program), *words],
-                stdout=out,
-                stderr=out,
-                env=environment(**variables, **more, JAX_PROCESS_ID=str(index)),
-                cwd=folder,
-            )
-        started.append(JaxProcess(log, process))
-    try:
+    command = [sys.executable, str(program), *words]
+    with killed_at_the_end() as started:
+        for index in range(count):
+            env = environment(**variables, **more, JAX_PROCESS_ID=str(index))
+            log = folder / f"log-{index}.txt"
+            started.append(JaxProcess.start(command, log, env, folder))
         yield started
-    finally:
-        for each in started:
-            each.process.kill()
-            each.process.wait()
 
 
 def kill_the_peer_under_a_notice(processes: list[JaxProcess], held: Path) -> None:

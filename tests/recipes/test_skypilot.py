@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,12 @@ import yaml
 import tfpreempt
 from tests.fakes.gcs import GcsServer
 from tests.multiprocess.harness import records, wait_until
-from tests.multiprocess.jax_processes import JaxProcess, ended, environment
+from tests.multiprocess.jax_processes import (
+    JaxProcess,
+    ended,
+    environment,
+    killed_at_the_end,
+)
 from tests.ports import free_ports
 from tests.recipes.folders import RECIPES, page, text
 
@@ -90,38 +94,27 @@ def nodes(folder: Path, program: str, server: GcsServer) -> Iterator[list[JaxPro
     (port,) = free_ports(1)
     found = task()
     run = found["run"].replace(":8476", f":{port}")
-    started = []
-    for rank in range(found["num_nodes"]):
-        disk = folder / f"node-{rank}"
-        disk.mkdir(parents=True)
-        (disk / "train.py").write_text(program)
-        with (disk / "log").open("wb") as out:
-            process = subprocess.Popen(
-                ["bash", "-c", run],
-                stdout=out,
-                stderr=out,
-                cwd=disk,
-                env=environment(
-                    CHECKPOINT_DIR=found["envs"]["CHECKPOINT_DIR"].replace("my-", ""),
-                    **server.environment(),
-                    TFPREEMPT_SCRATCH_DIR=str(disk),
-                    SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.1",
-                    SKYPILOT_NUM_NODES=str(found["num_nodes"]),
-                    SKYPILOT_NODE_RANK=str(rank),
-                    PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-                ),
+    with killed_at_the_end() as started:
+        for rank in range(found["num_nodes"]):
+            disk = folder / f"node-{rank}"
+            disk.mkdir(parents=True)
+            (disk / "train.py").write_text(program)
+            env = environment(
+                CHECKPOINT_DIR=found["envs"]["CHECKPOINT_DIR"].replace("my-", ""),
+                **server.environment(),
+                TFPREEMPT_SCRATCH_DIR=str(disk),
+                SKYPILOT_NODE_IPS="127.0.0.1\n127.0.0.1",
+                SKYPILOT_NUM_NODES=str(found["num_nodes"]),
+                SKYPILOT_NODE_RANK=str(rank),
+                PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             )
-        started.append(JaxProcess(disk / "log", process))
-    try:
+            command = ["bash", "-c", run]
+            started.append(JaxProcess.start(command, disk / "log", env, disk))
         yield started
-    finally:
-        for each in started:
-            each.process.kill()
-            each.process.wait()
 
 
 @pytest.mark.multiprocess
-def test_the_commands_go_on_with_an_empty_disk(tmp_path: Path) -> None:
+def test_the_commands_resume_on_an_empty_disk(tmp_path: Path) -> None:
     """A node gets a notice; other nodes resume from the bucket."""
     source = text("skypilot", "train.py")
     assert source.count("10_000") == 1
