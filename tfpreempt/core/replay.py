@@ -38,7 +38,7 @@ class Replay:
         """Returns the environment variable for the program."""
         return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
-    def place(self, directory: str | os.PathLike[str] | None) -> str | None:
+    def path_in_copy(self, directory: str | os.PathLike[str] | None) -> str | None:
         """Returns the path in the copy that replaces a directory.
 
         Args:

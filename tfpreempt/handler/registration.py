@@ -246,7 +246,7 @@ def _check_replay(directory: Any, cluster: Cluster) -> None:
     """
     if (replay := read_replay()) is None:
         return
-    if cluster.num_workers > 1 or replay.place(directory) != replay.copy:
+    if cluster.num_workers > 1 or replay.path_in_copy(directory) != replay.copy:
         raise errors.ConfigurationError(
             f"Got checkpoint_dir={directory!r} and {cluster.num_workers} workers in a "
             "replay (`tfpreempt verify --replay`); expected one process with "

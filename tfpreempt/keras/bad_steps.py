@@ -124,7 +124,7 @@ def positions(
     """
     counts: dict[_Position, float] = {}
     for each in records:
-        position = (each["fit"], each["epoch"], each["batch"])
+        position = _position(each)
         counts[position] = counts.get(position, 0) + (1 if each["is_crash"] else NEVER)
     needed = NEVER if crashes is None else crashes
     return [position for position, count in counts.items() if count >= needed]
@@ -147,8 +147,12 @@ def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns values that a record and its copies have in common, and no other record:
     the time at which the step was found, and the step."""
     at = record.get("found_at")
-    step = (record["fit"], record["epoch"], record["batch"])
-    return (record["wall"] if at is None else at, *step)
+    return (record["wall"] if at is None else at, *_position(record))
+
+
+def _position(record: Mapping[str, Any]) -> _Position:
+    """Returns the step of a record."""
+    return record["fit"], record["epoch"], record["batch"]
 
 
 def _named(found: Iterable[_Position]) -> str:
@@ -180,7 +184,7 @@ class BadStepGuard:
         self, options: BadSteps | None, fit: Fit, session: Session, run: Run
     ) -> None:
         self.is_active = options is not None
-        self._options = options or BadSteps(crashes=None)
+        self._options = options or BadSteps()
         self._session = session
         self._run = run
         self.is_left_out = False
@@ -244,7 +248,7 @@ class BadStepGuard:
                 f"{_named(self._positions)}. Raise limit= of BadSteps"
             )
         for each in self._records:
-            position = (each["fit"], each["epoch"], each["batch"])
+            position = _position(each)
             is_ahead = position in self._positions and position >= (number, epoch)
             if is_ahead and each["batches"] != size:
                 raise errors.ConfigurationError(
@@ -458,10 +462,7 @@ class BadStepGuard:
         if not isinstance(error, Exception) or crashes is None:
             return
         position = (self._fit_number, self._epoch, batch)
-        count = 1 + sum(
-            (each["fit"], each["epoch"], each["batch"]) == position
-            for each in self._records
-        )
+        count = 1 + sum(_position(each) == position for each in self._records)
         if count >= crashes:
             self._add(batch, describe(error), is_crash=True, cause=error)
             add_note(

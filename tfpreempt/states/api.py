@@ -121,7 +121,7 @@ def save_state(
     if checkpoint_dir is None or not (state.per_worker or cluster.is_chief):
         return
     if (replay := read_replay()) is not None:
-        checkpoint_dir = replay.place(checkpoint_dir) or checkpoint_dir
+        checkpoint_dir = replay.path_in_copy(checkpoint_dir) or checkpoint_dir
     directory = os_errors.check_directory(checkpoint_dir)
     files = _files_of(directory)
     with os_errors.translated(f"save {state!r}", directory):

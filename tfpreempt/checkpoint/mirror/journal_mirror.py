@@ -155,8 +155,8 @@ class JournalMirror:
     def join_small(self) -> None:
         """Joins the small objects of earlier machines, see the head of this module.
 
-        The objects of this machine's files are left out. The method returns early if
-        the thread is told to end.
+        The objects of this machine's files are left out. The method returns early
+        after a call of `stop`.
         """
         own = set()
         for path in self._directory.glob("*.jsonl"):

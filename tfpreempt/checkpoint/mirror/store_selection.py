@@ -361,7 +361,7 @@ def choose_storage(
         ConfigurationError: an argument cannot be a directory, or a mirror.
     """
     replay = read_replay()
-    if replay is not None and (copy := replay.place(checkpoint_dir)):
+    if replay is not None and (copy := replay.path_in_copy(checkpoint_dir)):
         return RunStorage(directory=copy, policy=RetentionPolicy(max_to_keep=None))
     location, directory = given, os.fsdecode(checkpoint_dir or "")
     if given is None and directory and (named := os.environ.get(REMOTE_VARIABLE)):

@@ -100,17 +100,21 @@ class WholeRun:
             took = self._clock.monotonic() - now
             self._due = now + max(_REPORTS_EVERY, _READING_SHARE * took)
             self._newest = dataclasses.replace(status, report=self._newest.report)
-            for each in status.workers:
-                if (slowdown := status.slow.get(each.worker)) is not None:
-                    named = each.worker, each.host
-                    if now - self._slow_at.get(named, -math.inf) >= _NAMES_AGAIN:
-                        self._on_slow(*named, slowdown, status.slow_by[each.worker])
-                    self._slow_at[named] = now
+            self._name_slow(status, now)
         if journals.keeps_all and (is_ending or now >= self._report_due):
             report = build_report(journals.workers, journals.supervisors)
             self._newest = dataclasses.replace(self._newest, report=report)
             took = self._clock.monotonic() - now
             self._report_due = now + max(_REPORTS_EVERY, _SHARE * took)
+
+    def _name_slow(self, status: RunStatus, now: float) -> None:
+        """Calls `on_slow` for the slow workers that were not slow for long."""
+        hosts = {each.worker: each.host for each in status.workers}
+        for worker, slowdown in status.slow.items():
+            named = worker, hosts[worker]
+            if now - self._slow_at.get(named, -math.inf) >= _NAMES_AGAIN:
+                self._on_slow(*named, slowdown, status.slow_by[worker])
+            self._slow_at[named] = now
 
 
 @contextlib.contextmanager
