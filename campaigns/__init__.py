@@ -1,5 +1,5 @@
-"""Campaigns: trials of tfpreempt under random faults, with the seed of each trial kept.
+"""Campaigns: trials of tfpreempt under random faults; the record keeps each seed.
 
-`python -m campaigns` runs them; each module with a `CAMPAIGN` is one campaign. Their
-short forms, and the tests of the campaigns, are in `tests/campaigns/`.
+`python -m campaigns` runs the campaigns; each module with a `CAMPAIGN` is one campaign.
+The short forms, and the tests of the campaigns, are in `tests/campaigns/`.
 """

@@ -60,7 +60,7 @@ CAMPAIGNS: dict[str, Campaign] = {
 
 
 def main() -> None:
-    """Runs what was asked for, or all."""
+    """Runs the named campaigns, or all campaigns."""
     parser = argparse.ArgumentParser(prog="python -m campaigns")
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(CAMPAIGNS)}"
@@ -93,7 +93,7 @@ def run(
     jobs: int,
     record: Record | None,
 ) -> list[Line]:
-    """All lines of one campaign, those of its record among them."""
+    """Yields all lines of one campaign; the lines of the record are included."""
     known = record.lines(seed) if record else []
     if seed is None:
         seed = known[-1]["seed"] if known else random.SystemRandom().getrandbits(32)

@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import Any
 
 Facts = dict[str, str | int]
-"""What a trial did. In a summary numbers are added up, and words are counted."""
+"""Facts of a trial. A summary adds up the numbers, and counts the words."""
 
 Trial = Callable[[random.Random], Facts]
-"""Raises where a promise is broken. Two may run at a time, in threads."""
+"""Raises an error if a promise is broken. Two trials may run at a time, in threads."""
 
 Line = dict[str, Any]
 """One trial: seed, trial, facts, fault (or None), seconds, code (the commit it ran)."""
 
 SHOWN = 6000
-"""Letters of a fault that are kept, its last ones."""
+"""Number of letters of a fault that are kept, from the end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def silent() -> Iterator[None]:
 
 
 class _Ear(logging.Handler):
-    """Collects the warnings of one thread."""
+    """Logging handler that collects the warnings of one thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -171,7 +171,7 @@ def warned_of() -> Iterator[list[str]]:
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Context manager: hides the warnings as `silent`, except from `warned_of`."""
-    nowhere = logging.NullHandler()  # without any handler they were printed
+    nowhere = logging.NullHandler()  # without a handler, logging prints them
     logging.getLogger().addHandler(nowhere)
     try:
         yield

@@ -19,7 +19,7 @@ from tfpreempt.testing import _server
 from tfpreempt.testing._server import FakeServer, Reply, Request
 
 Weather = Mapping[str, float]
-"""How likely a request meets each of `TROUBLES`."""
+"""Probability of each of `TROUBLES` for one request."""
 
 TROUBLES = (
     "503",  # the service is overloaded
@@ -28,47 +28,48 @@ TROUBLES = (
     "came in part",
     "came changed",
     "late",
-    "no answer",  # it is done, and nobody hears of it
+    "no answer",  # the request is processed, the reply is lost
     "half an answer",
     "a changed answer",
-    "all of it",  # where a part was asked for
+    "all of it",  # the request was for a range
 )
 
 
 class Cloud(Protocol):
-    """An object store; any thread.
+    """An object store. Any thread may use it.
 
     Attributes:
-        scheme: of its URIs.
-        takes_parts: whether it keeps what came of a request that was cut.
+        scheme: scheme of the store's URIs.
+        takes_parts: whether the store keeps the received part of an interrupted
+            request.
     """
 
     scheme: str
     takes_parts: bool
 
     def environment(self, url: str) -> dict[str, str]:
-        """The variables that lead clients to it by way of a server."""
+        """Returns the variables that make clients use the server at `url`."""
         ...
 
     def answer(self, request: Request) -> Reply:
-        """What the service says."""
+        """Returns the reply of the service."""
         ...
 
     def failure(self, status: int) -> Reply:
-        """What it says instead."""
+        """Returns a reply with an error status."""
         ...
 
     def objects(self) -> dict[str, bytes]:
-        """What it has in its bucket now, all at once."""
+        """Returns all objects of the bucket, as of one instant."""
         ...
 
     def close(self) -> None:
-        """It ends."""
+        """Releases the store."""
         ...
 
 
 class Gcs:
-    """Google's, as the package's own fake has it."""
+    """Google Cloud Storage: the fake server of the tests."""
 
     scheme = "gs"
     takes_parts = True
@@ -97,9 +98,9 @@ class Gcs:
 
 
 class S3:
-    """Amazon's, as moto has it; it refuses what arrives changed, as S3 does.
+    """Amazon S3: the fake of moto. Like S3, it refuses a body with a wrong checksum.
 
-    One at a time: moto has its buckets for all of the process.
+    Only one instance may exist at a time: moto's buckets belong to the process.
     """
 
     scheme = "s3"
@@ -164,21 +165,21 @@ class S3:
 
 
 class _Handler(_server._Handler):
-    """S3 is asked by HEAD too."""
+    """Handler that also serves HEAD requests, which clients of S3 send."""
 
     do_HEAD = _server._Handler.do_GET  # noqa: N815  (a name that http.server calls)
 
 
 class Link(FakeServer):
-    """One machine's way to a cloud.
+    """The network between one machine and an object store, with random faults.
 
     Args:
-        cloud: where it leads.
-        rng: what it draws from.
-        after_change: called after each request that may have changed something.
+        cloud: the object store.
+        rng: source of the random numbers.
+        after_change: called after each request that may have changed an object.
 
     Attributes:
-        met: how often each trouble was met.
+        met: number of requests for each trouble.
     """
 
     _name = "link"
@@ -199,7 +200,7 @@ class Link(FakeServer):
 
     @property
     def failed(self) -> int:
-        """How many requests have met a trouble that is more than a delay."""
+        """Number of requests that failed. A delay is not a failure."""
         return self.met.total() - self.met["late"]
 
     def answer(self, request: Request) -> Reply:
@@ -209,7 +210,7 @@ class Link(FakeServer):
         return reply
 
     def begin(self, weather: Weather) -> None:
-        """From now on requests meet trouble, as likely as that says."""
+        """Starts the faults, with the given probabilities."""
         self._weather = weather
 
     def serve(self, head: Request, read: Callable[[int], bytes]) -> Reply | None:
@@ -259,14 +260,14 @@ class Link(FakeServer):
 
 
 def _is_content(head: Request) -> bool:
-    """Whether an object's bytes are asked for."""
+    """Returns whether a request asks for the bytes of an object."""
     is_listing = "list-type" in head.query
     is_resource = head.path.startswith("/storage/") and head.query.get("alt") != "media"
     return head.method == "GET" and not is_listing and not is_resource
 
 
 def _changed(head: Request, body: bytes) -> bytes:
-    """A request's body with a bit of an object flipped, if it has any of one."""
+    """Flips a bit of an object in the body of a request, if the body has an object."""
     if "boundary=" in head.headers.get("content-type", ""):
         at = body.rindex(b"\r\n--") - 1
         return body if body[at - 1 : at + 1] == b"\r\n" else _flipped(body, at)
@@ -282,7 +283,7 @@ def _flipped(data: bytes, at: int | None) -> bytes:
 
 @contextlib.contextmanager
 def small() -> Iterator[None]:
-    """A few kilobytes go the ways of gigabytes, and no pause takes long."""
+    """Context manager: shrinks sizes and pauses, so kilobytes act like gigabytes."""
     from moto.s3 import models
     from obstore.store import S3Store
 

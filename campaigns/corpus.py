@@ -18,7 +18,7 @@ from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
 MOST = 16  # inputs of a target
-LARGEST = 1200  # bytes of one
+LARGEST = 1200  # bytes of an input
 
 
 def path_of(target: str) -> Path:

@@ -26,10 +26,10 @@ from tests.multiprocess.harness import (
 WORKERS = 16
 PREEMPTIONS = 20
 READY_STEPS = 3
-"""That each worker has made when one of them is told."""
+"""Number of steps of each worker before one worker receives SIGTERM."""
 START_SECONDS = 300.0
 END_SECONDS = 180.0
-"""Seconds that so many may take, on few cores, to start, and to end."""
+"""Longest time in seconds for all workers to start, or to end, on few cores."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def preempt(here: Place, workers: int, victim: int, before: int = 0) -> Preempte
     """Starts all workers, and sends SIGTERM to one worker during its steps.
 
     Args:
-        here: place of the run.
+        here: directory of the run.
         workers: number of workers.
         victim: worker that receives SIGTERM.
         before: the previously committed step; 0 at first.

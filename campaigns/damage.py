@@ -26,36 +26,36 @@ from unittest import mock
 
 from campaigns.campaign import Campaign, Facts, Trial
 
-STEPS = (1, 2, 3)  # of the commits in each place; what they hold is values(step)
+STEPS = (1, 2, 3)  # of the commits in each location; values(step) has the contents
 WORLD = 2
 PAGE = 4096
-LARGE = 1 << 16  # bytes from which on our own reader and writer are used, not 32 MiB
+LARGE = 1 << 16  # bytes; smallest total that is written in parallel (else 32 MiB)
 MANIFEST, MARKER, POINTER = "MANIFEST.json", "COMMITTED", "checkpoint"
 WITNESS = ".was-committed"
-# What a place has: a checkpoint directory, its copies, and snapshots of its worker.
+# Locations: the checkpoint directory, its mirror, and the snapshots of its worker.
 DISK, BUCKET, MEMORY = "disk", "bucket", "memory"
 _OF_COMMIT = re.compile(
     rf"({DISK}|{BUCKET}|{MEMORY}/[^/]+)/(?:(?:ckpt-)?([123])(?!\d)|states/)"
 )
 _ADVICE = re.compile(r"[Pp]ut the (files|objects) back")
 _FLAT_INDEX = re.compile(rf"{DISK}/ckpt-\d\.index")
-_FOOTER = 48  # bytes at the end of an index, some of which mean nothing
+_FOOTER = 48  # bytes at the end of an index; some of them have no meaning
 
 Files = dict[str, bytes]
-"""Files below a directory, by name."""
+"""The bytes of each file below a directory, by path."""
 
 
 class MixError(AssertionError):
-    """Values that no commit held, or that a start assigned before it was refused."""
+    """Values of no commit, or values that were assigned before a start was refused."""
 
 
-# --- what is done --------------------------------------------------------------------
+# --- the damage -----------------------------------------------------------------------
 
 
 def damage(directory: Path, rng: random.Random) -> str:
-    """Does one thing to one file, or two; returns what."""
+    """Damages one or two files; returns a description."""
     names = sorted(read(directory))
-    # Control files are small, and one of many: they get their share.
+    # Control files are few and small: without this choice they were rarely drawn.
     controls = [each for each in names if Path(each).name in (MANIFEST, MARKER)]
     name = rng.choice(rng.choice([names, controls or names]))
     path = directory / name
@@ -90,14 +90,14 @@ def delete(path: Path, rng: random.Random) -> None:
 
 
 def remove(path: Path, rng: random.Random) -> None:
-    """All of a commit, as somebody does by hand."""
+    """Deletes all files of a commit, as users do by hand."""
     root = next(each for each in path.parents if each.name in (DISK, BUCKET, MEMORY))
     root = root.parent
     of = place_of(path.relative_to(root).as_posix())
     for name in read(root):
         if place_of(name) == of:
             (root / name).unlink()
-            with contextlib.suppress(OSError):  # others are in it
+            with contextlib.suppress(OSError):  # the directory has other files
                 os.removedirs((root / name).parent)
 
 
@@ -118,12 +118,12 @@ def garble(path: Path, rng: random.Random) -> None:
 
 
 def edit(path: Path, rng: random.Random) -> None:
-    """Another value, or none, for a field of a JSON file."""
+    """Replaces or deletes a field of a JSON file."""
     try:
         record = json.loads(path.read_bytes())
     except ValueError:
         record = None
-    if not isinstance(record, dict):  # another damage was here before
+    if not isinstance(record, dict):  # an earlier damage changed this file
         return flip(path, rng)
     holder: Any = record
     while True:
@@ -151,17 +151,17 @@ def swap(one: Path, other: Path) -> None:
 
 
 def rewrite(path: Path, data: bytes) -> None:
-    """As a disk does: nobody is told by the time of the file."""
+    """Overwrites a file and keeps its times, as a failing disk does."""
     status = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-# --- what is started -----------------------------------------------------------------
+# --- the starts ----------------------------------------------------------------------
 
 
 def values(step: int) -> dict[str, Any]:
-    """What variables hold at a step."""
+    """Returns the values of the variables at a step."""
     import numpy as np
 
     drawn = np.random.default_rng(step)
@@ -173,7 +173,7 @@ def values(step: int) -> dict[str, Any]:
 
 
 class Program:
-    """A process that was just started: variables, large and small, and a State."""
+    """A process that has just started: large and small variables, and a State."""
 
     def __init__(self, form: Form) -> None:
         import tensorflow as tf
@@ -189,7 +189,7 @@ class Program:
         return JsonState("state", self.held(0))
 
     def held(self, step: int) -> Any:
-        """What the State holds at a step."""
+        """Returns the value of the State at a step."""
         return step
 
     def assign(self, step: int) -> None:
@@ -198,7 +198,11 @@ class Program:
         self.state.value = self.held(step)
 
     def step(self, *, has_state: bool) -> int:
-        """Which step all of it is of."""
+        """Returns the step of the variables and of the State.
+
+        Raises:
+            MixError: the values are of several steps.
+        """
         held = {name: variable.numpy() for name, variable in self.variables.items()}
         step = int(held["small"])
         meant = values(step)
@@ -244,9 +248,9 @@ class Program:
 
 
 class Worker(Program):
-    """One of WORLD processes, each with a State and random numbers of its own.
+    """One of WORLD processes, each with its own State and its own random numbers.
 
-    It starts as a handler does, without its agreements on when to save.
+    A Worker starts like a handler, but without the agreements on when to save.
     """
 
     def __init__(self, form: Form, index: int) -> None:
@@ -257,7 +261,7 @@ class Worker(Program):
         from tfpreempt.checkpoint.state.state import StateRegistry
         from tfpreempt.states import JsonState
 
-        self.registry = StateRegistry()  # all workers are in one process here
+        self.registry = StateRegistry()  # this process has all workers
         return JsonState("state", self.held(0), per_worker=True, registry=self.registry)
 
     def held(self, step: int) -> Any:
@@ -268,7 +272,7 @@ class Worker(Program):
         random.seed(f"{self.held(step)}")
 
     def agree(self, directory: Path, keys: Any) -> Any:
-        """The commits that all workers go on from; the others call it meanwhile."""
+        """Returns the commits to resume from, as agreed by all workers in threads."""
         from tfpreempt.checkpoint.directory.retention import RetentionPolicy
         from tfpreempt.checkpoint.lease.lease import Lease
         from tfpreempt.core.cluster import Cluster
@@ -286,7 +290,7 @@ class Worker(Program):
         return restore_agreement.agree(start, keys, "start", 60.0)
 
     def restore(self, agreed: Any) -> int:
-        """The step that it has restored."""
+        """Restores the agreed commit; returns the restored step."""
         from tfpreempt.checkpoint.restore.reshard import load_worker_state
 
         if agreed.candidate is not None:
@@ -302,15 +306,15 @@ class Worker(Program):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How checkpoints lie in a place, and who starts from them.
+    """A layout of checkpoints, and the kind of program that starts from them.
 
     Attributes:
-        name: of the form.
-        is_managed: a CheckpointManager writes them.
-        has_function: a save_fn does.
-        has_copies: they are copied to a place for objects.
-        has_disk: what is written stays on the disk too.
-        is_foreign: tfpreempt has no part in writing them.
+        name: name of the form.
+        is_managed: whether a CheckpointManager writes the checkpoints.
+        has_function: whether a save_fn writes the checkpoints.
+        has_copies: whether the checkpoints are mirrored to an object store.
+        has_disk: whether the checkpoints also remain on the disk.
+        is_foreign: whether TensorFlow alone writes the checkpoints, without tfpreempt.
     """
 
     name: str
@@ -321,7 +325,7 @@ class Form:
     is_foreign: bool = False
 
     def write(self, directory: Path) -> None:
-        """A commit of each step."""
+        """Writes a commit of each step."""
         with self._process() as program:
             if self.is_foreign:
                 manager = program.manager(directory)
@@ -338,11 +342,12 @@ class Form:
             shutil.rmtree(directory / DISK)
 
     def start(self, directory: Path) -> int:
-        """The step that a start goes on from; 0: a fresh start.
+        """Starts the program; returns the restored step, 0 without a checkpoint.
 
         Raises:
-            MixError: it is no step; or something was assigned, and then it was refused.
-            Exception: what the start raises.
+            MixError: the values are of several steps, or a start assigned values and
+                was refused.
+            Exception: the error of the start.
         """
         with self._process() as program:
             try:
@@ -373,7 +378,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotForm(Form):
-    """A commit, and two snapshots that go on from it, in memory that was lent."""
+    """A commit, and two later snapshots in the memory of a supervisor."""
 
     def write(self, directory: Path) -> None:
         from tfpreempt.checkpoint.lease import lease
@@ -401,7 +406,7 @@ class SnapshotForm(Form):
         named = directory_for(
             SnapshotMemory(directory=str(memory), bytes=0), str(directory / DISK), 0
         )
-        for each in memory.iterdir():  # it was copied with its checkpoint directory
+        for each in memory.iterdir():  # the trial copied the memory with the directory
             each.rename(named)
         with self._lent(directory):
             return super().start(directory)
@@ -415,10 +420,10 @@ class SnapshotForm(Form):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StatesForm(Form):
-    """States alone.
+    """Standalone States, without a handler.
 
     Attributes:
-        has_file: the newest is one State in a file of its own.
+        has_file: whether the newest save is one State in a separate file.
     """
 
     has_file: bool = False
@@ -474,7 +479,7 @@ class StatesForm(Form):
 
 
 class WorkersForm(Form):
-    """Commits of several workers, with a part of each."""
+    """Commits of several workers; each worker has a part in each commit."""
 
     def write(self, directory: Path) -> None:
         from tests.checkpoint.fakes import write_part
@@ -510,7 +515,7 @@ class WorkersForm(Form):
         return steps.pop()
 
     def _agree(self, workers: list[Worker], directory: Path) -> list[Any]:
-        """What all go on from; or what all were refused with."""
+        """Returns the agreed commits of all workers, or raises the common error."""
         from tfpreempt.coordination.in_memory_store import InMemoryStore
 
         keys = InMemoryStore()
@@ -523,7 +528,7 @@ class WorkersForm(Form):
 
     @contextlib.contextmanager
     def _new_processes(self) -> Iterator[None]:
-        """After the body no lease is held; Python's random numbers are as before."""
+        """Context manager: releases all leases, and restores Python's random state."""
         from tfpreempt.checkpoint.lease import lease
 
         before = random.getstate()
@@ -548,7 +553,7 @@ FORMS = (
 )
 
 
-# --- what must come of it ------------------------------------------------------------
+# --- the expected result -------------------------------------------------------------
 
 
 def read(directory: Path) -> Files:
@@ -560,24 +565,26 @@ def read(directory: Path) -> Files:
 
 
 def place_of(name: str) -> tuple[int, str] | None:
-    """The step and the place of the commit that a file is of."""
+    """Returns the step and the location of the commit that a file belongs to."""
     match = _OF_COMMIT.match(name)
     return (int(match[2] or STEPS[-1]), match[1]) if match else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Left:
-    """What is left of what was committed: steps.
+    """The steps of the commits that are left after the damage.
 
     Attributes:
-        whole: every byte of a copy of it is as it was.
-        possible: those, and what may be found whole: nothing but its marker is gone,
-            or it has none, and TensorFlow's own sums are what there is.
-        hidden: those of TensorFlow's own whose damage shows only when all is read.
-        known: what can be seen to have been a commit: it has a marker, or it has none
-            and a witness: TensorFlow's state file, as it was, names it, or its own.
-        durable: those of them that were more than a snapshot.
-        unclear: what lies there by a state file that was changed, and may name it yet.
+        whole: steps with an intact copy.
+        possible: steps that a start may find intact: the intact steps, the steps where
+            only the marker is missing, and all steps of TensorFlow, which has only
+            checksums of its own.
+        hidden: steps of TensorFlow whose damage is found only if all bytes are read.
+        known: steps that can be recognized as commits: the marker exists, or files
+            exist together with a witness or with an unchanged state file that names the
+            commit.
+        durable: the known steps that are not only snapshots.
+        unclear: steps whose files lie beside a changed state file, which may name them.
     """
 
     whole: set[int]
@@ -589,7 +596,7 @@ class Left:
 
 
 def left(form: Form, before: Files, after: Files) -> Left:
-    """Judges by the bytes alone."""
+    """Returns the remaining steps, judged only by the bytes of the files."""
     copies: dict[tuple[int, str], set[str]] = collections.defaultdict(set)
     for name in before:
         if of := place_of(name):
@@ -623,14 +630,15 @@ def left(form: Form, before: Files, after: Files) -> Left:
 
 
 def is_marker(form: Form, name: str) -> bool:
-    """Whether a file is what makes the others a checkpoint."""
+    """Returns whether a file makes the other files a checkpoint."""
     return name.endswith(".index") if form.is_foreign else Path(name).name == MARKER
 
 
 def passes_for_deleted(names: set[str], before: Files, after: Files) -> bool:
-    """Whether it is flat, and its index alone of all is gone but for newer ones.
+    """Returns whether a flat commit looks as if its manager had deleted it.
 
-    So it is where a manager, which deletes the oldest first, was cut short.
+    Only the indices of this commit and of older commits are missing. A manager deletes
+    the oldest commit first, and an interrupted deletion leaves the same files.
     """
     mine = [name for name in names if _FLAT_INDEX.fullmatch(name)]
     every = sorted(name for name in before if _FLAT_INDEX.fullmatch(name))
@@ -642,17 +650,21 @@ def passes_for_deleted(names: set[str], before: Files, after: Files) -> bool:
 
 
 def is_listed(place: str, before: Files, after: Files) -> bool:
-    """Whether a place has a state file that names what was committed there.
+    """Returns whether an unchanged state file names the commits of a location.
 
-    That of a bucket is for others only: a copy without a marker is on its way.
+    The state file of a bucket does not count: only other programs read it, and a commit
+    without a marker is an unfinished upload.
     """
     pointer = f"{place}/{POINTER}"
     return place != BUCKET and before.get(pointer) == after.get(pointer) is not None
 
 
 def has_hidden(names: set[str], before: Files, after: Files) -> bool:
-    """Whether an index is sound, be it that of another checkpoint, and there are as
-    many bytes as it says."""
+    """Returns whether the damage of TensorFlow's files is not visible at first.
+
+    The index is intact (it may be the index of another checkpoint), and no data file is
+    shorter than before.
+    """
     sound = [
         each[:-_FOOTER] for name, each in before.items() if name.endswith(".index")
     ]
@@ -663,14 +675,18 @@ def has_hidden(names: set[str], before: Files, after: Files) -> bool:
 
 
 def is_of_unknown_rank(form: Form, before: Files, after: Files) -> bool:
-    """Whether it may not be known of snapshots what they go on from."""
+    """Returns whether the commit before the snapshots may be unknown."""
     manifest = f"{DISK}/{STEPS[0]}/{MANIFEST}"
     is_changed = manifest in after and before[manifest] != after[manifest]
     return isinstance(form, SnapshotForm) and is_changed
 
 
 def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
-    """What a start did, in a few words; raises AssertionError if that was wrong."""
+    """Returns the result of a start in a few words.
+
+    Raises:
+        AssertionError: the start was wrong.
+    """
     from tfpreempt import errors
 
     newest = max(there.whole, default=0)
@@ -681,7 +697,7 @@ def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
         assert hidden or not newest, f"step {newest} is whole; refused: {outcome}"
         is_there = hidden or there.durable or (form.is_foreign and there.unclear)
         assert is_there, f"nothing was there; refused: {outcome}"
-        # Of what TensorFlow wrote, the one that was tried is the reason.
+        # For TensorFlow's checkpoints the reason is the checkpoint that was tried.
         since = [{step for step in there.known if step >= tried} for tried in hidden]
         told = named(f"{outcome}\n{said}")
         assert any(lost <= told for lost in since or [there.durable]), (
@@ -702,13 +718,13 @@ def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
 
 
 def named(text: str) -> set[int]:
-    """The steps whose commits a text names, by a path."""
+    """Returns the steps of the commits whose paths are in a text."""
     found = (place_of(text[match.start() :]) for match in _OF_COMMIT.finditer(text))
     return {of[0] for of in found if of}
 
 
 class Ears(logging.Handler):
-    """Keeps what is warned of, and shows it nowhere."""
+    """Logging handler that keeps the warnings, and prints nothing."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -732,8 +748,10 @@ def listening() -> Iterator[Ears]:
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """The commits of each form, which every trial copies. A handler is of a process, so
-    trials take turns."""
+    """Context manager: writes the commits of each form, which every trial copies.
+
+    A process has one handler at a time, so trials take turns.
+    """
     from tfpreempt.checkpoint.bundles import bundle_writer
 
     turn = threading.Lock()
@@ -751,7 +769,7 @@ def prepare() -> Iterator[Trial]:
             with (
                 turn,
                 tempfile.TemporaryDirectory(
-                    # What a thread of the start still writes there goes with all of it.
+                    # A thread of the start may still write: its files are deleted too.
                     dir=made,
                     ignore_cleanup_errors=True,
                 ) as copied,

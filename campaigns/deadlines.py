@@ -27,18 +27,18 @@ from tfpreempt.checkpoint.restore.restore import newest_verified
 from tfpreempt.core.deadline import remaining_after_delay
 
 ENOUGH = 1.5
-"""Times a step and a raw write that a grace must be."""
+"""A grace period is enough from this multiple of one step and one raw write."""
 
 TIMES = ((0.3, 1), (1, 1.5), (1.5, 2), (1.5, 2), (2, 3), (3, 6))
-"""By how many a grace is drawn. What a write takes varies, and so does that."""
+"""Ranges from which the multiple is drawn; several, because write times vary."""
 
 WORLDS = {1: 3, 2: 1}
-"""By weight."""
+"""Numbers of workers, with weights."""
 
 GRACES = (2.0, 6.0)
 MEBIBYTES = (1, 64)
-STEPS_BEFORE = 3  # at most; among them the one that traces
-DISK = Path("/var/tmp")  # which outlives a restart, so it is none in memory
+STEPS_BEFORE = 3  # at most; the first step traces
+DISK = Path("/var/tmp")  # files here survive a reboot, so the disk is not in memory
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def prepare() -> Iterator[Trial]:
 
 @contextlib.contextmanager
 def on_disk(zygote: Zygote) -> Iterator[Place]:
-    """Context manager like `place`, on a disk, where a write takes time."""
+    """Context manager: a test directory on a disk, where a write takes time."""
     made = Place(zygote, Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=DISK)))
     try:
         yield made
@@ -74,7 +74,7 @@ def notice(here: Place, rng: random.Random) -> Facts:
     mebibytes, grace = rng.randint(*MEBIBYTES), rng.uniform(*GRACES)
     low, high = rng.choice(TIMES)
     is_sync = rng.random() < 0.5
-    # Of two, a save that training waits for is within the step that one may be ahead.
+    # Of two workers one may be a step ahead, and a synchronous save is in that step.
     writes = 2 if is_sync and world > 1 else 1
     raw = writes * raw_write(here, mebibytes)
     left = grace if world == 1 else remaining_after_delay(grace)
@@ -88,7 +88,7 @@ def notice(here: Place, rng: random.Random) -> Facts:
     raw = writes * raw_write(here, mebibytes)
     time.sleep(rng.uniform(0, step))
     seconds = terminate(cluster, told, grace)
-    # What the newest step took, where that is over: a busy machine takes its time.
+    # The duration of the newest finished step: steps are slower on a busy machine.
     took = [float(s) for worker in cluster for (s,) in worker.lines("took")[-1:]]
     needed = max(step, *took) + raw
     story = (

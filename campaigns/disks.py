@@ -47,16 +47,16 @@ TODO = [
     "check the directory",
 ]
 HALF = re.compile(r"ckpt-\d+\.(index|data-.*|tfpreempt-intent)")
-LATE = (errno.ETIMEDOUT, errno.ESTALE)  # what a network says of what it has done, too
+LATE = (errno.ETIMEDOUT, errno.ESTALE)  # a network reports these after success, too
 
 
 def said_in(attempt: str, name: str) -> bytes:
-    """The bytes of a file of a save: no other save has them."""
+    """Returns the bytes of a file of a save; every save has different bytes."""
     return f"{attempt}/{name};".encode() * 50
 
 
 def is_empty(path: str) -> bool:
-    """Whether it is an empty directory: nothing says whose it is."""
+    """Returns whether a path is an empty directory, which any save may have created."""
     return os.path.isdir(path) and not os.listdir(path)
 
 
@@ -73,7 +73,7 @@ class Own(OwnContents):
     def restore(
         self, prefix: str, *, with_data: bool = True, is_partial: bool = False
     ) -> None:
-        """What there is to see is seen in the files."""
+        """Does nothing: the trial compares the files themselves."""
 
     def _put(self, save: StagedSave, files: list[str]) -> None:
         for name in files:
@@ -82,7 +82,7 @@ class Own(OwnContents):
 
 
 class Flat(FlatContents):
-    """As a CheckpointManager that keeps one."""
+    """The files of a CheckpointManager with `max_to_keep=1`."""
 
     def capture(self, save: StagedSave, *_: Any, **__: Any) -> None:
         prefix = os.path.join(self.directory, f"ckpt-{save.step}")
@@ -92,7 +92,7 @@ class Flat(FlatContents):
                 self.directory, name.replace("ckpt", f"ckpt-{save.step}")
             )
             path.write_bytes(said_in(save.attempt, name))
-        # As its own: a path is in its list once.
+        # Like the list of a CheckpointManager: each path is in the list once.
         self.kept = [each for each in self.kept if each != prefix] + [prefix]
         save.prefix = prefix
 
@@ -100,7 +100,7 @@ class Flat(FlatContents):
 
 
 class Function(FlatContents):
-    """As a save_fn: whole before tfpreempt hears of it, and deleted by nobody."""
+    """The files of a save_fn: complete before tfpreempt sees them, never deleted."""
 
     def capture(self, save: StagedSave, *_: Any, **__: Any) -> None:
         stem = save.attempt.replace("run", "ckpt")
@@ -111,31 +111,34 @@ class Function(FlatContents):
         save.prefix = os.path.join(self.directory, stem)
 
     def committed(self) -> None:
-        """It keeps all."""
+        """Deletes nothing."""
 
     restore = Own.restore
 
 
 class Disk(Protocol):
-    """What a run is told of where it is.
+    """The disk of a run, with controlled faults.
 
     Attributes:
-        root: a directory.
+        root: a directory on the disk.
     """
 
     root: str
 
     @property
     def failed(self) -> int:
-        """Something fails, or failed since it was last sound."""
+        """Number of failed operations since the disk was last intact."""
         ...
 
     def unsynced(self, path: str, below: str) -> str:
-        """Why a file may be gone after a loss of power, or differ; "" if it can't."""
+        """Returns why a file may be missing or different after a loss of power.
+
+        An empty text means that the file is safe.
+        """
         ...
 
     def sound(self) -> contextlib.AbstractContextManager[None]:
-        """For the body nothing fails that only looks."""
+        """Context manager: operations that only read do not fail."""
         ...
 
 
@@ -143,13 +146,13 @@ class Run:
     """A run in a directory: its processes, one after the other.
 
     Args:
-        disk: with the directory.
-        form: "own"; "flat": a manager writes there, which keeps one; "save_fn".
-        max_to_keep: in the own form.
+        disk: disk that has the directory.
+        form: "own"; "flat": files of a manager that keeps one checkpoint; "save_fn".
+        max_to_keep: number of commits to keep in the form "own".
         has_lease: whether each process holds the lease of the directory.
 
     Attributes:
-        facts: what it did.
+        facts: counts of the actions of the run.
     """
 
     def __init__(
@@ -166,7 +169,7 @@ class Run:
         self._max_to_keep = max_to_keep if form == "own" else None
         self._has_lease = has_lease
         self._attempts = 0
-        self._reported = -1  # the newest that a save said is a commit
+        self._reported = -1  # number of the newest save that reported a commit
         self._step = 0
         self._saver: Directory | None = None
         self._lease: Lease | None = None
@@ -175,7 +178,7 @@ class Run:
     # --- what a program does ---------------------------------------------------------
 
     def start(self, clock: Clock | None = None) -> None:
-        """The next process: cleans up, and restores the newest commit."""
+        """Starts the next process, which cleans up and restores the newest commit."""
         self._leave()
         with self._disk.sound():
             os.makedirs(self._directory, exist_ok=True)
@@ -197,7 +200,7 @@ class Run:
             self._saver = saver
 
     def save(self, *, is_async: bool = False) -> None:
-        """The next step is saved; its end says what is committed."""
+        """Saves the next step, and records whether the save reported a commit."""
         if self._saver is None:
             self.start()
             return
@@ -221,7 +224,7 @@ class Run:
             self._count("commits")
 
     def delete(self, rng: random.Random) -> None:
-        """A commit goes, as by `handler.delete_checkpoint`; or the disk leaves some."""
+        """Deletes a commit like `handler.delete_checkpoint`; the disk may fail."""
         with self._disk.sound():
             found = [e for e in catalog.scan(self._directory) if e.is_committed]
         if self._saver is None or self._form != "own" or not found:
@@ -235,7 +238,7 @@ class Run:
             self._count("deletions")
 
     def finish(self) -> None:
-        """On a sound disk one more start and save leave nothing behind."""
+        """Checks that a last start and save on an intact disk leave no other files."""
         self.start(Later())
         self.save()
         assert self._reported == self._attempts - 1
@@ -249,14 +252,14 @@ class Run:
             known |= {each.holder, *_files(each)}
         left = set(os.listdir(self._directory)) - known
         left -= {name for name in left if is_empty(os.path.join(self._directory, name))}
-        if self._form != "own":  # files that others wrote are not ours to delete
+        if self._form != "own":  # tfpreempt does not delete files of others
             left -= {name for name in left if HALF.fullmatch(name)}
         assert not left, left
 
     # --- what must hold --------------------------------------------------------------
 
     def check(self) -> None:
-        """A process on a sound disk finds the newest commit, or a newer whole one."""
+        """Checks that a new process finds the reported commit, or a newer one."""
         with self._disk.sound():
             for each in catalog.scan(self._directory):
                 is_pruned = not (
@@ -273,7 +276,7 @@ class Run:
             )
 
     def _check_lasts(self, path: str) -> None:
-        """All that makes a commit was synced, and no sync of it failed."""
+        """Checks that all files of a commit were synced without an error."""
         with self._disk.sound():
             entry = catalog.read_at(path)
             controls = map(entry.control, (layout.MANIFEST, layout.MARKER))
@@ -283,7 +286,7 @@ class Run:
                 assert not fault, fault
 
     def _check_bytes(self, entry: Entry) -> None:
-        """It has all files of one save, and no other bytes."""
+        """Checks that a commit has all files of one save, with unchanged bytes."""
         with self._disk.sound():
             attempt = _attempt(entry)
             files = _files(entry)
@@ -301,7 +304,7 @@ class Run:
     def _is_restored(self, saver: Directory, found: Entry) -> bool:
         try:
             saver.restore(found)
-        except OSError as error:  # what loads a State raises it as it is
+        except OSError as error:  # an error of a State's load() is raised unchanged
             said = f"{error} {vars(error)}"
         else:
             return True
@@ -333,7 +336,7 @@ class Run:
         return saver, self._word
 
     def _flat_prefixes(self) -> list[str]:
-        """What a manager finds in its state file, the oldest first."""
+        """Returns the prefixes in a manager's state file, the oldest first."""
         with self._disk.sound():
             found = pathlib.Path(self._directory).glob("ckpt-*.index")
             by_age = sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))
@@ -346,7 +349,7 @@ class Run:
 
     @contextlib.contextmanager
     def _ours(self, doing: str) -> Iterator[None]:
-        """What fails is ours, of the disk, and says what to do."""
+        """Context manager: accepts a CheckpointError with advice after a fault."""
         try:
             yield
         except errors.CheckpointError as error:
@@ -375,9 +378,10 @@ def _attempt(entry: Entry) -> str:
 
 
 def drawn_fault(rng: random.Random) -> Fault:
-    """From some operation on something fails, for a while or for good.
+    """Draws a fault: from some operation on, operations fail for a while or for good.
 
-    What was written in good faith often fails when it is synced, and nothing else does.
+    Often only fsync fails, because a disk reports a failed write when the file is
+    synced.
     """
     if rng.random() < 0.15:
         return Fault(
@@ -397,7 +401,7 @@ def drawn_fault(rng: random.Random) -> Fault:
 
 
 def trial(rng: random.Random) -> Facts:
-    """One run, its disk broken and mended at any time."""
+    """Makes one run on a disk that fails, and is repaired, at random moments."""
     with tempfile.TemporaryDirectory() as root, faulty_disk.disk(root) as disk:
         run = Run(
             disk,
@@ -429,7 +433,7 @@ def trial(rng: random.Random) -> Facts:
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """Without the warnings, which are right here."""
+    """Context manager: hides the warnings, which are correct here."""
     with silent(), faulty_disk.watching():
         yield trial
 

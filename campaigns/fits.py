@@ -23,7 +23,7 @@ CYCLES = 6
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """The zygote that forks workers."""
+    """Context manager: runs the zygote process that forks workers."""
     zygote = Zygote()
 
     def trial(rng: random.Random) -> Facts:

@@ -77,8 +77,8 @@ from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.open_store import local_path, split
 
 EACH = 200  # inputs of a trial
-SLOWEST = 2.0  # seconds of work for an input of a few KiB
-LONGEST = 60.0  # seconds that it may take on a busy machine: nothing is waited for
+SLOWEST = 2.0  # CPU seconds for an input of a few KiB
+LONGEST = 60.0  # seconds for an input on a busy machine; no target waits
 LARGEST = 8 << 20  # bytes at once, and as many times an input's own size:
 TIMES = 200
 
@@ -91,7 +91,7 @@ CONTROL = {layout.MANIFEST: MANIFEST, layout.MARKER: MARKER}
 
 
 def commit(manifest: bytes, marker: bytes, place: Path) -> None:
-    """A commit in a store; of a manifest that its marker vouches for."""
+    """Reads and downloads a commit in a store, with the given manifest and marker."""
     control = {layout.MANIFEST: manifest, layout.MARKER: marker}
     store = store_of({f"7/{name}": data for name, data in (control | FILES).items()})
     entry = catalog.read(catalog.unread_entry(store, "7"))
@@ -102,7 +102,7 @@ def commit(manifest: bytes, marker: bytes, place: Path) -> None:
 
 
 def vouched(manifest: bytes, place: Path) -> None:
-    """Whoever changed the manifest has changed the marker too."""
+    """Reads a commit whose marker has the checksum of the changed manifest."""
     try:
         sequence = from_json(manifest, "it").sequence
     except errors.CheckpointCorruptedError:
@@ -111,7 +111,7 @@ def vouched(manifest: bytes, place: Path) -> None:
 
 
 def go_on(data: bytes, place: Path) -> None:
-    """A download that was cut short, and its record."""
+    """Resumes an interrupted download from its record."""
     store = store_of({f"7/{name}": each for name, each in (CONTROL | FILES).items()})
     copy = place / "copy"
     written(data, copy / PROGRESS)
@@ -158,7 +158,7 @@ HERE = dataclasses.replace(lease_record.this_process(30.0), pid=1 << 21)
 
 
 def take_lease(data: bytes, place: Path) -> None:
-    """The record of who holds a place, and what it was about to mark."""
+    """Takes over a lease whose holder was marking a commit; both records are inputs."""
     record, _, marking = data.partition(b"\0")
     store = store_of(
         {
@@ -211,7 +211,7 @@ def parts_of(value: Any) -> bytes:
 
 
 def share_in(place: Path, worker: int) -> tuple[ReplicaParallelWriter, StagedSave]:
-    """A save of which two workers write a share each."""
+    """Returns the writer of a worker, and a save in which two workers write shares."""
     save = StagedSave(
         step=3,
         attempt="a-1",
@@ -224,7 +224,7 @@ def share_in(place: Path, worker: int) -> tuple[ReplicaParallelWriter, StagedSav
 
 
 def read_share(data: bytes, place: Path) -> None:
-    """What a peer says of its share, as the chief takes it."""
+    """Reads a peer's description of its share, as the chief does."""
     peer, save = share_in(place, 1)
     peer.write_own(save)
     written(data, Path(layout.parts_directory(save.staging, 1), "part.json"))
@@ -249,7 +249,7 @@ def read_index(data: bytes, place: Path) -> None:
 
 
 def read_values(data: bytes, place: Path) -> None:
-    """An index whose own sums are right, with values that somebody changed."""
+    """Reads an index with changed values and correct checksums."""
     pieces = data.split(b"\0\0\0")
     values = {b"": pieces[0]} | {b"%d" % n: each for n, each in enumerate(pieces[1:])}
     read_index(bundle.to_bytes(values), place)
@@ -270,7 +270,7 @@ def read_place(data: bytes, place: Path) -> None:
 
 
 def read_arguments(data: bytes, place: Path) -> None:
-    """As far as a command line is read before anything is done."""
+    """Parses a command line, without running the command."""
     arguments = [os.fsdecode(each) for each in data.split(b"\0")]
     with (
         contextlib.redirect_stdout(io.StringIO()),
@@ -290,7 +290,7 @@ def read_key(key: Key, data: bytes, place: Path) -> None:
 
 
 def follow(data: bytes, place: Path) -> None:
-    """Keys of a start, as worker 1 finds them; then as worker 0 does."""
+    """Reads the keys of a start as worker 1, and then as worker 0."""
     texts = [*data.decode("utf-8", "replace").split("\0", 2), "", ""]
     for worker in (0, 1):
         store = InMemoryStore()
@@ -584,10 +584,10 @@ KEPT: Sequence[tuple[str, bytes]] = (
         b'{"noticeTime": "Mon, 19 Sep 2016 18:29:47 +9999999999999999999999"}',
     ),
 )
-"""What found a fault once: the target, and the input."""
+"""Inputs that found a fault: the target, and the input."""
 
 
-# --- what is changed ------------------------------------------------------------------
+# --- the changes ---------------------------------------------------------------------
 
 NUMBERS = (
     *("0", "-1", "1e999", "-1e999", "NaN", "1e-400", "0.5", "true", "null", '""', "[]"),
@@ -650,14 +650,14 @@ def repeat(data: bytearray, rng: random.Random, _: Target) -> None:
 
 
 def number(data: bytearray, rng: random.Random, _: Target) -> None:
-    """Another number in place of one that is there."""
+    """Replaces a number by another number."""
     if found := list(_NUMBER.finditer(bytes(data))):
         match = rng.choice(found)
         data[match.start() : match.end()] = rng.choice(NUMBERS).encode()
 
 
 def nest(data: bytearray, rng: random.Random, _: Target) -> None:
-    """Lists within lists, as deep as JSON is read, or somewhat deeper."""
+    """Inserts nested lists, as deep as the JSON reader allows, or deeper."""
     depth = rng.choice([2, rng.randint(100, 1100), 100_000])
     deep = b"[" * depth + b"]" * rng.choice([depth, depth, 0])
     found = list(_NUMBER.finditer(bytes(data)))
@@ -666,7 +666,7 @@ def nest(data: bytearray, rng: random.Random, _: Target) -> None:
 
 
 def rewrite(data: bytearray, rng: random.Random, target: Target) -> None:
-    """Another value, or none, for a field of JSON; or a field of another name."""
+    """Replaces, deletes or adds a field of JSON."""
     lines = bytes(data).split(b"\n")
     chosen = rng.randrange(len(lines))
     text, mark, rest = lines[chosen].partition(b"\0")
@@ -709,7 +709,7 @@ KNOWN = {target.name: corpus.load(target.name) for target in TARGETS}
 
 
 def changed(target: Target, rng: random.Random) -> bytes:
-    """A seed, or an input that is kept, changed once or a few times."""
+    """Returns a seed or a kept input after one or more random changes."""
     known = KNOWN.get(target.name, []) if rng.random() < 0.3 else []
     data = bytearray(rng.choice(known or target.seeds))
     for _ in range(rng.choice([1, 1, 2, 4])):
@@ -718,11 +718,16 @@ def changed(target: Target, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-# --- what must come of it ---------------------------------------------------------
+# --- the expected result ------------------------------------------------------------
 
 
 def attempt(target: Target, data: bytes, place: Path) -> bool:
-    """Reads it once; whether it was refused. Raises what is not ours."""
+    """Reads an input; returns whether tfpreempt refused the input.
+
+    Raises:
+        AssertionError: the target took too much time or memory.
+        Exception: an error of the target that is not a TfpreemptError.
+    """
     tracemalloc.reset_peak()
     before, since = tracemalloc.get_traced_memory()[0], time.monotonic()
     began = time.process_time()
@@ -741,7 +746,7 @@ def attempt(target: Target, data: bytes, place: Path) -> bool:
 
 @contextlib.contextmanager
 def measured() -> Iterator[None]:
-    """Memory is, and nothing is logged: there are thousands of warnings."""
+    """Context manager: measures memory, and hides thousands of warnings."""
     tracemalloc.start()
     try:
         with silent():
@@ -752,8 +757,8 @@ def measured() -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """A directory for what is read from a disk."""
-    alone = threading.Lock()  # time and memory are measured of the whole process
+    """Context manager: creates a directory for the files of the inputs."""
+    alone = threading.Lock()  # time and memory are measured for the whole process
     with measured(), tempfile.TemporaryDirectory() as made:
 
         def trial(rng: random.Random) -> Facts:

@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["tfpreempt"]):
 
 
 def main() -> None:
-    """Runs until libFuzzer ends the process: by its options, or at a fault."""
+    """Fuzzes a target until libFuzzer ends the process, by an option or a fault."""
     _, name, *options = sys.argv
     target = next(each for each in fuzz.TARGETS if each.name == name)
     place = Path(tempfile.mkdtemp())

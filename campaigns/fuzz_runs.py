@@ -48,11 +48,11 @@ from tfpreempt.testing.clock import FakeClock
 
 WALL = 1_700_000_000.0
 
-# --- journals, and what is told beside them -------------------------------------------
+# --- journals and status files --------------------------------------------------------
 
 
 def of_a_run() -> dict[str, bytes]:
-    """Journals of a run that was preempted once, by their names."""
+    """Returns the journals of a run with one preemption, by file name."""
     clock = FakeClock(wall=WALL)
     with tempfile.TemporaryDirectory() as directory:
         ours = Path(directory)
@@ -125,7 +125,7 @@ NOW = WorkerStatus(
 
 
 def word(**values: Any) -> bytes:
-    """What a worker says, but for these values."""
+    """Returns a status file's JSON, with some values replaced."""
     [said] = as_json(dataclasses.asdict(NOW) | values)
     return said
 
@@ -136,7 +136,7 @@ def told_in(place: Path, files: dict[str, bytes]) -> Path:
     return place
 
 
-ROWS = 64  # of a table, which is drawn slowly: so it is of one input in eight too
+ROWS = 64  # most rows of a table, which is slow to draw; one input in eight is drawn
 
 
 def is_drawn(data: bytes) -> bool:
@@ -144,7 +144,7 @@ def is_drawn(data: bytes) -> bool:
 
 
 def look(place: Path, *, draws: bool) -> None:
-    """What a run is at, in all the ways that it is shown."""
+    """Builds the status of a run, and shows the status in every form."""
     journals = JournalTailer(place, keeps_all=True)
     status = read_status(journals, WALL + 30.0)
     report = build_report(journals.workers, journals.supervisors)
@@ -159,7 +159,7 @@ def look(place: Path, *, draws: bool) -> None:
 
 
 def status(data: bytes, place: Path) -> None:
-    """One text in the place of each journal: each takes what is for it."""
+    """Reads one text as every journal of a run; readers ignore unknown records."""
     look(told_in(place, dict.fromkeys(RUN, data)), draws=is_drawn(data))
 
 
@@ -175,7 +175,7 @@ def report(data: bytes, place: Path) -> None:
 
 
 def read_word(data: bytes, place: Path) -> None:
-    """What a worker says, with the sum that belongs to it."""
+    """Reads a worker's status file with a correct checksum."""
     told_in(place, RUN)
     written(b"%08x %s\n" % (zlib.crc32(data), data), status_path(place, 0))
     look(place, draws=is_drawn(data))
@@ -185,14 +185,14 @@ def read_word(data: bytes, place: Path) -> None:
 
 
 def callback(name: str, **values: Any) -> Any:
-    """One that is known as a callback of Keras."""
+    """Returns an object that tfpreempt takes for a callback of Keras."""
     made = type(name, (), {"__module__": "keras.callbacks"})()
     vars(made).update(values)
     return made
 
 
 class Counting:
-    """A callback of a user's."""
+    """A callback of a user, with a state."""
 
     def __init__(self, state: Any = None) -> None:
         self.state = state
@@ -275,7 +275,7 @@ def read_fit(data: bytes, place: Path) -> None:
 
 
 def read_fit_of(data: bytes, place: Path) -> None:
-    """Its header, with the parts that belong to it."""
+    """Reads a record with a changed header and correct checksums."""
     header, _, parts = data.partition(b"\0")
     buffer = io.BytesIO()
     try:
@@ -286,7 +286,7 @@ def read_fit_of(data: bytes, place: Path) -> None:
 
 
 def header_of(record: bytes) -> bytes:
-    """The header of what `write_parts` wrote, and all parts behind it."""
+    """Returns the header of a record, followed by all parts."""
     size = int.from_bytes(record[8:12], "little")
     head = json.loads(record[12 : 12 + size])["header"]
     return json.dumps(head).encode() + b"\0" + record[12 + size :]
@@ -294,7 +294,7 @@ def header_of(record: bytes) -> bytes:
 
 FIT = record_of_a_fit()
 
-# --- what a bucket lists --------------------------------------------------------------
+# --- listing of a bucket --------------------------------------------------------------
 
 
 def objects_of_a_commit() -> dict[str, bytes]:
@@ -312,10 +312,10 @@ HERE = dataclasses.replace(lease_record.this_process(30.0), pid=1 << 21)
 
 
 class Listed(FaultyObjectStore):
-    """Objects of which others say the names and sizes.
+    """An object store whose listing has changed names and sizes.
 
     Attributes:
-        told: sizes by names.
+        told: sizes in the listing, by name.
     """
 
     told: dict[str, int]
@@ -348,7 +348,7 @@ def read_listing(data: bytes, place: Path) -> None:
     lease.take(HERE)
 
 
-# --- what the environment says --------------------------------------------------------
+# --- the environment ------------------------------------------------------------------
 
 
 def read_lent(data: bytes, place: Path) -> None:
@@ -359,7 +359,7 @@ def read_lent(data: bytes, place: Path) -> None:
 
 
 def read_slurm(data: bytes, place: Path) -> None:
-    """Slurm's variables, and what scontrol answers."""
+    """Reads the variables of Slurm, and a reply of scontrol."""
     job, count, task, answer = [*map(environment, data.split(b"\0", 3)), *[""] * 4][:4]
     told = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": count, "SLURM_PROCID": task}
     ask_slurm(told, "exit", lambda command, seconds: answer)

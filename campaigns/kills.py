@@ -38,9 +38,9 @@ from tests.multiprocess.storm import have_ended, send
 from tfpreempt.core.snapshot_memory import SnapshotMemory
 
 MOST = 4
-"""Kills of one run, before it is left alone."""
+"""Kills of one run; afterwards the run trains to its end."""
 AFTER = 0.2
-"""Seconds at most until the others are killed too, as by whoever started them."""
+"""Longest delay in seconds until the other workers are killed too, as by a platform."""
 ROOM = 64 << 20
 TOO_LATE = "too late"
 NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*([.-]([0-9a-f]*\d[0-9a-f]*|[0-9a-f]{8}))*")
@@ -68,14 +68,14 @@ class Job:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether it is a worker or two that programs/recorded.py can run."""
+        """Whether programs/recorded.py can run the job: one or two workers alone."""
         return self.world <= 2 and not self.is_supervised
 
     def start(self, here: Place, wrapper: str = "killed.py", **env: str) -> Cluster:
-        """Starts the job in a place, with the same command each time.
+        """Starts the job in a directory, with the same command each time.
 
         Args:
-            here: place of the run.
+            here: directory of the run.
             wrapper: program that runs the job's program.
             **env: more environment variables.
         """
@@ -84,7 +84,7 @@ class Job:
         lent = SnapshotMemory(directory=str(memory), bytes=ROOM, workers=self.world)
         env |= lent.to_environment()
         env["TFPREEMPT_MIRROR_DIR"] = f"{here.path}/mirror"
-        env["TMPDIR"] = str(here.path)  # TensorFlow cannot clear up when it is killed
+        env["TMPDIR"] = str(here.path)  # files that SIGKILL leaves are here
         if self.is_supervised:
             file, *more = self.program
             command = [sys.executable, PROGRAMS / file, here.checkpoints, *more]
@@ -119,7 +119,7 @@ JOBS = {
     Job(name="tensorflow", program=TRAIN_SYNC, world=3): 80,
     Job(name="manager", program=(*TRAIN, "--form=manager")): 110,
 }
-"""By weight."""
+"""Jobs, with weights."""
 
 JAX = ("train.py", "--save-freq=3", "--pause=0.02")
 JAX_JOBS = {
@@ -145,17 +145,17 @@ JAX_JOBS = {
 }
 
 RARE = {"share": 4, "merge": 8, "takeover": 2, "restore": 2}
-"""Phases by weight, where it is more than 1: few jobs, or few runs, have them."""
+"""Phases with a weight above 1, because only few jobs or few runs have the phase."""
 AT_START = {"read": "restore", "lease": "takeover"}
-"""What operations are for in a run that goes on from one that was killed."""
+"""Phases of operations at the start of a run that resumes, by kind of operation."""
 REMOVED = 0.15
-"""Share of the kills after which somebody removes a commit by hand."""
+"""Share of the kills after which a commit is removed, as by hand."""
 
 RESUMED = "resumed at step"
 TAKEN = re.compile(r"the snapshot of step (\d+) stopped training")
 
 Operations = list[collections.Counter[str]]
-"""How many of each kind, by worker."""
+"""Number of operations of each kind, for each worker."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +228,8 @@ def results_of(job: Job, cluster: Cluster, here: Place) -> list[str]:
 def left_in(here: Place) -> set[str]:
     """Returns the names of the files of a run, without their numbers and tokens.
 
-    The memory is not among them: the supervisor, which lends it, takes it back. Nor is
-    a note, which some commits have, or the first renewal of a lease.
+    Excluded are snapshots, because the supervisor reclaims their memory, and files that
+    only some runs have: the note of a commit, and the first renewal of a lease.
     """
     found = set()
     for root in (here.checkpoints, here.path / "mirror"):
@@ -242,9 +242,10 @@ def left_in(here: Place) -> set[str]:
 
 
 def check_kept(here: Place) -> None:
-    """No more commits are there than are kept, and one more: retention comes last.
+    """Checks that at most one commit more than `max_to_keep` exists.
 
-    So it is with their copies. A local commit stays too while its upload is under way.
+    Retention comes last in a save, so a kill may leave one commit more. The same holds
+    for the mirror. A local commit also remains while its upload is running.
     """
     mirror = here.path / "mirror"
     most = {here.checkpoints: KEPT + 1 + mirror.exists(), mirror: KEPT + 1}
@@ -285,7 +286,7 @@ def check_restored(job: Job, cluster: Cluster, here: Place, committed: int) -> i
         The newest step that is reported as committed now.
     """
     for worker in job.said(cluster, here):
-        newest = 0 if job.is_supervised else committed  # its log is that of all runs
+        newest = 0 if job.is_supervised else committed  # supervisor: log of all runs
         for word, step, *_ in (line.split() for line in saying(worker)):
             if word == "restored":
                 assert int(step) >= newest, f"{newest} is lost\n{worker.output}"
@@ -345,7 +346,7 @@ def kill(
 
 @contextlib.contextmanager
 def prepare(framework: str, jobs: Mapping[Job, int]) -> Iterator[Trial]:
-    """The zygote that forks all of them, and what each job is undisturbed.
+    """Context manager: runs the zygote, and makes the undisturbed run of each job.
 
     Args:
         framework: framework of the programs.

@@ -1,4 +1,4 @@
-"""Notices in every phase of a program, one or many at once."""
+"""Notices in every phase of a program: one or many, to one worker or to several."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ STRATEGIES = {
     "tensorflow": {"none": 4, "mirrored": 2, "mwms": 1, "two workers": 3},
     "jax": {"none": 1, "two workers": 4},
 }
-"""By weight. "mwms" is the multi-worker one of one worker."""
+"""Strategies, with weights. "mwms" is MultiWorkerMirroredStrategy with one worker."""
 
 WORDS = ("whole", "asynchronous", "no service")
-"""Each of them is drawn for half of the programs on JAX; see programs/jax_model.py."""
+"""Words for programs on JAX, each with probability 1/2; see programs/jax_model.py."""
 
 STARTS = ("import", "strategy", "construct")
 ENDS = ("after", "export")
 TRAINS_ONCE = ("trace", "last")
 TRAINS = ("step", "validation", "between", "callbacks", "save")
 WRITES = "write"
-"""Phases, see programs/noticed.py; a start comes to the last ones more than once. On
-JAX nothing is written by tensor in a loop."""
+"""Phases, see programs/noticed.py. A start reaches the phases of TRAINS and WRITES
+several times. Loops on JAX do not have the phase WRITES (a write of one tensor)."""
 
 SENT = ("one", "two", "ten", "burst")
 BURST = 0.05
 MOMENT = 0.1
-"""Seconds: at most so long a phase lasts, and a notice waits, from its beginning."""
+"""Longest duration of a phase, and longest delay of a notice in it, in seconds."""
 
 DECIDED_WITHIN = 0.1
-"""Seconds from the record of a notice until a boundary sees it: another thread decides
-meanwhile. A step that was asked for by then is the last one."""
+"""Seconds from the record of a notice until a boundary sees the decision, which another
+thread makes. A step that the program entered by then is the last step."""
 
 FRAMEWORK_TELLS_WITHIN = 2.0
-"""Seconds from a signal between the strategy and the handler, which the framework's
-code hears."""
+"""Seconds from a signal to its notice, if the signal came after the strategy and before
+the handler was created. The code of the framework receives such a signal."""
 
 LIMIT = 120.0
 KILLED = -signal.SIGTERM
@@ -67,11 +67,11 @@ KILLED = -signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """What is run.
+    """A program under test.
 
     Attributes:
-        way: of training.
-        strategy: of STRATEGIES.
+        way: way of training, of WAYS.
+        strategy: name in STRATEGIES.
         words: more words of the strategy, on JAX.
     """
 
@@ -94,10 +94,10 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Told:
-    """What was so when the first signal was sent."""
+    """The state of the run when the first signal was sent."""
 
-    at: float  # monotonic, which all processes of a machine share
-    is_heard: bool  # whether a handler listened by then
+    at: float  # time of the monotonic clock, which all processes of a machine share
+    is_heard: bool  # whether a handler was listening at that time
 
 
 def draw(rng: random.Random, by_weight: dict[str, int]) -> str:
@@ -106,7 +106,7 @@ def draw(rng: random.Random, by_weight: dict[str, int]) -> str:
 
 @functools.cache
 def undisturbed(zygote: Zygote, program: Program) -> list[dict[str, Any]]:
-    """The results of a program that nobody tells to go."""
+    """Returns the results of a program without a notice."""
     with place(zygote) as here:
         cluster = program.start(here)
         cluster.expect(*[0] * program.world)
@@ -114,12 +114,12 @@ def undisturbed(zygote: Zygote, program: Program) -> list[dict[str, Any]]:
 
 
 class Run:
-    """A program that is started again and again, and the steps that it has trained.
+    """A program that is started repeatedly, and the number of trained steps.
 
     Args:
-        here: where it runs.
-        program: what.
-        rng: draws everything.
+        here: directory of the run.
+        program: the program.
+        rng: source of all random choices.
     """
 
     def __init__(self, here: Place, program: Program, rng: random.Random) -> None:
@@ -131,7 +131,7 @@ class Run:
         self.counted = Counter[str]()
 
     def start(self, *more: str) -> Cluster:
-        """Starts it, and lets it come to its end."""
+        """Starts the program, and waits for its normal end."""
         cluster = self._start(*more)
         self._check(cluster, None)
         return cluster
@@ -141,10 +141,10 @@ class Run:
         return self._program.start(self._here, *more)
 
     def notice(self) -> str | None:
-        """Starts it, and tells some of its workers to go.
+        """Starts the program, and sends signals to some of its workers.
 
         Returns:
-            In which phase; None where it had ended before.
+            The phase of the first signal; None if all workers had ended before.
         """
         rng, world = self._rng, self._program.world
         phase = rng.choice(self._phases())
@@ -166,7 +166,7 @@ class Run:
         workers = rng.sample(list(cluster), rng.randint(1, world))
         watched = rng.choice(workers)
         for worker in workers:
-            worker.wait_line("began")  # or it ends by the signal, as any program does
+            worker.wait_line("began")  # earlier signals end the process
         wait_until(
             lambda: watched.lines("in") or watched.code is not None,
             f"in {phase}",
@@ -180,7 +180,7 @@ class Run:
         return phase if told else None
 
     def _phases(self) -> list[str]:
-        """Those that the next start comes to."""
+        """Returns the phases that the next start reaches."""
         found = [*STARTS, *ENDS]
         if self._trained > 0:
             found.append("restore")
@@ -190,7 +190,7 @@ class Run:
         return found
 
     def _send(self, workers: list[Worker]) -> Told | None:
-        """Signals these workers, and their children; None where all had ended."""
+        """Signals the workers and their children; returns None if all had ended."""
         rng = self._rng
         counts = {"one": 1, "two": 2, "ten": 10, "burst": rng.randint(3, 20)}
         count = counts[self._sent]
@@ -220,10 +220,10 @@ class Run:
         is_protected: bool = True,
         has_grace: bool = False,
     ) -> None:
-        """How it ended, and that it trained the steps that were left, from the next.
+        """Checks how the workers ended, and that they trained the next steps in order.
 
-        Once it was told it finishes the step that it is in, and begins none. It can end
-        normally only if that was the last one.
+        After a notice a worker finishes the current step, and begins no further step. A
+        worker may end normally only after the last step of the program.
         """
         codes, before = cluster.wait(LIMIT), self._trained
         for worker in cluster:
@@ -252,15 +252,15 @@ class Run:
         self.counted.update(ends[code] for code in codes)
 
     def _last_step(self, cluster: Cluster, told: Told, before: int) -> int:
-        """The last step that a program may train which was told.
+        """Returns the last step that a program may train after a notice.
 
-        A process alone makes none that it asked for once it had decided. Of
-        two workers the one that is a step ahead decides, so what counts is where either
-        asked whether to make a step: that may be before a save that both make.
+        A process alone begins no step after its decision. Of two workers the worker
+        that is a step ahead decides. So the newest step that either worker has entered
+        counts, even if the worker is still in the collective save before that step.
         """
         limit = told.at + (HEARD_WITHIN if told.is_heard else FRAMEWORK_TELLS_WITHIN)
         if self._program.world > 1:
-            # Who was not told may begin the first before the other has a handler.
+            # A worker without a signal may enter its first step early.
             return newest(cluster, "enters", limit) or before + 1
         notices = records(self._here.checkpoints, "notice")
         heard = [each["monotonic"] for each in notices if each["monotonic"] >= told.at]
@@ -268,9 +268,10 @@ class Run:
         return newest(cluster, "enters", min([limit, *decided])) or before
 
     def _has_committed(self, told: Told, last: int) -> bool:
-        """Whether the notice was served by a commit, after which it may train on.
+        """Returns whether a commit served the notice, so that training may continue.
 
-        One that came in a periodic save is served by that: nothing is written twice.
+        A periodic save that was running at the time of the notice also serves the
+        notice: nothing is written twice.
         """
         return any(
             commit["monotonic"] >= told.at
@@ -281,17 +282,17 @@ class Run:
 
 
 def newest(cluster: Cluster, word: str, limit: float) -> int:
-    """The last step of which a worker has said this until then; 0 without one."""
+    """Returns the newest step with this word in a worker's output by `limit`, or 0."""
     said = (each for worker in cluster for each in worker.lines(word))
     return max((int(number) for number, at in said if float(at) <= limit), default=0)
 
 
 @contextlib.contextmanager
 def prepare(framework: str) -> Iterator[Trial]:
-    """The zygote that forks workers.
+    """Context manager: runs the zygote process that forks workers.
 
     Args:
-        framework: of the programs.
+        framework: framework of the programs.
     """
     zygote = Zygote(framework)
     more = WORDS if framework == "jax" else ()

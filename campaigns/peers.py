@@ -52,13 +52,13 @@ UNTOLD = {
     "final marker": CHIEF,
     "final commit": CHIEF,
 }
-"""Phases of a run that nobody is told to leave, in order, and whose they are."""
+"""Phases of a run without a notice, in order, and the workers that have the phase."""
 
 BEFORE_FINISHED = ("final count", "after final count", "finished")
-"""All have made their last step, and wait in close() for the word that all have."""
+"""All workers have trained the last step, and wait in close() for each other."""
 
 IN_THE_FINAL_SAVE = ("final done", "final marker", "final commit")
-"""Whose word has come. All wait for the chief to say that the end is committed."""
+"""All workers have finished, and wait until the chief has committed the end."""
 
 TOLD = {
     "notice": ALL,
@@ -76,38 +76,38 @@ TOLD = {
     "bye": OTHERS,
     "exit": ALL,
 }
-"""Those of a run that is told, in order."""
+"""Phases of a run with a notice, in order."""
 
 WITHIN_THE_STEP = ("notice", "count", "decision", "after decision")
-"""All stand in the step in which the notice came."""
+"""Phases in which all workers are in the step during which the notice came."""
 
 WORDS = ("start", "step", "agreement", "save", "final save", "exit")
-"""By which a worker names the phase in which it missed another one."""
+"""Names of phases in the message of a worker that misses another worker."""
 
 PASSING = ("stopped for 5 s", "slow by 10 s")
 FAULTS = ("killed", "stopped for good", "cut off", "no memory", "hangs", *PASSING)
 SILENT = ("stopped for good", "cut off")
 NAMELESS = ("no memory", "hangs")
-"""It may answer like any other, and stand still: only a deadline ends that."""
+"""Faults of a worker that may still answer. Only a deadline detects such a worker."""
 
 GRACES = (None, None, 20)
 PAUSE = 2.5
-"""Seconds of a step, where training goes on until the grace is almost over."""
+"""Seconds of a step, in runs that train until the grace period is almost over."""
 LIMIT = 30.0
-"""Seconds in which the others end, where the grace is not longer."""
+"""Seconds in which the other workers end, unless the grace period is longer."""
 BUSY = 10.0
-"""Seconds more on a busy machine, and for what TensorFlow takes to end."""
+"""Additional seconds on a busy machine, and for the end of TensorFlow."""
 LATE = 2.0
-"""The same where a grace was told, and the machine goes when that is over."""
+"""Additional seconds after a known grace period, which ends with the machine."""
 
 LEFT_OUT = "has no part of worker"
-"""What a restart says of a commit that was made without a worker's part."""
+"""Text of a restart about a commit without the part of a worker."""
 
 SAVED_AT = 4
 OPTIONS = (f"--save-freq={SAVED_AT}", "--shares")
 
 WORDS_ON_JAX = ("whole", "asynchronous")
-"""Each of them is drawn for half of the programs on JAX; see programs/jax_model.py."""
+"""Words for programs on JAX, each with probability 1/2; see programs/jax_model.py."""
 ABORTED = -signal.SIGABRT
 
 networks = itertools.count()
@@ -115,17 +115,17 @@ networks = itertools.count()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What happens to whom, and when.
+    """A fault, the worker that has the fault, and its phase.
 
     Attributes:
-        fault: of FAULTS.
-        phase: of TOLD or UNTOLD.
-        victim: the worker.
+        fault: name in FAULTS.
+        phase: name in TOLD or UNTOLD.
+        victim: the worker that has the fault.
         world: number of workers.
-        told: who gets a notice; None: nobody.
-        grace: that comes with it.
-        is_async: whether training goes on while a periodic save is written.
-        framework: of the workers.
+        told: worker that receives the notice; None: no notice.
+        grace: grace period of the notice in seconds; None: unknown.
+        is_async: whether training continues while a periodic save is written.
+        framework: framework of the workers.
         words: more words of the strategy, on JAX.
     """
 
@@ -144,29 +144,29 @@ class Case:
         """Options of every run."""
         words = ["mwms", *self.words]
         if self.framework == "jax" and (self.told is None or self.is_silent):
-            words.append("heartbeats")  # nothing else ends a collective of all
+            words.append("heartbeats")  # only heartbeats end a collective
         saves = [] if self.is_async else ["--sync-saves"]
         return [f"--strategy={','.join(words)}", *saves]
 
     @property
     def is_silent(self) -> bool:
-        """Whether the victim is there, and nothing is heard of it."""
+        """Whether the victim still exists, but sends no message."""
         return self.fault in SILENT
 
     @property
     def options(self) -> list[str]:
-        """Those of the run that is disturbed."""
+        """Options of the run with the fault."""
         if self.grace is None:
             return self.saves
         return [*self.saves, f"--grace={self.grace}", f"--pause={PAUSE}"]
 
     def limit(self, worker: int, fault: float, notice: float) -> tuple[float, float]:
-        """When a worker is to have ended, and how much later on a busy machine.
+        """Returns the latest end of a worker, and a margin for a busy machine.
 
         Args:
-            worker: one that lives on.
-            fault: when it was made.
-            notice: when it came, if one did.
+            worker: a surviving worker.
+            fault: time of the fault, in wall seconds.
+            notice: time of the notice, in wall seconds; 0 without a notice.
         """
         has_heard = self.phase != "notice" or worker == self.victim
         is_stopped = self.fault == "stopped for 5 s" and worker == self.victim
@@ -174,37 +174,37 @@ class Case:
             return notice + self.grace, LATE
         if self.fault not in PASSING:
             return fault + LIMIT, BUSY
-        return fault + 2 * LIMIT, BUSY  # it all goes on, to its own end
+        return fault + 2 * LIMIT, BUSY  # training continues to its end
 
     def codes(self, worker: int) -> set[int]:
-        """With which a worker may end that lives on."""
+        """Returns the allowed exit codes of a surviving worker."""
         is_aborted = self.victim == 0 or self.told is None or self.is_silent
         if self.framework == "jax" and is_aborted and self.fault not in PASSING:
             return {*self._codes(worker), ABORTED}
         return self._codes(worker)
 
     def _codes(self, worker: int) -> set[int]:
-        """The same, but for an end that the framework makes."""
+        """Returns the allowed exit codes, without the code of an aborted process."""
         if self.fault in PASSING:
             return {0 if self.told is None else RESTART}
         if self.told is None and self.phase in IN_THE_FINAL_SAVE:
-            return {RESTART}  # all end well, or all are started again
+            return {RESTART}  # all finish, or all restart
         if self.told is None and self.phase in BEFORE_FINISHED:
-            # With the chief the store is lost. Without another one all are started
-            # again, with the final state, unless that one was needed for its save.
+            # Without the chief the store is lost. Without another worker all restart,
+            # with the final state, unless that state needs a part of the lost worker.
             has_lost_the_store = (self.victim == 0) != (worker == self.victim)
             return {RESTART} if has_lost_the_store else {RESTART, 1}
         if self.told is None:
             return {1}
         if self.phase == "notice" and worker != self.victim:
-            return {1, RESTART}  # nobody else has heard of it
+            return {1, RESTART}  # only the victim had the notice
         if self.fault == "no memory":
-            return {1, RESTART}  # an error that it raises is raised by all
+            return {1, RESTART}  # all workers raise the victim's error
         return {RESTART}
 
 
 def draw(rng: random.Random, framework: str) -> Case:
-    """Any of them."""
+    """Returns a random case."""
     is_told = rng.random() < 0.8
     phases = TOLD if is_told else UNTOLD
     phase = rng.choice(list(phases))
@@ -230,25 +230,25 @@ def draw(rng: random.Random, framework: str) -> Case:
 
 
 def has_limit(fault: str, phase: str, victim: int, is_told: bool) -> bool:
-    """Whether the others do not wait for minutes, or for whoever ends a hang."""
+    """Returns whether the other workers end soon, without an operator."""
     if fault in NAMELESS:
-        return is_told  # who hangs by it is ended by a deadline
+        return is_told  # the deadline ends the victim
     return not (phase == "start" and victim == 0 and fault in SILENT)
 
 
 @functools.cache
 def has_networks() -> bool:
-    """Whether processes may have networks of their own here."""
+    """Returns whether each process can have a separate network on this machine."""
     tried = "unshare --net ip link add to0 type veth peer name to1"
     return subprocess.run(tried, shell=True, capture_output=True).returncode == 0
 
 
 class Run:
-    """One cluster, with its fault.
+    """A cluster and its fault.
 
     Args:
-        here: where it runs.
-        case: what happens.
+        here: directory of the run.
+        case: the fault, its worker and its phase.
     """
 
     def __init__(self, here: Place, case: Case) -> None:
@@ -263,7 +263,7 @@ class Run:
         self._noticed = 0.0
 
     def come_to_the_phase(self) -> None:
-        """The victim stays there, the others do what they do."""
+        """Waits until the victim is in its phase; the other workers continue."""
         case, here, cluster = self._case, self._here, self.cluster
         if case.told is not None:
             for worker in cluster:
@@ -276,7 +276,7 @@ class Run:
         self._victim.wait_line("holding peer")
 
     def make_the_fault(self) -> float:
-        """Returns when it began, in wall seconds."""
+        """Injects the fault; returns the time of the fault, in wall seconds."""
         case, victim, now = self._case, self._victim, time.time()
         match case.fault:
             case "killed":
@@ -299,7 +299,7 @@ class Run:
                 assert self._network is not None
                 self._network.cut_off(self.cluster, case.victim)
             case "hangs":
-                pass  # where it is
+                pass  # the victim is already blocked
         if case.fault != "slow by 10 s" and case.phase in WITHIN_THE_STEP:
             self._here.release("notice")
         if case.fault != "hangs":
@@ -307,7 +307,12 @@ class Run:
         return now
 
     def judge(self, began: float) -> dict[str, Any]:
-        """All that live on end in time, rightly, and say why; what became of them."""
+        """Checks that each surviving worker ends in time, with the right code and
+        message.
+
+        Returns:
+            Outcomes, and seconds since the fault.
+        """
         case, cluster = self._case, self.cluster
         is_cut_off_early = case.fault == "cut off" and case.phase == "start"
         may_live_on = case.fault in (*PASSING, "cut off", "hangs")
@@ -339,7 +344,7 @@ class Run:
             assert set(outcomes.values()) == {"committed"}, cluster.story()
         for index, worker in judged.items():
             if case.fault in NAMELESS or case.framework == "jax":
-                continue  # nobody can know who it is; collectives of JAX name nobody
+                continue  # the victim cannot be named, as in collectives of JAX
             if worker.code == 1 or outcomes.get(index) == "lost":
                 self._check_told(index, worker)
         return {
@@ -349,10 +354,10 @@ class Run:
         }
 
     def _check_told(self, index: int, worker: Worker) -> None:
-        """A line says who is gone, and in which phase."""
+        """Checks that a message names the missing worker and the phase."""
         case = self._case
         gone = [case.victim]
-        if index == case.victim:  # cut off: to itself, the others are
+        if index == case.victim:  # cut off: the victim misses all others
             gone = [j for j in range(case.world) if j != index]
         whom = "|".join(map(str, gone))
         line = rf"workers? ([\d, ]*, )?({whom})\b.*\bin (the |a )?({'|'.join(WORDS)})"
@@ -362,7 +367,7 @@ class Run:
         )
 
     def end(self) -> None:
-        """Whoever started them ends what is left."""
+        """Kills the remaining workers, as a platform does."""
         for worker in self.cluster:
             if worker.code is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -392,15 +397,15 @@ def start(
 
 
 def memory_of(worker: Worker) -> int:
-    """Bytes of addresses that it has."""
+    """Returns the size of the address space of a worker, in bytes."""
     with open(f"/proc/{worker.pid}/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 class Network:
-    """A wire between each two workers, which have networks of their own.
+    """A virtual wire between each two workers, which have separate network namespaces.
 
-    All of it goes with the processes.
+    The wires disappear with the processes.
 
     Args:
         world: number of workers.
@@ -425,7 +430,7 @@ class Network:
             self._do(worker, lines)
 
     def cut_off(self, cluster: Cluster, victim: int) -> None:
-        """What is sent from there or to there arrives nowhere, and nobody is told."""
+        """Drops all packets from and to the victim; senders see no error."""
         for i, worker in enumerate(cluster):
             lost = self._others(victim) if i == victim else [victim]
             entries = [f"{self.prefix}{j} dev to{j}" for j in lost if j != i]
@@ -449,7 +454,7 @@ def execute(*command: object, text: str = "") -> None:
 def run_undisturbed(
     zygote: Zygote, world: int, words: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
-    """What the workers yield where nothing happens."""
+    """Returns the results of the workers without a fault."""
     with place(zygote) as here:
         cluster = start(here, world, f"--strategy={','.join(['mwms', *words])}")
         cluster.expect(*[0] * world)
@@ -458,10 +463,10 @@ def run_undisturbed(
 
 @contextlib.contextmanager
 def prepare(framework: str) -> Iterator[Trial]:
-    """The zygote that forks workers.
+    """Context manager: runs the zygote process that forks workers.
 
     Args:
-        framework: of the workers.
+        framework: framework of the workers.
     """
     zygote = Zygote(framework)
     undisturbed = functools.cache(functools.partial(run_undisturbed, zygote))

@@ -49,9 +49,9 @@ from tfpreempt.core.journal import parse_record
 from tfpreempt.storage.local import LocalStore
 
 MOST = 3
-"""Losses of power in a row."""
+"""Largest number of power losses of one run, one after the other."""
 LOOKS = 20
-"""More instants of each run; the disk is looked at, and not gone on from."""
+"""Additional instants of each run, whose disk is only checked."""
 ROOT = 0
 CHIEF = 0
 PLACES = ("ckpt", "mirror", "memory")
@@ -59,23 +59,23 @@ RECORDED = [job for job in JOBS if job.can_be_recorded]
 
 Step = list[Any]
 Tree = dict[tuple[int, str], tuple[int, bool]]
-"""Numbers of inodes, and whether each is a directory, by directory and name."""
+"""Inode number and whether it is a directory, for each directory and name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """A recorded run, and the instant at which it ended.
+    """A recorded run, and the instant of the power loss.
 
     Attributes:
-        steps: until then; see programs/recorded.py.
-        rng: says what is lost.
+        steps: operations before the instant; see programs/recorded.py.
+        rng: draws the lost data.
     """
 
     steps: list[Step]
     rng: random.Random
 
     def rebuild(self, directory: Path) -> None:
-        """Makes the disk what may be found after it."""
+        """Writes a disk as a power loss at the instant may leave it."""
         for name in PLACES:
             shutil.rmtree(directory / name, ignore_errors=True)
         self._fill(ROOT, directory, self._tree(), {})
@@ -97,7 +97,7 @@ class Crash:
                 made[number] = below
 
     def _tree(self) -> Tree:
-        """The entries that are there."""
+        """Returns the remaining entries of all directories."""
         synced = {step[1]: i for i, step in enumerate(self.steps) if step[0] == "sync"}
         names = {
             i: step[3] if step[0] == "moved" else step[1]
@@ -116,21 +116,21 @@ class Crash:
                 tree.pop((what[0], what[1]), None)
                 continue
             *_, folder, name, number, is_folder = what
-            if kind == "moved":  # wherever it was: it may not have come there
+            if kind == "moved":  # the old name may not be the recorded one
                 tree = {key: each for key, each in tree.items() if each[0] != number}
             tree[folder, name] = (number, is_folder)
         return tree
 
     def _content(self, number: int) -> tuple[bytes, int]:
-        """What is in a file, and when that was written."""
-        versions = [(b"", 0)]  # since the last sync, and as of then
-        writers = [CHIEF]  # of each
+        """Returns the remaining bytes of a file, and their time."""
+        versions = [(b"", 0)]  # contents at the last sync, and since then
+        writers = [CHIEF]  # the machine of each version
         for step in self.steps:
             if step[:2] == ["data", number]:
                 versions.append((base64.b64decode(step[2]), step[3]))
                 writers.append(step[4])
             elif step[:2] == ["sync", number]:
-                while step[2] in writers[1:]:  # up to the last one that it wrote
+                while step[2] in writers[1:]:  # up to the last version of this machine
                     del versions[0], writers[0]
         old, *later = versions
         new = self.rng.choice(later or [old])
@@ -141,7 +141,7 @@ class Crash:
         return self.rng.choice((old, new, (new[0][:cut] + behind, new[1])))
 
     def reported(self, cluster: Cluster) -> Reported:
-        """What the chief had told by then, in its output and its journal."""
+        """Returns the steps in the chief's output and journal before the instant."""
         sizes = [step[1] for step in self.steps if step[0] == "said"]
         output = cluster[CHIEF].output.encode()[: max(sizes, default=0)].decode()
 
@@ -165,14 +165,14 @@ class Crash:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The newest steps that were told to be committed, noted and copied."""
+    """The newest steps that were reported as committed, noted and mirrored."""
 
     committed: int = 0
     noted: int = 0
     copied: int = 0
 
     def check(self, directory: Path, world: int) -> None:
-        """Looks for all that on a disk; of so many workers a commit has parts."""
+        """Checks that a disk has the reported steps, with parts of `world` workers."""
         problems: list[str] = []
         newest = newest_verified(str(directory / "ckpt"), problems.append)
         step = newest.step or 0 if newest else 0
@@ -191,16 +191,16 @@ class Reported:
 
 
 def run(job: Job, here: Place, before: Reported, rng: random.Random) -> Reported:
-    """A run that loses power at a random instant; and looks at other instants.
+    """Runs a job up to a power loss at a random instant; also checks other instants.
 
     Args:
-        job: is run.
-        here: where.
-        before: was reported.
-        rng: draws what is lost.
+        job: the job.
+        here: directory of the run.
+        before: steps that were reported before this run.
+        rng: draws the lost data.
 
     Returns:
-        What was reported until then.
+        The steps that were reported up to the power loss.
     """
     cluster = job.start(here, "recorded.py", RECORD="yes")
     cluster.expect(*[0] * job.world)
@@ -226,7 +226,7 @@ def run(job: Job, here: Place, before: Reported, rng: random.Random) -> Reported
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """The zygote that forks all runs, and what each job is undisturbed."""
+    """Context manager: runs the zygote, and makes the undisturbed run of each job."""
     zygote = Zygote()
     undisturbed = functools.cache(functools.partial(watch, zygote))
 

@@ -15,13 +15,13 @@ EACH = 500
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """Without the warnings, which are right here: there are thousands of them."""
+    """Context manager: hides thousands of warnings, which are correct here."""
     with silent():
         yield trial
 
 
 def trial(rng: random.Random) -> Facts:
-    """Many schedules: one takes a millisecond or two."""
+    """Runs many schedules: each takes a millisecond or two."""
     for _ in range(EACH):
         run(draw(random.Random(rng.getrandbits(64))))
     return {"schedules": EACH}

@@ -34,26 +34,26 @@ OPTIONS = ("--hang-timeout", "4")
 OPTIONS += ("--kill-after", "1", "--max-failures", "1000000")
 MEMORY = 64 << 20
 MOMENT = 4.0
-"""Seconds at most until the next disturbance."""
+"""Longest time in seconds until the next disturbance."""
 SHORT_STOP = 1.5
-"""Seconds: nobody takes a worker for dead, or for hung."""
+"""Seconds of a stop after which no worker counts as crashed or hung."""
 STEPS = 50
-"""From a start, or a disturbance, until processes are measured."""
+"""Steps after a start or a disturbance until processes are measured."""
 LIMIT = 240.0
 
 Sample = dict[str, int]
-"""What there is of something, by its unit."""
+"""Measured values, by unit."""
 
 Digests = dict[tuple[int, int], str]
-"""What a worker holds after a step: by worker and step, whoever makes it first."""
+"""Digest of a worker's state after a step, from the first pair that made the step."""
 
 
 class Pair:
-    """Two workers of one run, by what their logs say.
+    """Two workers of one run, observed by their logs.
 
     Args:
-        logs: of each worker; appended to by whatever takes its place.
-        digests: common to all pairs.
+        logs: log of each worker; the next process of the worker appends to the log.
+        digests: digests of all pairs.
     """
 
     def __init__(self, logs: Sequence[Path], digests: Digests) -> None:
@@ -63,11 +63,11 @@ class Pair:
         self.restored = [-1] * WORLD
         self.starts = [0] * WORLD
         self.steps = [0] * WORLD
-        """Made since the last start."""
+        """Number of steps since the last start."""
         self.newest = 0
 
     def look(self) -> None:
-        """Reads on; each step is what it was when it was made elsewhere, or before."""
+        """Reads new lines of the logs, and compares each step with earlier digests."""
         for worker, log in enumerate(self._logs):
             if not log.exists():
                 continue
@@ -92,7 +92,7 @@ class Pair:
         self.newest = max(self.newest, step)
 
     def wait_steps(self, more: Sequence[int] = (0, 0), starts: int = 0) -> None:
-        """Waits until each has made some steps more, since it was started so often."""
+        """Waits until each worker has started `starts` times and trained more steps."""
 
         def has_gone_on() -> bool:
             self.look()
@@ -106,7 +106,7 @@ class Pair:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def story(self) -> str:
-        """The last that each has said."""
+        """Returns the end of each log."""
         return "\n".join(
             log.read_text(errors="replace")[-4000:] if log.exists() else f"no {log}"
             for log in self._logs
@@ -114,24 +114,24 @@ class Pair:
 
 
 class Commits:
-    """The commits in a directory, of which some are damaged, and never all."""
+    """The commits of a directory; the campaign damages some, but never all."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._damaged: set[int] = set()  # by inode: a name may come again
+        self._damaged: set[int] = set()  # inodes, because names are reused
 
     def whole(self) -> list[Path]:
-        """Those that nothing was done to, the newest last."""
+        """Returns the undamaged commits, the newest last."""
         found = [marker.parent for marker in self._directory.glob("*/COMMITTED")]
         whole = []
         for path in found:
-            with contextlib.suppress(FileNotFoundError):  # retention was faster
+            with contextlib.suppress(FileNotFoundError):  # deleted by retention
                 if path.stat().st_ino not in self._damaged:
                     whole.append(path)
         return sorted(whole, key=step_of)
 
     def measure(self) -> Sample:
-        """What lies there but for journals, and what was damaged: that may stay."""
+        """Counts the files, except of journals and of commits that were changed."""
         found = 0
         for path in self._directory.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -140,7 +140,7 @@ class Commits:
         return {"files": found}
 
     def damage(self, rng: random.Random, *, is_newest: bool) -> None:
-        """Of the whole ones but one, one loses a file's bytes, or is gone."""
+        """Damages a file of a commit, or deletes the commit; one stays intact."""
         whole = self.whole()
         if len(whole) < 2:
             return
@@ -154,23 +154,23 @@ class Commits:
                 rng.choice((flip, garble, truncate))(rng.choice(files), rng)
 
 
-# --- what is measured ----------------------------------------------------------------
+# --- measurements --------------------------------------------------------------------
 
 MOST = {"threads": 3, "descriptors": 3, "files": 4}
-"""More in the second half of a run than in the first. Pools of threads grow a little
-where the machine is busy, and from start to start a worker has two descriptors more
-or less; what is kept of each save or restart comes to hundreds in an hour."""
+"""Largest allowed growth from the first to the second half of a run. Thread pools grow
+a little on a busy machine, and the number of descriptors differs by two between starts.
+A leak in each save or restart would add hundreds in an hour."""
 SHARE = 0.04
-"""Of memory, more: a worker's allocator holds 9 MiB more or less from time to time."""
+"""Allowed growth of memory, as a share: the allocator of a worker varies by 9 MiB."""
 KEPT = 3
-"""KiB more for each step of a process. TensorFlow keeps 1.6 of each sum over
-two processes, with nothing of ours in them; a save, which sums too, some 6."""
+"""Allowed growth of memory in KiB for each step of a process. TensorFlow alone keeps
+1.6 KiB of each sum over two processes, and about 6 KiB of a save, which also sums."""
 ENOUGH = 12
-"""Samples, before halves are compared."""
+"""Number of samples from which halves are compared."""
 
 
 def held_by(pid: int) -> Sample:
-    """What a process holds; of its memory what no file is behind."""
+    """Returns the threads, descriptors and anonymous memory of a process."""
     process = Path(f"/proc/{pid}")
     status = process.joinpath("status").read_text().splitlines()
     [memory] = [line.split()[1] for line in status if line.startswith("RssAnon")]
@@ -179,7 +179,10 @@ def held_by(pid: int) -> Sample:
 
 
 def check_flat(samples: dict[str, list[Sample]]) -> None:
-    """After a quarter of them, in which caches fill, halves have the same median."""
+    """Checks that the second half of the samples is not larger than the first.
+
+    The first quarter of the samples does not count, because caches fill in that time.
+    """
     for what, taken in samples.items():
         if len(taken) < ENOUGH:
             continue
@@ -196,15 +199,15 @@ def check_flat(samples: dict[str, list[Sample]]) -> None:
             assert value <= most, f"{value} {unit} more, {what}: {counted}"
 
 
-# --- what is done --------------------------------------------------------------------
+# --- disturbances --------------------------------------------------------------------
 
 
 class Soak:
-    """Both pairs, and what happens to them.
+    """Both pairs, and their disturbances.
 
     Args:
         made: the supervised run.
-        calm_place: where the other one runs.
+        calm_place: directory of the other run.
     """
 
     def __init__(self, made: Run, calm_place: Place) -> None:
@@ -228,7 +231,7 @@ class Soak:
             pair.wait_steps()
 
     def trial(self, rng: random.Random) -> Facts:
-        """One disturbance of each pair."""
+        """Disturbs each pair once."""
         with self._lock:
             before = self._stormy.newest
             beside = rng.choice(("stop", "damage", "nothing"))
@@ -260,11 +263,11 @@ class Soak:
         assert self._stormy.starts == starts, self._stormy.story()
 
     def _end(self, kind: str, rng: random.Random) -> None:
-        """Something ends the supervised pair, or hangs it, and it is started again."""
+        """Ends or hangs the supervised pair, and waits for its restart."""
         pair, pids = self._stormy, self._pids()
         if kind == "damage":
             self._commits.damage(rng, is_newest=rng.random() < 0.7)
-        # None of these steps may be lost: with a notice, none at all.
+        # These steps must not be lost; after a notice no step may be lost.
         reached = [step_of(commit) for commit in self._commits.whole()]
         if kind == "notice":
             reached.append(pair.newest)
@@ -278,12 +281,12 @@ class Soak:
         )
 
     def _pids(self) -> list[int]:
-        """Of the supervised workers."""
+        """Returns the process ids of the supervised workers."""
         return [self._made.pid(worker) for worker in range(WORLD)]
 
     @staticmethod
     def _stop(rng: random.Random, victims: Sequence[int]) -> None:
-        """Stands still for a moment that nobody is taken for dead in."""
+        """Stops processes so shortly that no worker counts as crashed."""
         for pid in victims:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(rng.uniform(0, SHORT_STOP))
@@ -291,10 +294,10 @@ class Soak:
             os.kill(pid, signal.SIGCONT)
 
     def _sample(self, *, is_new: bool) -> Facts:
-        """Measures all that is there; how much more it is than at the last time.
+        """Measures all processes and directories; returns the growth since last time.
 
         Args:
-            is_new: the workers of the supervised pair were started again.
+            is_new: whether the workers of the supervised pair were restarted.
         """
         now = {
             "supervisor": held_by(self._made.supervisor.pid),
@@ -304,7 +307,7 @@ class Soak:
         for worker, calm in enumerate(self._alive):
             made = {"steps": self._calm.steps[worker]}
             now[f"calm worker {worker}"] = {**held_by(calm.pid), **made}
-            if is_new:  # so that all of these are of the same age
+            if is_new:  # so that all samples of the worker have the same age
                 now[f"stormy worker {worker}"] = held_by(self._made.pid(worker))
         more: Facts = {}
         for what, sample in now.items():

@@ -33,32 +33,32 @@ from tfpreempt.storage.open_store import open_store
 
 ACTIONS = 10
 PLACE = "bucket/run"
-LATE = 20.0  # seconds more than told that a busy machine may take
-LIMIT = 60.0  # seconds in which what goes on without trouble is through
-MOST_BYTES = 256 << 20  # that the process may grow by, in all trials together
-LARGE = 128  # MiB, in one file that moves in four parts or more at a time
+LATE = 20.0  # additional seconds for a busy machine
+LIMIT = 60.0  # seconds for an upload without faults
+MOST_BYTES = 256 << 20  # growth of the process in all trials
+LARGE = 128  # MiB of a file; four or more parts move at a time
 SHARE_OF_LARGE = 1 / 40  # of the trials
 MOST_MIB = {
-    # Each thread holds a piece of 1 MiB, whatever it is a part of: 4 and 15 MiB.
+    # Each thread has a piece of 1 MiB in memory, for any size of a part: 4 and 15 MiB.
     ("gs", "upload"): 32,
     ("gs", "download"): 32,
-    # 40 MiB are in flight, and a piece of 8 MiB is summed up; some twice, on their way.
+    # 40 MiB are in flight, some of them twice, and 8 MiB are being checksummed.
     ("s3", "upload"): 96,
-    # Four threads hold a piece of 8 MiB: as it comes, in one, and as Python has it; and
-    # as much is kept by the allocator, which gives each thread a heap of its own.
+    # Each of four threads has a piece of 8 MiB three times: as chunks, joined, and in
+    # Python. The allocator, with a heap for each thread, keeps the same amount.
     ("s3", "download"): 192,
 }
-OFTEN = ("503", "never came", "half an answer", "late")  # and yet it gets on
+OFTEN = ("503", "never came", "half an answer", "late")  # frequent faults with progress
 
 Files = dict[str, bytes]
-"""By name, with "/" between the parts."""
+"""Bytes of files, by name with "/" between the parts."""
 
 
 class Skewed(SystemClock):
-    """A clock that is wrong by days.
+    """A wall clock that is wrong, by up to days.
 
     Args:
-        seconds: by so much.
+        seconds: error of the clock.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -69,7 +69,7 @@ class Skewed(SystemClock):
 
 
 class RandomContents(OwnContents):
-    """Files that no two saves have in common."""
+    """Files with different bytes in each save."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -85,11 +85,11 @@ class RandomContents(OwnContents):
     def restore(
         self, prefix: str, *, with_data: bool = True, is_partial: bool = False
     ) -> None:
-        """What there is to see is seen in the files."""
+        """Does nothing: the trial compares the files themselves."""
 
 
 def files_below(path: str) -> Files:
-    """All files, but for what only one disk knows."""
+    """Returns all files below a directory."""
     root = pathlib.Path(path)
     return {
         str(each.relative_to(root)): each.read_bytes()
@@ -99,19 +99,19 @@ def files_below(path: str) -> Files:
 
 
 class World:
-    """A cloud, what was committed anywhere, and what must hold of the copies.
+    """A cloud, all commits that were made, and the checks of their copies.
 
     Args:
-        cloud: where they are.
+        cloud: the object store.
     """
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
-        self.committed: dict[str, Files] = {}  # by the folder in the store
+        self.committed: dict[str, Files] = {}  # by folder in the store
         self.wrong: list[str] = []
 
     def shown(self) -> dict[str, Files]:
-        """The folders that say that they are commits, with what is in them."""
+        """Returns the folders with a marker and a manifest, and their files."""
         folders: dict[str, Files] = {}
         for name, data in self.cloud.objects().items():
             folder, _, inside = name.removeprefix("run/").partition("/")
@@ -120,7 +120,7 @@ class World:
         return {name: has for name, has in folders.items() if both <= set(has)}
 
     def look(self) -> None:
-        """After each change of the store: it shows whole commits alone."""
+        """Checks after each change that the store shows only complete commits."""
         for folder, files in self.shown().items():
             expected = self.committed.get(folder, {})
             if files != expected:
@@ -133,13 +133,13 @@ class World:
 
 
 class Machine:
-    """A machine: its disk, its clock, its way to the cloud, and its process.
+    """A machine: disk, clock, network link to the cloud, and process.
 
     Args:
-        rng: what it draws from.
-        world: where it is.
-        directory: on its disk.
-        skew: of its clock, in seconds.
+        rng: source of the random numbers.
+        world: the cloud and the commits.
+        directory: checkpoint directory on the disk.
+        skew: error of the clock, in seconds.
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class Machine:
         with mock.patch.dict(os.environ, self.link.environment()):
             self._store = open_store(f"{world.cloud.scheme}://{PLACE}")
             with contextlib.suppress(errors.CheckpointError):
-                list(self._store.folders())  # it connects now
+                list(self._store.folders())  # connects to the link
         self.newest: Entry | None = None  # commit of the process
         self.mirror: Mirror | None = None
         self._step = 0
         self._leases: list[Lease] = []
 
     def start(self, keep: int) -> None:
-        """A process begins; it restores what is newest, here or in the store.
+        """Starts a process, which restores the newest commit of the disk and the store.
 
         Raises:
-            CheckpointError: the store cannot be asked, and there is nothing here.
+            CheckpointError: the store is unreachable, and the disk has no commit.
         """
         newest = max(map(sequence_of, self._world.shown()), default=0)
         failed = self.link.failed
@@ -179,11 +179,11 @@ class Machine:
         assert any(self._store.uri in each for each in said), f"{what}; {warned}"
 
     def _start(self, keep: int) -> tuple[int, list[str]]:
-        """Returns the newest local sequence there was, or 0; and what is told of."""
+        """Returns the newest local sequence number (or 0), and the reported losses."""
         lease = Lease(30.0, pause=self._wait_for_lease)
         policy = RetentionPolicy(max_to_keep=keep)
         mirror = Mirror(self._store, policy=policy, lease=lease)
-        self._leases.append(lease)  # whose end may not have reached the store
+        self._leases.append(lease)  # the release may not reach the store
         self._opened = open_directory(
             self.directory, RandomContents(self._rng), mirror=mirror, clock=self._clock
         )
@@ -219,11 +219,11 @@ class Machine:
         return seconds
 
     def record(self, fault: Fault) -> None:
-        """The journal."""
+        """Checks a fault for the journal."""
         assert fault.where == "mirror"
 
     def commit(self, attempt: str) -> None:
-        """As training saves: whatever the network does, that is a commit."""
+        """Saves a commit, which succeeds for any state of the network."""
         assert self.mirror is not None
         self._step += 1
         staged = write_part(self._opened, self._step, attempt)
@@ -242,37 +242,37 @@ class Machine:
 
     @property
     def has_commit(self) -> bool:
-        """Whether there is one on its disk."""
+        """Whether the disk has a commit."""
         return any(each.is_committed for each in catalog.scan(self.directory))
 
     def die(self) -> None:
-        """Of power: nothing that it says is heard any more."""
+        """Cuts the power: no further request reaches the store."""
         self.link.down()
         if self.mirror is not None:
             self.mirror.stop()
 
     def leave(self) -> None:
-        """The process ends."""
+        """Ends the process."""
         if self.mirror is not None:
             self.mirror.close()
 
     def close(self) -> None:
-        """The test is over."""
+        """Closes the link, at the end of the test."""
         self.link.close()
 
 
 def folder_of(entry: Entry) -> str:
-    """A commit's in the store."""
+    """Returns the folder of a commit in the store."""
     return f"{entry.step}.{entry.token}"
 
 
 def drawn_cloud(rng: random.Random) -> Cloud:
-    """Google's more often: a request to moto takes longer."""
+    """Draws a cloud; Google's more often, because requests to moto are slower."""
     return clouds.Gcs() if rng.random() < 0.75 else clouds.S3()
 
 
 def drawn_weather(rng: random.Random) -> Weather:
-    """None, one trouble often or always, or some of each."""
+    """Draws the faults: none, one fault with some probability, or a few of each."""
     kind = rng.random()
     if kind < 0.2:
         return {}
@@ -283,7 +283,7 @@ def drawn_weather(rng: random.Random) -> Weather:
 
 
 def trial(rng: random.Random, cloud: Cloud) -> Facts:
-    """Machines come and go; at the end all is calm."""
+    """Runs machines one after the other; the last ones have no faults."""
     world, keep, attempts = World(cloud), rng.choice([1, 2, 3]), 0
     facts: dict[str, int] = dict.fromkeys(
         ("commits", "starts", "starts refused", "deaths", "faults of copies"), 0
@@ -292,7 +292,7 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
         machines: list[Machine] = []
 
         def machine(directory: str = "") -> Machine:
-            """Another one, or one with the disk of an earlier one."""
+            """Returns a machine with an empty disk, or with an earlier disk."""
             disks = sorted({each.directory for each in machines})
             fresh = os.path.join(root, f"{len(machines)}")
             directory = directory or rng.choice([fresh, *disks[-2:]])
@@ -364,7 +364,7 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
         if here.mirror is None:
             start()
         assert here.mirror is not None
-        for _ in range(2):  # a dead upload may be as new as the first
+        for _ in range(2):  # the first may equal an abandoned upload
             commit()
             assert here.mirror.wait(LIMIT), here.mirror.status
             assert here.is_copied
@@ -386,7 +386,7 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
         here.leave()
         last = here.newest
 
-        here = machine(old)  # whose disk has an older commit
+        here = machine(old)  # a disk with an older commit
         start()
         assert here.newest.token == last.token
         here.leave()
@@ -398,7 +398,7 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
 
 
 def large(rng: random.Random, cloud: Cloud) -> Facts:
-    """A large commit goes up and comes down, by processes whose memory is watched."""
+    """Uploads and downloads a large commit, and checks the memory of the processes."""
     with mirror_speed.workplace() as root:
         link = Link(cloud, random.Random(rng.getrandbits(64)), lambda: None)
         place = f"{cloud.scheme}://{PLACE}"
@@ -416,9 +416,10 @@ def large(rng: random.Random, cloud: Cloud) -> Facts:
 
 
 def check_order(world: World, keep: int) -> None:
-    """Nothing is left in the store that is no commit, nor too many of those.
+    """Checks that the store has no leftovers, and at most `keep` commits.
 
-    Parts of a dead upload that was as far as this run may stay until it is further.
+    Parts of an abandoned upload may stay until this run has a commit with a higher
+    number.
     """
     shown = world.shown()
     assert len(shown) <= keep, sorted(shown)
@@ -434,12 +435,12 @@ def check_order(world: World, keep: int) -> None:
 
 
 def sequence_of(folder: str) -> int:
-    """A commit's, by the name of its folder."""
+    """Returns the sequence number of a commit, by the name of its folder."""
     return int(folder.partition(".")[2].partition("-")[0])
 
 
 def check_process(others: set[threading.Thread], bytes_before: int) -> None:
-    """No thread of the trial's is left, and the process has not grown."""
+    """Checks that the trial's threads have ended, and the process has not grown."""
     end = time.monotonic() + LIMIT
     for each in set(threading.enumerate()) - others:
         each.join(max(end - time.monotonic(), 0.0))
@@ -449,15 +450,15 @@ def check_process(others: set[threading.Thread], bytes_before: int) -> None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Returns the bytes of this process that are in memory."""
     pages = pathlib.Path("/proc/self/statm").read_text("ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
-    """Small pieces and short pauses; without the warnings, which are right here."""
-    one_at_a_time = threading.Lock()  # the environment leads clients to a cloud
+    """Context manager: sets small pieces and short pauses; hides expected warnings."""
+    one_at_a_time = threading.Lock()  # clients find the cloud by the environment
     before: list[int] = []
 
     def alone(rng: random.Random) -> Facts:
@@ -467,7 +468,7 @@ def prepare() -> Iterator[Trial]:
             kind = large if rng.random() < SHARE_OF_LARGE else trial
             with contextlib.closing(cloud):
                 facts = kind(rng, cloud)
-            before.append(resident())  # the first has imported what there is
+            before.append(resident())  # after the first trial, imports are done
             check_process(others, before[0])
             return facts
 

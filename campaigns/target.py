@@ -14,13 +14,13 @@ from tests.fakes.storage import FaultyObjectStore
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """Something that reads what others wrote.
+    """A reader of data that other programs may have written.
 
     Attributes:
-        name: of it.
-        read: raises errors of ours, or none. It gets an empty directory, for what is
-            read from a disk.
-        seeds: what our own writers write.
+        name: name of the target.
+        read: reads an input; raises only errors of tfpreempt. The argument is an empty
+            directory, for targets that read files.
+        seeds: inputs that tfpreempt has written.
     """
 
     name: str
@@ -29,14 +29,14 @@ class Target:
 
 
 def written(data: bytes, path: Path) -> Path:
-    """A file with these bytes."""
+    """Writes a file; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
 
 
 def store_of(objects: dict[str, bytes]) -> FaultyObjectStore:
-    """An object store with these objects."""
+    """Returns an object store with the given objects."""
     store = FaultyObjectStore()
     for name, data in objects.items():
         store.replace(name, data)
@@ -44,10 +44,10 @@ def store_of(objects: dict[str, bytes]) -> FaultyObjectStore:
 
 
 def environment(text: bytes) -> str:
-    """As the operating system gives it: no NUL is in it."""
+    """Returns the text of an environment variable, which cannot contain NUL."""
     return os.fsdecode(text.replace(b"\0", b""))
 
 
 def as_json(*values: Any) -> list[bytes]:
-    """Each as JSON."""
+    """Returns each value as JSON."""
     return [json.dumps(value).encode() for value in values]

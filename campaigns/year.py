@@ -31,14 +31,14 @@ from tfpreempt.checkpoint.mirror.journal_mirror import MOST_SMALL
 from tfpreempt.cli import main
 
 STEPS = 30
-"""From a start until its process is measured, and is preempted: half a second."""
+"""Steps from a start until the process is measured and preempted: half a second."""
 FOREVER = 1_000_000_000
 KILLS = 0.2
-"""Share of the preemptions that come without a notice."""
+"""Share of the preemptions without a notice."""
 OPTIONS = ("--kill-after", "1", "--max-failures", "1000000", "--max-preemptions")
 OPTIONS += ("1000000",)
 
-# --- what is measured ----------------------------------------------------------------
+# --- measurements --------------------------------------------------------------------
 
 MOST: Mapping[str, tuple[float, float]] = {
     "files": (0, 4),
@@ -51,12 +51,12 @@ MOST: Mapping[str, tuple[float, float]] = {
     "journal files": (0, MOST_SMALL),
     "journal KiB": (0.5, 20),
 }
-"""In the last quarter of the preemptions at most so much more than in the first: a
-share of the value, and so much besides. Of the journal, the gain of each preemption is
+"""Largest allowed growth from the first to the last quarter of the preemptions: a share
+of the first value, plus a constant. For the journal, the growth for each preemption is
 compared."""
 
 ENOUGH = 40
-"""Samples, before quarters are compared."""
+"""Number of samples from which quarters are compared."""
 
 
 def held_in(directory: Path, *left_out: str) -> Sample:
@@ -66,7 +66,7 @@ def held_in(directory: Path, *left_out: str) -> Sample:
         if Path(root) == directory:
             folders[:] = [each for each in folders if each not in left_out]
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # retention was faster
+            with contextlib.suppress(FileNotFoundError):  # deleted by retention
                 size += os.stat(os.path.join(root, name)).st_size
                 files += 1
     return {"files": files, "KiB": size >> 10}
@@ -91,12 +91,12 @@ def check_bounded(what: str, taken: Sequence[Sample]) -> None:
     quarter = len(taken) // 4
     if len(taken) < ENOUGH:
         return
-    # The first samples are left out: caches fill, and retention has nothing to remove.
+    # The first samples do not count: caches fill, and retention has nothing to remove.
     first, last = taken[2 : 2 + quarter], taken[-quarter:]
     for unit in first[0]:
-        # Of times the least: the machine may have had other work.
+        # For times the minimum, because other work may slow down the machine.
         typical = least if unit.endswith("ms") else median
-        if unit == "journal KiB":  # the story is longer, but not by more each time
+        if unit == "journal KiB":  # each preemption adds records
             typical = gain
         before, after = typical(first, unit), typical(last, unit)
         share, besides = MOST[unit]
@@ -172,14 +172,14 @@ class Machines:
     """The run that starts on an empty disk after each preemption.
 
     Args:
-        here: place of the run.
+        here: directory of the run.
     """
 
     def __init__(self, here: Place) -> None:
         self._here = here
         self.mirror = here.path / "mirror"
         self.notices = 0
-        """The copy of a journal lacks the last seconds of a killed machine."""
+        """Number of notices. The mirrored journal lacks the seconds before a kill."""
         self._process = self._start()
 
     def _start(self) -> Worker:
@@ -190,9 +190,9 @@ class Machines:
         return process
 
     def preempt(self, number: signal.Signals) -> Sample:
-        """Ends the process; the next one resumes from the mirror."""
+        """Ends the process; the next process resumes from the mirror."""
         before = self._process
-        # It waits for the upload of the first, before it makes the second.
+        # The program waits for the first upload before the second note.
         [step], _ = (before.wait_line("noted", count) for count in (1, 2))
         before.send(number)
         wait_until(lambda: before.code is not None, "the end", say=before.output)

@@ -22,7 +22,7 @@ from tfpreempt.storage.files import LocalFiles
 
 
 class Later(SystemClock):
-    """A clock that is ahead, by so much that what stands still is left over."""
+    """A clock that is far ahead, so that idle staging directories count as orphaned."""
 
     def wall(self):
         return super().wall() + retention.QUIET_SECONDS + 60
@@ -76,7 +76,7 @@ class FlatContents(OwnContents):
 
 
 class FunctionContents(OwnContents):
-    """Writes ckpt-N.* and says so afterwards, as a save_fn does."""
+    """Writes ckpt-N.*, and reports the prefix afterwards, like a save_fn."""
 
     def __init__(self, directory):
         super().__init__()

@@ -1,14 +1,15 @@
 """Processes that share a directory, in every order of their file operations.
 
-Each runs the shipped code on a disk that stops it before every operation. A process is
-the list of what its operations said so far: to move it on, its program is run anew up
-to the next one. So a world is one value, worlds that are equal are looked at once, and
-all of them are. A process that is never moved again was killed; one that is moved late
-was frozen; and whether a holder counts as dead is chosen freely, so whatever clocks and
-counters can make somebody believe is among it.
+Each process runs the shipped code on a disk that stops the process before every
+operation. A process is the list of the results of its operations so far: for the next
+operation, its program runs again from the start with these results. So a world is one
+value. Equal worlds are explored once, and all worlds are explored. A process without
+further steps was killed, and a process with a late step was frozen. The search freely
+chooses whether a holder counts as crashed, so every possible error of clocks and
+counters is included.
 
-The disk is that of a network: a process goes on using a directory that it has opened,
-whatever its name is by then, until that directory is removed.
+The disk acts like a network file system: a process uses a directory that it has opened,
+even under a new name, until the directory is removed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from typing import Any, NamedTuple
 from tfpreempt.checkpoint.directory import layout
 
 Program = Callable[["Disk"], str]
-"""What a process runs; its word at the end."""
+"""The code of a process; returns the final word of the process."""
 
 Nodes = frozenset[tuple[int, str, int, bytes | None]]
-"""Directory, name, number, and content; None of a directory. Number 0 is the root."""
+"""Directory, name, number and content (None: a directory). Number 0 is the root."""
 
 Said = tuple[Any, ...]
-"""What the operations of a process said so far."""
+"""Results of the operations of a process so far."""
 
 CHOICES = (False, True)
 
 
 class Process(NamedTuple):
-    """One process, after so many operations."""
+    """A process after some of its operations."""
 
     said: Said = ()
     opened: frozenset[tuple[str, int]] = frozenset()  # directories, by path
@@ -42,20 +43,20 @@ class Process(NamedTuple):
 
 
 class World(NamedTuple):
-    """The disk, and who is where."""
+    """The disk, and the states of all processes."""
 
     nodes: Nodes
     processes: tuple[Process, ...]
-    holder: int | None = None  # who took the lease last
-    wrong: str = ""  # what must never be seen
+    holder: int | None = None  # process that last acquired the lease
+    wrong: str = ""  # the violated promise
 
 
 class Stopped(BaseException):
-    """Before an operation: what it is."""
+    """Raised before an operation; the argument describes the operation."""
 
 
 class Disk:
-    """Says again what was said; stops the process at the first operation after."""
+    """Repeats recorded results, and stops the process at the next operation."""
 
     def __init__(self, said: Said) -> None:
         self._said = list(said)
@@ -105,15 +106,15 @@ class Disk:
             pass
 
     def sync_file(self, path: str) -> None:
-        """Nothing that others could see."""
+        """Does nothing, because other processes see no difference."""
 
     def sync_dir(self, path: str) -> None:
-        """Likewise."""
+        """Does nothing, see `sync_file`."""
 
 
 @functools.cache
 def next_operation(program: Program, said: Said) -> tuple[Any, ...] | str:
-    """What a process does next; its word if it ends."""
+    """Returns the next operation of a process, or its final word."""
     try:
         return program(Disk(said))
     except Stopped as stopped:
@@ -122,10 +123,10 @@ def next_operation(program: Program, said: Said) -> tuple[Any, ...] | str:
 
 
 def moves(programs: Sequence[Program], world: World) -> list[World]:
-    """All worlds that follow this one.
+    """Returns all worlds that follow this world.
 
-    An operation that no other process could see, or undo, is looked at alone: it does
-    not matter when it happens.
+    An operation that no other process can see or undo is explored alone, because its
+    time does not matter.
     """
     found = []
     for i, process in enumerate(world.processes):
@@ -144,7 +145,7 @@ def _is_private(kind: str, path: str, *more: Any) -> bool:
 
 
 def _moved(world: World, i: int, operation: Any) -> Iterator[World]:
-    """What one process makes of a world by its next operation."""
+    """Yields the worlds after the next operation of one process."""
     process = world.processes[i]
     if isinstance(operation, str):
         yield _with(world, i, Process(word=operation))
@@ -169,7 +170,7 @@ def _moved(world: World, i: int, operation: Any) -> Iterator[World]:
 
 
 def marker_of(i: int) -> bytes:
-    """What a process writes into the marker of its commits."""
+    """Returns the contents of the markers of a process."""
     return b"%d" % i
 
 
@@ -179,7 +180,7 @@ def _is_of(i: int, nodes: Nodes, path: str) -> bool:
 
 
 def _forget_removed(world: World) -> World:
-    """A directory that was removed is looked up anew by its path."""
+    """Removes deleted directories from the opened directories of all processes."""
     numbers = {node[2] for node in world.nodes} | {_ROOT}
     processes = tuple(
         each._replace(opened=frozenset(o for o in each.opened if o[1] in numbers))
@@ -202,7 +203,7 @@ _ROOT = 0
 def _find(
     nodes: Nodes, path: str, opened: Opened = frozenset()
 ) -> tuple[int, str, int, bytes | None] | None:
-    """What a path leads to, by directories that were opened if they are there still."""
+    """Returns the node of a path, through opened directories that still exist."""
     folder, name = os.path.split(path)
     number = _folder(nodes, folder, opened)
     return next((n for n in nodes if n[:2] == (number, name)), None)
@@ -221,7 +222,7 @@ def _folder(nodes: Nodes, path: str, opened: Opened) -> int | None:
 def _apply(
     nodes: Nodes, opened: Opened, kind: str, path: str, *more: Any
 ) -> tuple[Nodes, Opened, Any]:
-    """One operation: the disk after it, what is opened, and what is said."""
+    """Applies an operation; returns the disk, the opened directories and the result."""
     folder, name = os.path.split(path)
     number = _folder(nodes, folder if kind != "names" else path, opened)
     if number is None:
@@ -275,10 +276,10 @@ def _with_opened(opened: Opened, path: str, number: int) -> Opened:
     if os.path.basename(path) == layout.LEASE or f"{layout.LEASE}/" in path:
         opened = frozenset(each for each in opened if each[0] != path)
         opened |= {(path, number)}
-    return opened  # no other one is ever removed and made anew
+    return opened  # other directories are never replaced
 
 
 def _new_number(nodes: Nodes) -> int:
-    """The lowest free one: so that worlds that differ in nothing else are equal."""
+    """Returns the lowest free number, so that equal worlds have equal numbers."""
     used = {n[2] for n in nodes}
     return next(i for i in range(1, len(used) + 2) if i not in used)

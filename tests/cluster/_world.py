@@ -1,8 +1,8 @@
-"""A small cluster as one value, and every single step that it can take.
+"""A small cluster as one value, and every single step that the cluster can take.
 
-Each worker is the real `agreement.step` plus the few lines of a training loop. Reads
-and writes of the insert-once store, the raising of the flag, the reading of the
-counter, crashes, false suspicion, notices, timers and time-outs are single steps in any
+Each worker is the real `state_machine.step` plus the few lines of a training loop.
+Reads and writes of the insert-once store, the raising of the flag, the reading of the
+counter, crashes, false suspicion, notices, timers and timeouts are single steps in any
 order.
 """
 
@@ -76,7 +76,7 @@ class Search:
         return w._replace(ops=frozenset(ops))
 
     def gone(self, w: Worker) -> Worker:
-        """Forgets what no longer matters, so that equal ends are one state."""
+        """Removes values that no longer matter, so that equal ends are one state."""
         return Worker(
             self.intern(ev.WorkerState(round=w.state.round)),
             w.phase,
@@ -115,10 +115,11 @@ class Search:
         raise AssertionError(verdict)
 
     def raising(self, i: int) -> str:
-        """The phase of a worker with an error: the host still tells the others.
+        """Returns the phase of a worker with an error; the chief first tells the
+        others.
 
-        The others also find their own ways if another worker ends at once, and the
-        search is much smaller.
+        A worker other than the chief ends at once: the others then find their own way,
+        and the search is much smaller.
         """
         return "raised" if i else "raising"
 
@@ -148,9 +149,10 @@ class Search:
         )
 
     def steps(self, world: World) -> list[tuple[str, World, bool]]:
-        """(label, next world, whether the environment chose it).
+        """Returns all next steps: label, next world, whether the environment chose it.
 
-        What a worker can do is worked out once for all worlds that look the same to it.
+        The steps of a worker are computed once for all worlds that are equal for this
+        worker.
         """
         workers, rest = world.workers, world[1:]
         seen = tuple((w.phase in GONE, w.collectives, w.tag, w.share) for w in workers)
@@ -181,9 +183,10 @@ class Search:
     def steps_of(
         self, world: World, i: int, w: Worker
     ) -> tuple[list[tuple[str, World, bool]], bool]:
-        """Those of one worker; and whether it is one that commutes with all others.
+        """Returns the steps of a worker, and whether a single step commutes with all
+        others.
 
-        Such a step is explored alone.
+        A commuting step is explored alone.
         """
         store = dict(world.store)
         host_up = world.workers[0].phase not in GONE
@@ -200,7 +203,7 @@ class Search:
         return found, False
 
     def identity(self, world: World) -> tuple[Any, ...]:
-        """Is equal for equal worlds, and quick to compare: workers are interned."""
+        """Returns a value that is equal for equal worlds, and fast to compare."""
         return (*map(id, world.workers), world[1:])
 
     def put(self, world: World, i: int, w: Worker, **changes: Any) -> World:
@@ -281,7 +284,7 @@ class Search:
         )
 
     def gathered(self, i: int, w: Worker, op: Any, value: Any) -> Worker:
-        """One of the keys is read; the table hears of all of them, once all are."""
+        """Reads one key of a gather; after the last key the table gets an event."""
         _, key, round, j = op
         ops = w.ops - {op} | {("gathered", key, round, j, value)}
         mine = [x for x in ops if isinstance(x, tuple) and x[1:3] == (key, round)]
@@ -304,7 +307,7 @@ class Search:
         return ev.CommitRead(op.round, known)
 
     def inserted(self, i: int, w: Worker, op: ev.Insert, known: Any) -> Worker:
-        """The insert's result, as the coordinator reports it to the table."""
+        """Reports the result of an insert to the table, as the coordinator does."""
         if op.key is Key.COUNT and op.worker == i:
             if isinstance(op.value, ev.StepCount) and op.value.final:
                 return self.feed(i, w, ev.FinalCount(op.round, known))
@@ -398,7 +401,7 @@ class Search:
             yield to(f"writes the marker: {kind.value}", new, torn=torn)
 
     def torn(self, world: World, w: Worker) -> str:
-        """What is wrong with the shares that the chief takes; it writes the others."""
+        """Returns the error in the shares that the chief takes, if any."""
         wanted = (w.state.round, w.state.at)
         for j in w.state.staged[1:]:
             share = world.workers[j].share
@@ -407,10 +410,11 @@ class Search:
         return ""
 
     def takes(self, w: Worker, share: tuple[int, int] | None) -> bool:
-        """Whether the chief takes the share of a worker that says that it is staged.
+        """Returns whether the chief takes the share of a worker that reports `staged`.
 
-        Who has saved this boundary before says so too, and has written none; and who
-        has ended earlier has one of another step. The share's description tells.
+        A worker that has saved this boundary before also reports `staged`, without a
+        new share. A worker that ended earlier has a share of another step. The share's
+        description tells.
         """
         return share == (w.state.round, w.state.at)
 
@@ -456,8 +460,11 @@ class Search:
             yield f"w{i} gives up at its deadline", self.put(world, i, new), False
 
     def waits_in_vain(self, store: Any, w: Worker) -> bool:
-        """Whether main may reach its deadline: they are long against one read of a key
-        that is there, so not while the worker has such a read before it."""
+        """Returns whether the main thread may reach its deadline.
+
+        Deadlines are long compared with one read of an existing key, so not while the
+        worker has such a read to make.
+        """
         main, noticed = w.state.main, w.state.notice in state_machine.REAL
         waits = {
             MainThreadState.WAITING,

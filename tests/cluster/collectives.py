@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.cluster.timeline import Process, Timeline
 
-Tag = tuple[str, int]  # what the collective is for: a step, or a save, and its number
+Tag = tuple[str, int]  # purpose of the collective: a step or a save, and its number
 
 
 class _Entry:
@@ -29,7 +29,7 @@ class _Entry:
 
 
 class _Group:
-    """One collective, and the processes that have entered it so far."""
+    """A collective, and the processes that have entered the collective so far."""
 
     __slots__ = ("ends", "entries", "tags")
 
@@ -40,16 +40,16 @@ class _Group:
 
 
 class Collectives:
-    """Completes a collective once all processes are in it; fails it after a death.
+    """Completes a collective when all processes are in it; fails it after a crash.
 
     Args:
-        timeline: when things happen.
-        processes: all of the cluster.
-        failure: gives the milliseconds that a survivor needs to notice a death.
+        timeline: the virtual time.
+        processes: all processes of the cluster.
+        failure: returns the milliseconds that a survivor needs to notice a crash.
 
     Attributes:
-        torn: what was seen where processes entered different collectives together; such
-            a collective never completes.
+        torn: descriptions of collectives that processes entered out of step; such a
+            collective never completes.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Collectives:
         duration: int,
         resume: Callable[[Any], None],
     ) -> None:
-        """A process enters its next collective.
+        """Makes a process enter its next collective.
 
         Args:
-            process: who.
-            tag: what for.
-            duration: milliseconds that its own part takes.
-            resume: told whether it completed.
+            process: the process.
+            tag: purpose of the collective.
+            duration: milliseconds of the process's own part.
+            resume: called with whether the collective completed.
         """
         number = self._entered[process]
         self._entered[process] = number + 1
@@ -98,8 +98,8 @@ class Collectives:
             self.torn.append(f"collective {number}: {tags}")
 
     def process_ended(self, process: Process) -> None:
-        """The survivors' collectives will fail, also one that it was still in."""
-        left = self._entered[process] - 1  # it is not in those that follow
+        """Makes collectives of the survivors fail, also the current collective."""
+        left = self._entered[process] - 1  # not in later collectives
         if self._first_missed is None or left < self._first_missed:
             self._first_missed = left
         for group in self._groups.values():

@@ -29,7 +29,7 @@ from tfpreempt.core.events import Outcome
 
 
 def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
-    """What is wrong with this world; None if nothing is."""
+    """Returns the violated promise of a world, or None."""
     workers, store = world.workers, dict(world.store)
     boundaries: dict[int, set[int]] = {}
     for i, w in enumerate(workers):
@@ -121,12 +121,12 @@ def uncollected() -> Iterator[None]:
 def explore(
     cluster: Cluster, limit: int = 5_000_000, first_only: bool = False
 ) -> Result:
-    """Explores all of it, or raises if there is more than `limit`.
+    """Explores all states, or raises if there are more than `limit`.
 
     Args:
-        cluster: what to explore.
-        limit: number of states.
-        first_only: stop at the first violation.
+        cluster: parameters of the exploration.
+        limit: largest number of states.
+        first_only: whether to stop at the first violation.
     """
     started = time.perf_counter()
     search = Search(cluster)

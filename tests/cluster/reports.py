@@ -1,4 +1,4 @@
-"""What a simulated run says when it is over: frozen values, times in milliseconds."""
+"""Results of a simulated run: frozen values, with times in milliseconds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tfpreempt.core.events import Outcome
 
 
 class Ending(enum.Enum):
-    """How a simulated process ended."""
+    """The end of a simulated process."""
 
-    LEFT = "left"  # by its main thread: `outcome` says with which code
+    LEFT = "left"  # by its main thread, with the exit code of `outcome`
     OVERRUN = "overrun"  # by the alarm just before its deadline
     RAISED = "raised"  # by an error of the user's program
     KILLED = "killed"
@@ -21,7 +21,7 @@ class Ending(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Save:
-    """A worker was told to save. repeat: the boundary was committed already."""
+    """A worker's directive to save. repeat: the boundary was already committed."""
 
     round: int
     boundary: int
@@ -31,10 +31,12 @@ class Save:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Marker:
-    """The chief made a round's save durable, with the shards of these workers.
+    """A marker by which the chief made a round's save durable.
 
-    shares: where workers write a share each of what all hold, the boundary that the
-    share of each is of, by worker; -1: there was none.
+    Attributes:
+        workers: workers whose shards are in the commit.
+        shares: if workers write shares, the boundary of each worker's share; -1: no
+            share.
     """
 
     round: int
@@ -46,18 +48,18 @@ class Marker:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What became of one worker.
+    """Result of one worker.
 
     Attributes:
-        worker: its index.
-        ending: how its process ended.
-        outcome: what it left as; None if it was killed, raised or hangs.
-        ended_at_ms: when its process was gone; None if it hangs.
-        machine_gone_at_ms: when its own machine goes, by the notices it received;
-            None if none said when.
-        saves: what it was told to save, in order.
-        is_overdue: a wait of its main thread reached its deadline.
-        was_frozen: it was frozen at some time.
+        worker: index of the worker.
+        ending: end of the process.
+        outcome: outcome of the exit; None if killed, raised or hung.
+        ended_at_ms: time at which the process had ended; None if it hangs.
+        machine_gone_at_ms: time at which the worker's machine ends, according to its
+            notices; None if unknown.
+        saves: directives to save, in order.
+        is_overdue: whether a wait of the main thread reached its deadline.
+        was_frozen: whether the process was frozen at some time.
     """
 
     worker: int
@@ -71,7 +73,7 @@ class WorkerReport:
 
     @property
     def in_time(self) -> bool:
-        """Whether it ended before its machine goes, if that goes."""
+        """Whether the process ended before its machine, if the machine ends."""
         if self.ended_at_ms is None:
             return False
         gone = self.machine_gone_at_ms
@@ -80,14 +82,14 @@ class WorkerReport:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What became of a simulated cluster.
+    """Result of a simulated cluster.
 
     Attributes:
-        workers: one report for each, by index.
-        markers: what became durable, in order.
-        store: the keys and their text when the run was over.
-        torn: the collectives that workers entered out of step, if any.
-        lasted_ms: virtual time that passed.
+        workers: one report for each worker, by index.
+        markers: durable saves, in order.
+        store: keys and texts at the end of the run.
+        torn: collectives that workers entered out of step, if any.
+        lasted_ms: duration in virtual time.
     """
 
     workers: tuple[WorkerReport, ...]

@@ -1,4 +1,4 @@
-"""Random schedules of a simulated cluster, and what must be true of every run."""
+"""Random schedules of a simulated cluster, and the promises of every run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMIT = re.compile(r"tfpreempt/0/(\d+)/commit$")
 
 
 def draw(r: random.Random) -> Schedule:
-    """A schedule made of what `r` gives."""
+    """Draws a schedule."""
     world = r.choice((1, 2, 2, 3, 3, 4, 5, 6))
     collectives = r.random() < 0.6
     speeds = tuple(r.choice(SPEEDS) for _ in range(1 if collectives else world))
@@ -82,7 +82,7 @@ def notices(
 
 
 def worse(r: random.Random, schedule: Schedule) -> list[Fault]:
-    """What else can go wrong, in most of these runs."""
+    """Draws additional faults, which most runs have."""
     world = len(schedule.lengths)
     found: list[Fault] = []
     for _ in range(r.choice((0, 1, 1, 2))):
@@ -115,7 +115,7 @@ def when(r: random.Random, schedule: Schedule) -> dict[str, int]:
 
 
 def wrong(schedule: Schedule, report: RunReport) -> list[str]:
-    """What is wrong with a run; empty if nothing is."""
+    """Returns the broken promises of a run; empty if there are none."""
     found = [f"torn: {torn}" for torn in report.torn]
     found += [f"hangs: {w}" for w in report.workers if w.ending is Ending.HUNG]
     found += split(schedule, report)
@@ -168,9 +168,9 @@ def uncommitted(report: RunReport) -> list[str]:
 
 
 def late(schedule: Schedule, report: RunReport) -> list[str]:
-    """Alive when the machine goes, but for the time that a process takes to end.
+    """Returns the workers that run after their machine's end, plus the time of an exit.
 
-    A frozen one cannot help it.
+    Frozen workers do not count.
     """
     found = []
     for w in report.workers:
@@ -183,7 +183,7 @@ def late(schedule: Schedule, report: RunReport) -> list[str]:
 
 
 def mixed(schedule: Schedule, report: RunReport) -> list[str]:
-    """One leaves normally, another restarts although it neither died nor froze."""
+    """Returns a worker that finishes while another restarts without a fault."""
     host = report.workers[0]
     if host.was_frozen or host.is_overdue or host.ending is not Ending.LEFT:
         return []  # the store fell silent, and some may not have read the outcome
@@ -202,10 +202,10 @@ def restarts_in_health(w: WorkerReport) -> bool:
 
 
 def is_calm(schedule: Schedule) -> bool:
-    """Nothing but notices, each with time enough.
+    """Returns whether all faults are notices with enough time.
 
-    A save or another notice shortly before a machine goes has too little time too: the
-    last call of that machine may come while the save is under way.
+    A save or another notice shortly before a machine's end leaves too little time: the
+    last round of the machine may come during the save.
     """
     if not all(isinstance(f, (Preempt, AskToSave)) for f in schedule.faults):
         return False
@@ -250,7 +250,7 @@ def lost_in_calm(schedule: Schedule, report: RunReport) -> list[str]:
 
 
 def smallest(schedule: Schedule) -> Schedule:
-    """A schedule that is wrong too, with no fault that it does not need."""
+    """Returns a failing schedule from which no fault can be removed."""
     for i in range(len(schedule.faults)):
         fewer = schedule.faults[:i] + schedule.faults[i + 1 :]
         less = dataclasses.replace(schedule, faults=fewer)

@@ -1,11 +1,11 @@
-"""An insert-once store with slow messages, and a coordinator's executor on it.
+"""An insert-once store with slow messages, and a coordinator's executor for the store.
 
-The executor keeps the order that `StoreExecutor` keeps: one read after the other, one
-insert after the other, gathers in a few walks. The store lives in its host's process:
-it stands still while that is frozen, and every request fails once that is gone.
+The executor has the order of `StoreExecutor`: reads in sequence, inserts in sequence,
+and gathers in a few parallel walks. The store is in the chief's process: when the chief
+is frozen, the store is frozen, and after the chief's end every request fails.
 
-A message is a request with its answer. An answer that the store held back until its key
-came is one more, because it is sent by itself.
+A message is a request with its reply. A reply that waited for its key is one more
+message, because the store sends it later.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tfpreempt.coordination.store_executor import OnValue, reader_thread_count
 from tfpreempt.errors import CoordinationServiceUnavailableError
 
 DEATHS_EVERY = 1000
-"""Milliseconds between two questions for dead workers."""
+"""Milliseconds between two polls for crashed workers."""
 
-Job = Callable[[Callable[[], None]], None]  # told to call its argument when it is done
+Job = Callable[[Callable[[], None]], None]  # calls its argument at the end
 
 
 class Request:
-    """One message to the store that was not answered yet."""
+    """A message to the store without a reply so far."""
 
     __slots__ = ("answer", "fail", "key", "process", "value")
 
@@ -50,16 +50,16 @@ class SimulatedStore:
     """The store of a simulated cluster.
 
     Args:
-        timeline: when things happen.
-        host: the process that it lives in.
-        delay: gives the milliseconds that the next message travels.
-        is_lost: says whether an answer that is under way dies with the host.
-        rate: how many messages it serves in a millisecond, in the order in which they
-            come; None: any number.
+        timeline: the virtual time.
+        host: process that runs the store.
+        delay: returns the milliseconds that the next message travels.
+        is_lost: returns whether a reply on its way is lost when the host ends.
+        rate: number of messages that the store serves in a millisecond, in the order of
+            arrival; None: no limit.
 
     Attributes:
-        values: what was inserted.
-        served: how many messages there were.
+        values: the inserted values.
+        served: number of messages.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SimulatedStore:
         self.values: dict[str, str] = {}
         self.served = 0
         self._rate = rate
-        self._next_place = 0  # in the queue: so many messages fit before it since 0 ms
+        self._next_place = 0  # in the queue, counted in messages since 0 ms
         self._timeline = timeline
         self._host = host
         self._delay = delay
@@ -84,7 +84,7 @@ class SimulatedStore:
         self._numbers = itertools.count()
 
     def send(self, request: Request) -> None:
-        """Sends a request; its answer, or its failure, comes later."""
+        """Sends a request; the reply or the failure comes later."""
         number = next(self._numbers)
         self._open[number] = request
         if self._host.gone_at is not None:
@@ -94,20 +94,20 @@ class SimulatedStore:
         self._timeline.after(self._delay(), arrive, self._host)
 
     def close(self) -> None:
-        """The host is gone, and the store with it."""
+        """Ends the store together with its host."""
         for number in list(self._open):
             if number not in self._answering or self._is_lost():
                 self._fail(number)
         self._waiting.clear()
 
     def serve(self, length: int = 1) -> int:
-        """A message takes its place in the queue.
+        """Puts a message into the queue.
 
         Args:
-            length: how many times as long as an ordinary one it takes to serve.
+            length: duration of the service, in units of an ordinary message.
 
         Returns:
-            The milliseconds until it is served.
+            The milliseconds until the message is served.
         """
         self.served += 1
         if self._rate is None:
@@ -144,7 +144,7 @@ class SimulatedStore:
             for waiting in self._waiting.pop(request.key, ()):
                 wait = self.serve()
                 self._answer(waiting, request.value, wait + self._delay())
-        else:  # "it exists", and then a get of what is there
+        else:  # reply "it exists", and then a get of the value
             wait = self.serve()
             self._answer(number, known, wait + self._delay() + 2 * self._delay())
 
@@ -167,11 +167,11 @@ class SimulatedExecutor:
     """A `StoreExecutor` for the coordinator of one simulated worker.
 
     Args:
-        timeline: when things happen.
-        process: where callbacks run.
+        timeline: the virtual time.
+        process: process in which callbacks run.
         store: the cluster's store.
-        dead_workers: whom the service reports dead at this moment.
-        on_gone: called when the store cannot be reached.
+        dead_workers: returns the crashed workers according to the service.
+        on_gone: called when the store is unreachable.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class SimulatedExecutor:
         self.ask_for_the_dead()
 
     def ask_for_the_dead(self) -> None:
-        """Starts to ask, if anyone wants to know; until then nobody could be dead."""
+        """Starts polling for crashed workers, if a watch exists."""
         if self._watches and not self._asking:
             self._asking = True
             self._timeline.after(DEATHS_EVERY, self._ask, self._process)
@@ -250,7 +250,7 @@ class SimulatedExecutor:
 
 
 class _Line:
-    """Jobs of one thread: each begins when the one before it is done."""
+    """Jobs of one thread: each job begins when the job before has ended."""
 
     __slots__ = ("_busy", "_jobs")
 

@@ -1,8 +1,8 @@
 """One worker of a simulated cluster: the real coordinator, and a training loop.
 
-The loop does what the session and the handler do at boundaries, saves and ends, as a
-generator that yields wherever the real main thread waits. Nothing else of the real code
-is imitated.
+The loop acts like the session and the handler at boundaries, saves and ends. The loop
+is a generator that yields wherever the real main thread waits. No other part of the
+real code is imitated.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Settled = Generator[
 
 
 class _LeavesError(Exception):
-    """The process ends: what SystemExit is to the real one."""
+    """The process ends; stands for SystemExit."""
 
 
 class _RaisesError(Exception):
-    """The user's program fails: what any other exception is to the real one."""
+    """The user's program fails; stands for all other exceptions."""
 
 
 class _WakingCoordinator(Coordinator):
-    """Tells the simulated main thread what wakes a real one in `Coordinator.wait`."""
+    """Wakes the simulated main thread, like `Coordinator.wait` the real thread."""
 
     def __init__(self, worker: Worker, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -57,8 +57,8 @@ class Worker(Process):
     """A process of the simulated cluster.
 
     Args:
-        cluster: what it belongs to.
-        index: its number; 0 is the chief and hosts the store.
+        cluster: cluster of the process.
+        index: number of the worker; worker 0 is the chief and runs the store.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Worker(Process):
         self.ending: Ending | None = None
         self.outcome: Outcome | None = None
         self.overdue = False
-        self.left = False  # on its way out
+        self.left = False  # about to exit
         self.saves: list[Save] = []
         self.failing_saves = 0
         self.raises_at: set[int] = set()
@@ -133,7 +133,7 @@ class Worker(Process):
         )
 
     def report(self) -> WorkerReport:
-        """What became of it."""
+        """Returns the result of the worker."""
         return WorkerReport(
             worker=self.index,
             ending=self.ending or Ending.HUNG,
@@ -298,12 +298,12 @@ class Worker(Process):
     def _complete(
         self, workers: tuple[int, ...]
     ) -> Generator[Pause, Any, tuple[int, ...]]:
-        """The chief takes the shares of these workers, and writes the others."""
+        """Takes the shares of workers as the chief, and writes missing shares."""
         round, at = self.coordinator.state.round, self.coordinator.state.at
         shares = []
         for j in range(self.cluster.world):
             share = self.cluster.shares.get((round, j), -1)
-            if j not in workers or share != at:  # who has saved already writes none
+            if j not in workers or share != at:  # a repeated save has no share
                 yield self._sleep(self.cluster.schedule.save_ms)
                 share = at
             shares.append(share)

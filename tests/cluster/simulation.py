@@ -70,29 +70,29 @@ class Preempt(Fault):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AskToSave(Fault):
-    """It asks all workers for a periodic commit."""
+    """The worker asks all workers for a periodic commit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(Fault):
-    """Its process is gone, without a word."""
+    """The process ends without a message."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze(Fault):
-    """Nothing runs in its process for a while; time goes on."""
+    """The process does not run for a while, while time passes."""
 
     lasts_ms: int = 5000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Raise(Fault):
-    """The user's program raises in the next interval that it ends."""
+    """The user's program raises an error in the next interval that ends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FailSave(Fault):
-    """Its next save cannot be written."""
+    """The next save of the worker cannot be written."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,29 +105,31 @@ class SlowStore(Fault):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Everything that decides how a simulated run goes.
+    """All parameters of a simulated run.
 
     Attributes:
-        lengths: intervals of each worker in one fit; as many workers as lengths.
-        fits: how many fits follow each other.
-        collectives: each interval holds a collective of all workers.
-        collective_save: so does each save.
-        shares: each worker writes a share of what all hold, the chief what is missing.
-        step_ms: duration of an interval, for each worker; repeats from the first.
+        lengths: number of intervals of each worker in one fit; one number for each
+            worker.
+        fits: number of fits in sequence.
+        collectives: whether each interval has a collective of all workers.
+        collective_save: whether each save has a collective of all workers.
+        shares: whether workers write shares of the common state; the chief writes the
+            missing shares.
+        step_ms: duration of an interval for each worker; repeats from the first value.
         save_ms: duration of staging a save.
-        save_more_ms: how much longer each worker takes for it; repeats from the first.
-        marker_ms: duration of making it durable.
+        save_more_ms: additional duration for each worker; repeats from the first value.
+        marker_ms: duration of making a save durable.
         store_ms: travel time of one message to or from the store.
-        store_rate: how many messages it serves in a millisecond; None: any number.
-        gap_ms: time between counting an interval and looking at the flag.
-        start_ms: when a worker starts to train.
-        exit_ms: how long a process takes to end.
-        raise_ms: how long it takes to end after an error.
-        failure_ms: how long after a death a collective fails.
-        heartbeat_ms: how long after a death the service reports it.
-        save_timeout_ms: as given to the coordinator.
-        faults: what happens.
-        seed: of all that is drawn.
+        store_rate: messages that the store serves in a millisecond; None: no limit.
+        gap_ms: time between counting an interval and reading the flag.
+        start_ms: time at which a worker starts to train.
+        exit_ms: duration of the end of a process.
+        raise_ms: duration of the end of a process after an error.
+        failure_ms: time from a crash to the failure of a collective.
+        heartbeat_ms: time from a crash to the report of the service.
+        save_timeout_ms: timeout of the coordinator.
+        faults: faults and notices of the run.
+        seed: seed of all random numbers.
     """
 
     lengths: tuple[int, ...]
@@ -153,18 +155,18 @@ class Schedule:
 
 
 class SimulatedCluster:
-    """A cluster that moves one event at a time.
+    """A cluster that executes one event at a time.
 
     Args:
-        schedule: what happens. More can be done between steps: `apply` a fault, look at
-            `workers`.
+        schedule: parameters of the run. Between events a test may `apply` a fault, or
+            read `workers`.
 
     Attributes:
         timeline: the virtual clock.
         workers: the processes, with their coordinators.
-        markers: what became durable so far.
-        shares: the boundary of each share that was written, by round and worker.
-        decided: when each worker first heard of a decision, in milliseconds.
+        markers: durable saves so far.
+        shares: the boundary of each written share, by round and worker.
+        decided: time at which each worker first knew a decision, in milliseconds.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -205,7 +207,7 @@ class SimulatedCluster:
         return bool(self._left) and self.timeline.step(self.timeline.now + 10**9)
 
     def report(self) -> RunReport:
-        """What became of the workers so far."""
+        """Returns the results of the workers so far."""
         return RunReport(
             workers=tuple(worker.report() for worker in self.workers),
             markers=tuple(self.markers),
@@ -254,7 +256,7 @@ class SimulatedCluster:
         )
 
     def interval_begins(self, worker: Worker) -> None:
-        """Faults that wait for this step happen."""
+        """Applies the faults that wait for this step."""
         for fault in self._at_step.pop((worker.index, worker.step_flag.started), ()):
             self.timeline.after(0, functools.partial(self.apply, fault), worker)
 

@@ -1,4 +1,4 @@
-"""Virtual time: what happens next in a simulation, and the clock that shows it.
+"""Virtual time: the queue of events of a simulation, and its clock.
 
 Times are whole milliseconds, so that equal schedules give equal runs to the last event.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class Process:
-    """What a simulated machine can do to everything that runs on it."""
+    """Faults that a simulated machine can apply to all code of a process."""
 
     __slots__ = ("frozen_from", "frozen_until", "gone_at")
 
@@ -22,7 +22,7 @@ class Process:
         self.gone_at: int | None = None
 
     def silent_since(self, now: int) -> int | None:
-        """When its last sign of life was; None: it is alive."""
+        """Time of the last heartbeat; None: the process runs."""
         if self.gone_at is not None:
             return self.gone_at
         return self.frozen_from if now < self.frozen_until else None
@@ -51,12 +51,13 @@ class Timeline:
     def at(
         self, when: int, call: Callable[[], None], process: Process | None = None
     ) -> None:
-        """Calls `call` at a time; never in the past.
+        """Calls `call` at a time, but never in the past.
 
         Args:
-            when: milliseconds.
-            call: what happens.
-            process: where it happens: late if that is frozen, never if it is gone.
+            when: time in milliseconds.
+            call: the event.
+            process: process of the event: the event is late if the process is frozen,
+                and does not happen if the process has ended.
         """
         when = max(when, self.now)
         heapq.heappush(self._queue, (when, next(self._numbers), call, process))

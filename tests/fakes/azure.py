@@ -1,9 +1,10 @@
-"""A server of Azure Blob Storage on the loopback interface, kept to what obstore sends.
+"""A server of Azure Blob Storage on the loopback interface, for the requests of
+obstore.
 
-It has Put Blob with conditions, blocks and block lists, downloads
-with ranges and ETags, HEAD, deletions one by one and in a batch, listings in pages.
-Signatures are not checked. tests/contracts runs the same contract against Azurite,
-Microsoft's emulator, where that is installed.
+The server has Put Blob with conditions, blocks and block lists, downloads with ranges
+and ETags, HEAD, deletions one by one and in a batch, and listings in pages. Signatures
+are not checked. tests/contracts runs the same contract against Azurite, Microsoft's
+emulator, if Azurite is installed.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class AzureServer(FakeServer):
         }
         kind = sent.get("x-ms-blob-content-type", "application/octet-stream")
         self._blobs[name] = _Blob(data, {**version, "Content-Type": kind, **kept})
-        self._blocks.pop(name, None)  # also those of other writers
+        self._blocks.pop(name, None)  # also blocks of other writers
         return Reply(status=201, headers=version)
 
     def _put(self, name: str, request: Request) -> Reply:

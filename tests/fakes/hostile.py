@@ -71,7 +71,7 @@ class HostileServer(FakeServer):
             yield b"T"
 
     def endless(self, first: bytes = b"") -> Iterator[bytes]:
-        """As fast as it is read, until the server is closed."""
+        """Yields bytes at full speed until the server is closed."""
         yield first
         while self.pause(0.0):
             yield _CHUNK

@@ -11,11 +11,12 @@ from tfpreempt.testing._server import Reply
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenReply(Reply):
-    """One answer without a length of its own; the connection ends after it.
+    """A reply without a correct length; the connection ends after the reply.
 
     Attributes:
-        pieces: sent after the body, until the client or the server goes.
-        is_raw: body and pieces are all there is, without a status line and headers.
+        pieces: data sent after the body, until the client or the server closes.
+        is_raw: whether only body and pieces are sent, without a status line and
+            headers.
     """
 
     pieces: Iterable[bytes] = ()

@@ -1,8 +1,8 @@
-"""Disks and an object store that fail where a test says.
+"""Disks and an object store that fail at chosen operations.
 
-`FaultyFiles` stands in front of the real file operations, records each, and can fail or
-"crash" at any one of them. `FaultyObjectStore` is an object store in memory; it passes
-the contract test of the real stores while no fault is ordered.
+`FaultyFiles` wraps the real file operations, records each operation, and can fail or
+"crash" at any of them. `FaultyObjectStore` is an object store in memory. Without a
+fault it passes the contract test of the real stores.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _PIECE = 4 << 20
 
 
 class SimulatedCrash(BaseException):
-    """The process is dead from here on; not an Exception, so nothing handles it."""
+    """The process has ended; not an Exception, so that no code handles it."""
 
 
 class Operation(NamedTuple):
-    """One operation: its name, and of what; of a rename, the new name.
+    """A recorded operation.
 
     Attributes:
-        name: of the method.
-        path: the file, or the object.
+        name: name of the method.
+        path: the file or the object; for a rename the new name.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Operation(NamedTuple):
 
 
 class _Faulty:
-    """Operations that are recorded, and that fail where the test says.
+    """Records operations, and fails at chosen operations. Thread-safe.
 
     Attributes:
-        operations: what was asked for, in order. Thread-safe.
+        operations: the operations in order.
     """
 
     def __init__(self, faults: Mapping[int, BaseException], when: str) -> None:
@@ -73,14 +73,15 @@ class _Faulty:
 
 
 class FaultyFiles(_Faulty):
-    """File operations that are recorded, and that fail where the test says.
+    """File operations that are recorded, and that fail where a test requests it.
 
     Args:
-        inner: what really does the work.
-        fail_at: index of the operation that fails; None for none.
-        error: what is raised: a SimulatedCrash (after it, every operation raises), or
-            an OSError such as `OSError(errno.ENOSPC, "No space left on device")`.
-        when: "before" the operation, "after" it, or "torn": a write that leaves half.
+        inner: implementation of the operations.
+        fail_at: index of the failing operation; None: no fault.
+        error: raised error: a SimulatedCrash (every later operation raises too), or an
+            OSError such as `OSError(errno.ENOSPC, "No space left on device")`.
+        when: "before" the operation, "after" it, or "torn" (writes only half of the
+            data).
     """
 
     def __init__(
@@ -131,13 +132,13 @@ class FaultyFiles(_Faulty):
 
 
 class FaultyObjectStore(_Faulty):
-    """An object store in memory whose operations fail where the test says.
+    """An object store in memory whose operations fail where a test requests it.
 
     Args:
-        faults: what to raise, by index of the operation; counted from 0. After a
-            SimulatedCrash every operation raises, until `revive()`.
-        when: "before" the operation, or "after" it: it was done, the answer is lost.
-        uri: what it says of itself.
+        faults: errors by index of the operation, counted from 0. After a SimulatedCrash
+            every operation raises, until `revive()`.
+        when: "before" the operation, or "after" it (only the reply is lost).
+        uri: URI of the store.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class FaultyObjectStore(_Faulty):
         return self._uri
 
     def fail_from(self, index: int, error: BaseException) -> None:
-        """From this operation on every one fails, until `revive()`."""
+        """Makes this and all later operations fail, until `revive()`."""
         with self._lock:
             before = self._fault_at
             self._fault_at = lambda at: error if at >= index else before(at)

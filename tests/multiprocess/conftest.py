@@ -1,4 +1,4 @@
-"""What train.py yields undisturbed, made once for all tests that compare with it."""
+"""The results of train.py without interruptions, computed once for all tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reference = Callable[[str, int], Results]
 def reference_of(
     zygote_of: Callable[[str], Zygote],
 ) -> Callable[[str, str, int], Results]:
-    """As `reference`, by framework."""
+    """Like `reference`, with the framework as the first argument."""
 
     @functools.cache
     def run(framework: str, strategy: str, world: int) -> Results:

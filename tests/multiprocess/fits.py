@@ -1,4 +1,4 @@
-"""What tests of `model.fit` in real processes share: fits, cuts, what must come out."""
+"""Fits, interruptions and checks for the tests of `model.fit` in real processes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Fit:
 
     @property
     def batches(self) -> int:
-        """Of an epoch; three steps of it at least."""
+        """Number of batches of an epoch, for at least three steps."""
         return 8 if self.steps_per_execution == 1 else 3 * self.steps_per_execution
 
     def start(self, here: Place, *more: object) -> Cluster:
-        """Starts it, with more arguments."""
+        """Starts the fit, with more arguments."""
         options = {
             "line": self.line,
             "data": self.data,
@@ -53,7 +53,7 @@ class Fit:
         return here.start("fit.py", *arguments, *more, world=self.world)
 
     def holds(self, point: str) -> tuple[str, ...]:
-        """Where it is interrupted, one after the other: WHERE:EPOCH:BATCH."""
+        """Returns the points of the interruptions, in order, as WHERE:EPOCH:BATCH."""
         last = self.batches - 1
         late = self.batches - max(2, self.steps_per_execution)
         return {
@@ -68,14 +68,14 @@ class Fit:
         }[point]
 
     def steps(self) -> list[tuple[int, int]]:
-        """All that it trains: epoch and last batch of each step."""
+        """Returns the epoch and the last batch of each step of the fit."""
         step = self.steps_per_execution
         ends = range(step - 1, self.batches, step)
         return [(epoch, end) for epoch in range(self.epochs) for end in ends]
 
 
 def trained(workers: Iterable[Worker]) -> list[tuple[int, int]]:
-    """What processes have trained, one after the other; see `Fit.steps`."""
+    """Returns the steps that processes have trained in sequence; see `Fit.steps`."""
     return [
         (int(epoch), int(batch))
         for worker in workers
@@ -85,7 +85,7 @@ def trained(workers: Iterable[Worker]) -> list[tuple[int, int]]:
 
 @functools.cache
 def undisturbed(zygote: Zygote, fit: Fit) -> list[dict[str, Any]]:
-    """The results of a fit that is not interrupted and knows nothing of us."""
+    """Returns the results of a fit without interruptions and without tfpreempt."""
     with place(zygote) as made:
         cluster = fit.start(made, "--plain")
         cluster.expect(*[0] * fit.world)
@@ -93,7 +93,7 @@ def undisturbed(zygote: Zygote, fit: Fit) -> list[dict[str, Any]]:
 
 
 def interrupt(here: Place, fit: Fit, hold: str, victim: int) -> Cluster:
-    """Starts a fit; SIGTERM to one worker while all of them hold; all leave by 143."""
+    """Starts a fit, and sends SIGTERM to one worker while all workers are blocked."""
     before = len(records(here.checkpoints, "notice", worker=victim))
     here.hold()
     cluster = fit.start(here, f"--hold-at={hold}")
@@ -110,7 +110,7 @@ def interrupt(here: Place, fit: Fit, hold: str, victim: int) -> Cluster:
 
 
 def assert_exact(here: Place, zygote: Zygote, fit: Fit, point: str) -> None:
-    """A fit that is interrupted, in new processes each time, is the undisturbed one."""
+    """Checks that an interrupted fit has the results of an uninterrupted fit."""
     clusters = [
         interrupt(here, fit, hold, number % fit.world)
         for number, hold in enumerate(fit.holds(point), start=1)

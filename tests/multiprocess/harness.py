@@ -1,7 +1,8 @@
-"""Starts real workers, waits for what they print, signals them, collects what is left.
+"""Starts real workers, waits for their output, sends signals, and removes leftovers.
 
-Nothing here sleeps to let something happen: every wait is for a line, a file, a journal
-record or an end, has a deadline, and fails with the workers' output.
+No function sleeps until something has probably happened. Every wait is for a line, a
+file, a journal record or the end of a process, has a deadline, and fails with the
+workers' output.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from tfpreempt.core.journal import journal_directory
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().with_name("programs")
 LIMIT = 90.0
-"""Seconds that any one wait may take: "did not hang" on a busy machine, no more."""
+"""Longest wait in seconds: proves only, on a busy machine, that nothing hangs."""
 
 IMPORTED = 200.0
 """Seconds that a busy machine may need to import TensorFlow, before the first fork."""
 
 HEARD_WITHIN = 0.5
-"""Seconds from a signal until all workers know of it: milliseconds, on a calm machine.
-A step that begins later is one too many. For so long a step lasts once a signal was
-sent, so that there can be no more than one."""
+"""Seconds from a signal until all workers know of the notice (milliseconds on an idle
+machine). A step that begins later is an error. After a signal each step takes this
+time, so that at most one step can begin too late."""
 
 RESTART = 143
 WITHOUT_HOST = {"tensorflow": {RESTART}, "jax": {RESTART, -signal.SIGABRT}}
-"""How a worker ends after a notice, where the host of the service was killed: JAX may
-abort the process before it has left."""
+"""Exit codes of a worker after a notice, if the chief was killed: JAX may abort the
+process before the process exits."""
 
 FRAMEWORKS = ("tensorflow", "jax")
 STEPS = 12
-"""Where train.py ends by default."""
+"""Number of steps of train.py by default."""
 
 T = TypeVar("T")
 
@@ -64,7 +65,8 @@ class Zygote:
     """The process that forks workers (see zygote.py); start it once, close it.
 
     Args:
-        framework: of the workers, "tensorflow", "jax", or "keras-jax", Keras on JAX.
+        framework: framework of the workers: "tensorflow", "jax", or "keras-jax" (Keras
+            on JAX).
     """
 
     def __init__(self, framework: str = "tensorflow") -> None:
@@ -74,7 +76,7 @@ class Zygote:
         environment.pop("TF_CONFIG", None)
         if framework == "keras-jax":
             environment["KERAS_BACKEND"] = "jax"
-        # A third of the time of a short program on JAX is that of compilations.
+        # Compilations take a third of the time of a short program on JAX.
         self._compiled = tempfile.TemporaryDirectory(prefix="tfpreempt-test-")
         environment["JAX_COMPILATION_CACHE_DIR"] = self._compiled.name
         for least in ("COMPILE_TIME_SECS", "ENTRY_SIZE_BYTES"):
@@ -108,14 +110,14 @@ class Zygote:
         env: dict[str, str] | None = None,
         limit: float = LIMIT,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end, as `subprocess.run` does; several times faster.
+        """Runs a program to its end like `subprocess.run`, but several times faster.
 
         Args:
             program: a Python file.
-            *arguments: its arguments.
-            directory: where it runs.
-            env: its environment; by default that of a worker.
-            limit: seconds that it may take.
+            *arguments: arguments of the program.
+            directory: working directory.
+            env: environment of the program; by default the environment of a worker.
+            limit: longest duration in seconds.
         """
         with tempfile.TemporaryDirectory(prefix="tfpreempt-test-") as told:
             stem = Path(told) / "process"
@@ -142,7 +144,7 @@ class Zygote:
             )
 
     def close(self) -> None:
-        """Ends it and every worker that it still has."""
+        """Ends the zygote, and kills its remaining workers."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(LIMIT)
@@ -155,7 +157,7 @@ def _python_path() -> str:
 
 
 class Worker:
-    """One process: its output so far, its end."""
+    """A started process: its output so far, and its exit."""
 
     def __init__(self, pid: int, log: Path, told_exit: Path) -> None:
         self.pid = pid
@@ -164,11 +166,11 @@ class Worker:
 
     @property
     def output(self) -> str:
-        """Everything that it has printed."""
+        """The output so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def lines(self, word: str) -> list[list[str]]:
-        """The whole lines that begin with a word, split, without that word."""
+        """Returns the complete lines that begin with a word, without the word."""
         whole, _, _ = self.output.rpartition("\n")
         found = (
             line for line in whole.split("\n") if f"{line} ".startswith(f"{word} ")
@@ -176,7 +178,7 @@ class Worker:
         return [line.split()[1:] for line in found]
 
     def wait_line(self, word: str, count: int = 1, limit: float = LIMIT) -> list[str]:
-        """Waits until it has printed so many lines with this word; the last one."""
+        """Waits for line number `count` that begins with a word; returns its values."""
 
         def found() -> list[list[str]]:
             lines = self.lines(word)
@@ -192,29 +194,29 @@ class Worker:
             raise AssertionError(f"{error}\n{self.output[-6000:]}") from None
 
     def wait_text(self, text: str) -> None:
-        """Waits until this is anywhere in its output."""
+        """Waits until the output contains a text."""
         wait_until(lambda: text in self.output, repr(text), say=self.output[-6000:])
 
     def send(self, signum: int) -> float:
-        """Signals it; returns the wall time just before."""
+        """Sends a signal; returns the wall time just before."""
         now = time.time()
         os.kill(self.pid, signum)
         return now
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it lives."""
+        """Exit code of the process; None while the process runs."""
         if not self._told_exit.exists():
             return None
         return int(self._told_exit.read_text())
 
     @property
     def ended_at(self) -> float:
-        """When it did, in wall seconds as those of `send`."""
+        """Time of the exit in wall seconds, comparable with `send`."""
         return self._told_exit.stat().st_mtime
 
     def result(self) -> dict[str, Any]:
-        """The JSON that it printed behind the word `result`."""
+        """Returns the JSON in the line that begins with `result`."""
         [line] = self.lines("result")
         value: dict[str, Any] = json.loads(" ".join(line))
         return value
@@ -234,7 +236,7 @@ class Cluster:
         return iter(self.workers)
 
     def wait(self, limit: float = LIMIT) -> list[int]:
-        """Waits for all to end; their exit codes in order."""
+        """Waits until all workers have ended; returns their exit codes in order."""
 
         def codes() -> list[int] | None:
             found = [worker.code for worker in self.workers]
@@ -251,25 +253,25 @@ class Cluster:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def expect(self, *codes: int | Collection[int], limit: float = LIMIT) -> None:
-        """Waits for all to end with these codes; of several, with any."""
+        """Waits for all workers; checks their exit codes, or sets of allowed codes."""
         found = self.wait(limit)
         allowed = [{code} if isinstance(code, int) else code for code in codes]
         are_right = [f in each for f, each in zip(found, allowed, strict=True)]
         assert all(are_right), f"{found}\n{self.story()}"
 
     def story(self) -> str:
-        """What everyone printed, for messages."""
+        """Returns the output of every worker, for error messages."""
         return "\n".join(
             f"--- worker {i}, pid {w.pid}, code {w.code}\n{w.output[-5000:]}"
             for i, w in enumerate(self.workers)
         )
 
     def results(self) -> list[dict[str, Any]]:
-        """The result of every worker."""
+        """Returns the result of every worker."""
         return [worker.result() for worker in self.workers]
 
     def wait_record(self, event: str, **fields: Any) -> dict[str, Any]:
-        """Waits for a journal record, newest first; see `records`."""
+        """Waits for a journal record (see `records`); returns the newest record."""
         try:
             return wait_until(
                 lambda: records(self.checkpoints, event, **fields), f"{event} {fields}"
@@ -279,7 +281,7 @@ class Cluster:
 
 
 def records(checkpoints: Path, event: str, **fields: Any) -> list[dict[str, Any]]:
-    """The journal's records of an event with these fields, by wall time."""
+    """Returns the journal's records of an event with these fields, by wall time."""
     return [
         record
         for record in read_journal(journal_directory(checkpoints))
@@ -300,17 +302,17 @@ class Place:
         self._started = 0
 
     def environment(self, more: dict[str, str] | None = None) -> dict[str, str]:
-        """The environment of a process that runs here; see `worker_environment`."""
+        """Returns the environment of a process of this run."""
         framework = {"TOY_FRAMEWORK": self.framework, "JAX_PLATFORMS": "cpu"}
         return worker_environment(self.path, framework | (more or {}))
 
     def hold(self, *names: str) -> None:
-        """From now on, workers that come to a hold of this name stay there."""
+        """Makes workers block when they reach a hold of this name, until `release`."""
         for name in names or ("step",):
             (self.path / f"hold-{name}").touch()
 
     def release(self, name: str = "step") -> None:
-        """Lets the holding workers go on."""
+        """Lets the blocked workers continue."""
         (self.path / f"hold-{name}").unlink()
 
     def start(
@@ -326,11 +328,11 @@ class Place:
 
         Args:
             program: file name under programs/.
-            *arguments: for all workers, behind the checkpoint directory.
+            *arguments: arguments of all workers, after the checkpoint directory.
             world: number of workers.
             tf_config: whether TF_CONFIG is set, or the variables of JAX's processes; by
                 default for more than one worker.
-            each: more arguments, by worker.
+            each: returns more arguments for a worker.
             env: more environment variables.
         """
         has_config = world > 1 if tf_config is None else tf_config
@@ -362,18 +364,18 @@ class Place:
         return cluster
 
     def slow_down(self) -> None:
-        """From now on each step takes `HEARD_WITHIN`, in programs that tell of steps.
+        """Makes each step take `HEARD_WITHIN`, in programs that print their steps.
 
-        Call it just before a signal: what trains on is seen to, and what ran till then
-        ran at its own pace. `speed_up` ends it.
+        Call the method just before a signal. Then few steps begin after the signal, and
+        the steps before the signal have their usual speed. `speed_up` ends the effect.
         """
-        # In one piece, as steps look for it meanwhile.
+        # Renamed into place, because running steps read the file.
         part = self.path / "slow.part"
         part.write_text(f"{HEARD_WITHIN}")
         part.rename(self.path / "slow")
 
     def speed_up(self) -> None:
-        """Steps take as long as they take."""
+        """Ends the effect of `slow_down`."""
         (self.path / "slow").unlink(missing_ok=True)
 
     def train(self, strategy: str, world: int, *more: object) -> Cluster:
@@ -388,7 +390,7 @@ class Place:
         )
 
     def close(self) -> None:
-        """Kills what still runs here and removes the directory."""
+        """Kills the running workers, and removes the directory."""
         for cluster in self._clusters:
             for worker in cluster:
                 if worker.code is None:
@@ -401,7 +403,7 @@ class Place:
 def cluster_environment(
     framework: str, ports: Sequence[int], index: int
 ) -> dict[str, str]:
-    """The variables that tell a worker of the others, which are on this machine."""
+    """Returns the variables with the addresses of all workers, on this machine."""
     addresses = [f"127.0.0.1:{port}" for port in ports]
     if framework == "jax":
         return {
@@ -416,7 +418,7 @@ def cluster_environment(
 def worker_environment(
     path: Path, more: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of a worker that runs in this place."""
+    """Returns the environment of a worker that runs in a directory."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -432,7 +434,7 @@ def worker_environment(
 
 @contextlib.contextmanager
 def place(zygote: Zygote) -> Iterator[Place]:
-    """A new place, gone afterwards."""
+    """Context manager: a new directory for a run, removed at the end."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     made = Place(zygote, Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=memory)))
     try:
@@ -442,5 +444,5 @@ def place(zygote: Zygote) -> Iterator[Place]:
 
 
 def payload_files(directory: Path) -> list[str]:
-    """The data files of TensorFlow's checkpoints anywhere under a directory."""
+    """Returns the data files of TensorFlow's checkpoints below a directory."""
     return sorted(str(p.relative_to(directory)) for p in directory.rglob("*.data-*"))

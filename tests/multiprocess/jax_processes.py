@@ -17,7 +17,7 @@ PROGRAM = PROGRAMS / "jax_loop.py"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that computes on one CPU device."""
+    """Returns the environment of a process that computes on one CPU device."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TFPREEMPT_")}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     kept |= {"PYTHONPATH": path, "TFPREEMPT_PLATFORM": "generic"}
@@ -26,7 +26,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class JaxProcess:
-    """One process, with what it has printed so far.
+    """A process and its output so far.
 
     Args:
         log: file with the output.
@@ -53,14 +53,14 @@ class JaxProcess:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def lines(self, word: str) -> list[str]:
-        """What follows a word, in each whole line that begins with the word."""
+        """Returns the rest of each complete line that begins with a word."""
         whole = self.output.rpartition("\n")[0].split("\n")
         return [
             line[len(word) + 1 :] for line in whole if f"{line} ".startswith(f"{word} ")
         ]
 
     def wait_line(self, word: str, count: int = 1) -> str:
-        """Waits for a line that begins with a word; returns what follows the word."""
+        """Waits for a line that begins with a word; returns the rest of the line."""
 
         def found() -> bool:
             is_there = len(self.lines(word)) >= count

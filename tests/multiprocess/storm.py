@@ -1,4 +1,4 @@
-"""A fit that is interrupted at random, again and again, until it comes to its end."""
+"""A fit that is interrupted at random moments, until it is complete."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.multiprocess.harness import (
 )
 
 PAUSE = 0.02
-"""Seconds of each batch, so that there are moments within."""
+"""Seconds of each batch, so that signals can come during a batch."""
 MOMENTS = {"start": 1, "fit": 2, "batch": 5, "validation": 2}
-"""After what a signal comes, by weight."""
+"""Events after which a signal comes, with weights."""
 SECONDS = {"start": 1.0, "fit": 1.5, "batch": 2 * PAUSE, "validation": 2 * PAUSE}
-"""How long after it at most: imports take so long, and the restore and traces."""
+"""Longest delay of the signal: as long as imports, or the restore and traces, take."""
 WORDS = {"fit": ("began", 1), "batch": ("trained", 8), "validation": ("validates", 3)}
-"""What the program prints, and how often at most it is awaited."""
+"""Word that the program prints, and the largest number of such lines to wait for."""
 KILLS = 0.2
 """Share of the signals that are SIGKILL."""
 EARLY = -signal.SIGTERM
@@ -39,22 +39,22 @@ EARLY = -signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Told:
-    """What was so when SIGTERM was sent."""
+    """The state of the run when SIGTERM was sent."""
 
-    at: float  # monotonic, which all processes of a machine share
-    listening: tuple[Worker, ...]  # of those it was sent to
+    at: float  # monotonic time, equal in all processes of a machine
+    listening: tuple[Worker, ...]  # the signalled workers with a handler
 
 
 class Storm:
-    """One fit, its interruptions, and what it must have kept of its steps.
+    """A fit, its interruptions, and the steps that must not be lost.
 
     Args:
-        here: where it runs.
-        fit: of one process or several.
-        rng: draws everything.
+        here: directory of the run.
+        fit: fit of one process or several.
+        rng: source of all random choices.
 
     Attributes:
-        ends: how often which end followed SIGTERM.
+        ends: number of each kind of end after SIGTERM.
     """
 
     def __init__(self, here: Place, fit: Fit, rng: random.Random) -> None:
@@ -68,7 +68,7 @@ class Storm:
         self.ends = Counter[str]()
 
     def run(self, cycles: int) -> int:
-        """Interrupts so often at most, then not any more; returns how often it did."""
+        """Interrupts at most `cycles` times; returns the number of interruptions."""
         for done in range(cycles):
             cluster = self._start()
             if self._is_finished_after(cluster, self._interrupt(cluster)):
@@ -83,16 +83,16 @@ class Storm:
         return self.last
 
     def _say(self, *words: object) -> None:
-        """For the report of a test that failed."""
+        """Prints a line for the report of a failed test."""
         print(self._here.path.name, *words, file=sys.stderr)
 
     # --- one interruption ------------------------------------------------------------
 
     def _interrupt(self, cluster: Cluster) -> Told | None:
-        """SIGTERM to some workers, or SIGKILL to all of them, at a random moment.
+        """Sends SIGTERM to some workers, or SIGKILL to all, at a random moment.
 
         Returns:
-            None unless somebody lived who was told.
+            The state at SIGTERM; None without SIGTERM to a running worker.
         """
         rng, everyone = self._rng, list(cluster)
         moment = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
@@ -104,7 +104,7 @@ class Storm:
         told = None
         if is_kill:
             send(victims, signum)
-            time.sleep(rng.uniform(0, 0.3))  # whoever started them ends the others
+            time.sleep(rng.uniform(0, 0.3))  # then all are killed, as by a platform
         else:
             told = self._tell(victims)
             wait_until(
@@ -130,7 +130,7 @@ class Storm:
             )
         time.sleep(self._rng.uniform(0, SECONDS[moment]))
 
-    # --- what it left ----------------------------------------------------------------
+    # --- checks ----------------------------------------------------------------------
 
     def _is_finished_after(self, cluster: Cluster, told: Told | None) -> bool:
         """Checks exit codes and steps of a cluster that ends."""
@@ -145,7 +145,7 @@ class Storm:
             self._check_told(cluster, told)
             ends = "restarted" if committed else "finished"
             self.ends["ended by SIGTERM" if by_signal else ends] += 1
-        # Without a step of its own, what a SIGKILL lost before is still lost.
+        # Steps lost by an earlier SIGKILL stay lost until a step of a later cluster.
         if has_trained and (committed or finished):
             self._may_be_lost = 0
         if finished:
@@ -153,9 +153,9 @@ class Storm:
         return finished
 
     def _check_told(self, cluster: Cluster, told: Told) -> None:
-        """Who was told finishes the step that it is in, and begins none.
+        """Checks that workers finish only the current step after SIGTERM.
 
-        So it can come to its end only where that was the last one.
+        So training may end only if the current step was the last step.
         """
         is_over = self._next_step == len(self._steps)
         by_signal = [worker for worker in told.listening if worker.code == EARLY]
@@ -163,16 +163,18 @@ class Storm:
         longest = max((trained([worker]) for worker in cluster), key=len)
         began = first_times(cluster)
         late = [step for step in longest if began[step] > told.at + HEARD_WITHIN]
-        # If none began before, who was not told may begin one before the other listens.
+        # Without an earlier step, a worker without SIGTERM may begin a step before the
+        # other worker's handler listens.
         most = int(self._fit.world > 1 and late == longest)
         assert len(late) <= most, (
             f"{cluster.story()}\ntold at {told.at}, and began {late}"
         )
 
     def _check_steps(self, cluster: Cluster) -> bool:
-        """No step is left out, and none is repeated that was committed.
+        """Checks that no step is skipped, and no committed step is repeated.
 
-        Returns whether there were any.
+        Returns:
+            Whether the cluster trained a step.
         """
         found = [trained([worker]) for worker in cluster]
         longest = max(found, key=len)
@@ -184,7 +186,7 @@ class Storm:
         for steps in found:
             assert steps == self._steps[first : first + len(steps)], cluster.story()
         self._next_step = first + len(longest)
-        # A save is written while steps go on, and is none before it is committed.
+        # A save is written during later steps, and protects only after its commit.
         self._may_be_lost = 2 * self._save_freq
         return True
 
@@ -194,7 +196,7 @@ def have_ended(workers: Sequence[Worker]) -> bool:
 
 
 def first_times(workers: Iterable[Worker]) -> dict[tuple[int, int], float]:
-    """When each step began, on the worker that was first."""
+    """Returns the time of each step, on the first worker that began it."""
     found: dict[tuple[int, int], float] = {}
     for worker in workers:
         for epoch, batch, at in worker.lines("begins"):
@@ -204,7 +206,7 @@ def first_times(workers: Iterable[Worker]) -> dict[tuple[int, int], float]:
 
 
 def send(workers: Sequence[Worker], signum: int) -> bool:
-    """Signals those that live; returns whether there were any."""
+    """Signals the running workers; returns whether any was running."""
     is_sent = False
     for worker in workers:
         if worker.code is None:

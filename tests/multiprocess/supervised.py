@@ -1,4 +1,4 @@
-"""`tfpreempt run` over a program of these tests, which do things to its workers.
+"""`tfpreempt run` with a program of these tests; the tests kill its workers.
 
 The workers are forks, see programs/forking_supervisor.py.
 """
@@ -36,7 +36,7 @@ class Run:
     memory: Path | None = None
 
     def pid(self, worker: int) -> int:
-        """Of the process that the supervisor started last."""
+        """Returns the process id of a worker that the supervisor started last."""
         journal = self.here.checkpoints
         starts = wait_until(
             lambda: records(journal, "started") + records(journal, "restarted"),
@@ -45,18 +45,18 @@ class Run:
         return int(starts[-1]["pids"][worker])
 
     def find_memory(self) -> None:
-        """Sees where this run's snapshots are."""
+        """Finds the memory of this run's snapshots."""
         [path] = self.workers[0].wait_line("snapshots")
         self.memory = Path(path)
 
     def snapshots(self, worker: int) -> list[Path]:
-        """Those of a worker that are whole."""
+        """Returns the complete snapshots of a worker."""
         assert self.memory is not None
         found = self.memory.glob(f"*-{worker}/[0-9]*/COMMITTED")
         return [marker.parent for marker in found]
 
     def wait_snapshot(self) -> int:
-        """Waits until all have one; returns the step of the newest."""
+        """Waits until all workers have a snapshot; returns the newest step."""
         self.find_memory()
         for each in range(len(self.workers)):
             wait_until(lambda: self.snapshots(each), "a snapshot")  # noqa: B023
@@ -65,15 +65,15 @@ class Run:
     def kill(
         self, worker: int, said: str = "step", number: signal.Signals = signal.SIGKILL
     ) -> int:
-        """Kills one when all have a snapshot, and a step after it.
+        """Kills a worker, after a snapshot of all workers and a later step.
 
         Args:
-            worker: which.
-            said: with each step.
-            number: what it is killed, or stopped, with.
+            worker: worker to kill.
+            said: word that the worker prints for each step.
+            number: signal that kills or stops the worker.
 
         Returns:
-            How many steps it had made.
+            The number of steps of the worker.
         """
         newest = self.wait_snapshot()
         victim = self.workers[worker]
@@ -94,7 +94,7 @@ class Run:
 def run(
     here: Place, world: int, *options: str, program: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """`tfpreempt run` in that place; the options are the supervisor's."""
+    """Context manager: runs `tfpreempt run` with these options in a directory."""
     logs = here.path / "logs"
     file, *arguments = program or ("train.py", *TRAIN, STRATEGIES[world])
     supervising = here.start(

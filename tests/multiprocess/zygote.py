@@ -1,14 +1,15 @@
-"""A process that has a framework imported and forks workers on request.
+"""A process that has imported a framework, and forks workers on request.
 
 Usage: zygote.py tensorflow|jax|keras-jax
 
-Importing TensorFlow takes most of the time of a small test; a fork of a process that
-has imported it, and has run nothing yet, takes none. Every worker is a real process
-that makes its own TensorFlow runtime, or JAX backend. Requests come on stdin, one JSON
-object a line; an exit code goes into the file that the request names.
+The import of TensorFlow takes most of the time of a small test. A fork of a process
+that has only imported TensorFlow takes almost no time. Every worker is a real process
+with its own TensorFlow runtime or JAX backend. Requests come on stdin, one JSON object
+per line; the zygote writes the exit code of a worker to the file that the request
+names.
 
-It is a start of Python in all that a test can see, but for the command line that `ps`
-shows. What the interpreter itself is asked to do (-c, -m, -W) needs a start of its own.
+For a test, a fork is equal to a new Python process, except for the command line in
+`ps`. Options of the interpreter (-c, -m, -W) need a new process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _POLL_SECONDS = 0.01
 Request = dict[str, Any]
 
 kept: dict[str, Any] = {}
-"""Modules of others that were imported before the first fork."""
+"""Modules of other packages that were imported before the first fork."""
 
 
 def serve() -> Request:
@@ -73,19 +74,20 @@ def serve() -> Request:
 
 
 def keep_modules() -> None:
-    """Notes the modules that are imported now, but for Python's and tfpreempt's."""
+    """Notes the imported modules, except the modules of Python and tfpreempt."""
     own = {"__main__", "tfpreempt", "tests", *sys.stdlib_module_names}
     for name, module in sys.modules.items():
         if name.partition(".")[0] not in own:
             kept[name] = module
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # so nobody frees them
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed
 
 
 def leave_modules() -> None:
-    """Keeps Python from freeing the objects of these modules one by one at the end.
+    """Keeps Python from freeing the objects of the noted modules at the exit.
 
-    That is most of the processor time of a small worker: the memory is the zygote's, so
-    each page would be copied. All else is freed, and threads end, as in each program.
+    Freeing is most of the processor time of a small worker, because each page of memory
+    is shared with the zygote and would be copied. All other objects are freed, and
+    threads end, as in each program.
     """
     for name in kept:
         sys.modules.pop(name, None)
@@ -100,7 +102,7 @@ def _write(path: str, text: str) -> None:
 
 
 def become(request: Request) -> None:
-    """Makes this fork look like a program that was just started."""
+    """Makes this fork equal to a newly started program."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -122,14 +124,14 @@ def become(request: Request) -> None:
 
 
 if __name__ == "__main__":
-    atexit.register(leave_modules)  # before all others, so it is called last
+    atexit.register(leave_modules)  # registered first, so called last
     for name in PRELOADED[sys.argv[1]]:
         importlib.import_module(name)
     keep_modules()
-    gc.freeze()  # or every worker copies the pages that they share, to free them
+    gc.freeze()  # otherwise each worker copies shared pages in order to free objects
 
     become(serve())
-    # As the interpreter does: in this very module, whose globals live to the end.
+    # Like the interpreter: in this module, whose globals exist until the exit.
     __file__ = sys.argv[0]
     with open(__file__, encoding="utf-8") as _program:
         exec(compile(_program.read(), __file__, "exec"))

@@ -1,8 +1,8 @@
-"""A disk whose operations fail, as Python's own functions see it.
+"""A disk with faults, for all code that uses the functions of Python.
 
-Whatever asks for a file below its root by `os` or `open` asks here: no seam of the
-package's is needed, and what goes by none is seen too. What C code asks the system for
-by itself, as TensorFlow does, is not, nor is what is made as a `FileIO`.
+The functions of `os` and `open` are replaced for files below the disk's root. So the
+code under test needs no injected object, and the test sees every operation. Not
+included are system calls of C code, as in TensorFlow, and files opened as `FileIO`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOKS = ("open", "read", "pread", "listdir", "scandir", "stat", "lstat", "readl
 _WRITTEN = ("create", "write", "truncate", "ftruncate")
 _NAMED = ("create", "mkdir", "rename", "replace", "link")
 _NOTED = {*_WRITTEN, *_NAMED, "fsync", "failed fsync"}
-_stat = os.stat  # asks no faulty disk
+_stat = os.stat  # the real function, without faults
 
 _MEETS: dict[int, tuple[str, ...]] = {
     errno.ENOSPC: _ALLOCATES,
@@ -38,22 +38,22 @@ _MEETS: dict[int, tuple[str, ...]] = {
     errno.ESTALE: (*_CHANGES, *_LOOKS),
     errno.ETIMEDOUT: (*_CHANGES, *_LOOKS),
 }
-"""What kind of operations an error may come from."""
+"""Kinds of operations that can have each error."""
 
 ERRORS = tuple(_MEETS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Which operations fail, of those from which the error may come.
+    """A fault: the operations that fail, of the kinds that can have this error.
 
     Attributes:
-        number: the error's, one of `ERRORS`.
-        first: the first that fails, counted from when the fault begins.
-        count: how many fail from there on; None: all.
-        is_late: they are done, and only the answer is an error. Else a write that
-            fails leaves half.
-        only: the one kind of operations that fails; "": all that may.
+        number: number of the error, one of `ERRORS`.
+        first: first operation that fails, counted from the begin of the fault.
+        count: number of failing operations from the first on; None: all.
+        is_late: whether the operation is done, and only the result is an error.
+            Otherwise a failing write writes half of the data.
+        only: the only kind of operation that fails; "": all kinds.
     """
 
     number: int
@@ -63,12 +63,12 @@ class Fault:
     only: str = ""
 
     def may_meet(self, name: str) -> bool:
-        """Whether an operation of this kind counts."""
+        """Returns whether an operation of this kind counts."""
         return name in _MEETS[self.number] and self.only in ("", name)
 
 
 class FaultyDisk:
-    """All files below a directory; any thread.
+    """All files below a directory. Any thread may use the disk.
 
     Args:
         root: the directory.
@@ -80,22 +80,22 @@ class FaultyDisk:
         self._met = 0
         self._lock = threading.Lock()
         self._written: set[int] = set()  # files, by inode
-        self._lost: set[int] = set()  # likewise; their last sync that mattered failed
+        self._lost: set[int] = set()  # files whose last sync failed, by inode
         self._named: set[tuple[int, str]] = set()  # entries, by directory and name
 
     def begin(self, fault: Fault) -> None:
-        """From now on operations fail."""
+        """Starts a fault."""
         with self._lock:
             self._fault, self._met = fault, 0
 
     def mend(self) -> None:
-        """No operation fails any more."""
+        """Ends the fault."""
         with self._lock:
             self._fault = None
 
     @property
     def failed(self) -> int:
-        """How many operations have failed since the fault began."""
+        """Number of failed operations since the fault began."""
         fault = self._fault
         if fault is None:
             return 0
@@ -104,7 +104,7 @@ class FaultyDisk:
 
     @contextlib.contextmanager
     def sound(self) -> Iterator[None]:
-        """For the body nothing fails, and nothing is counted."""
+        """Context manager: no operation fails, and none is counted."""
         fault, self._fault = self._fault, None
         try:
             yield
@@ -112,14 +112,15 @@ class FaultyDisk:
             self._fault = fault
 
     def unsynced(self, path: str, below: str) -> str:
-        """Why a file may be gone after a loss of power, or differ; "" if it can't.
+        """Returns why a file may be missing or different after a loss of power.
 
-        A sync that fails has lost what it was to write, as Linux has it: a later one
-        says nothing of that, and only who writes the file anew makes up for it.
+        An empty text means that the file is safe. After a failed sync the unsynced data
+        are lost, as on Linux: a later sync does not report the loss, and only a new
+        write of the file repairs it.
 
         Args:
-            path: the file's.
-            below: a directory above it, whose own name is another's matter.
+            path: path of the file.
+            below: a directory above the file, whose own name is not checked.
         """
         number = _stat(path).st_ino
         if number in self._lost:
@@ -134,12 +135,12 @@ class FaultyDisk:
 
     @contextlib.contextmanager
     def step(self, name: str, path: str, at: str | int | None = None) -> Iterator[bool]:
-        """One operation; gives whether half of it is to be done before it fails.
+        """Context manager: runs an operation; yields whether to do only half of it.
 
         Args:
-            name: of it.
-            path: what an error names.
-            at: what it changes, by its path or a descriptor; None: what has the path.
+            name: kind of the operation.
+            path: path in the error.
+            at: path or descriptor that the operation changes; None: `path`.
         """
         at = path if at is None else at
         with self._lock:
@@ -163,13 +164,13 @@ class FaultyDisk:
         raise error
 
     def _note(self, name: str, at: str | int) -> None:
-        """What a loss of power would take, after an operation."""
+        """Records the data that a loss of power would take after an operation."""
         if name not in _NOTED:
             return
         try:
             number = _stat(at, follow_symlinks=isinstance(at, int)).st_ino
         except OSError:
-            return  # it is gone, or was not made
+            return  # deleted, or never created
         with self._lock:
             if name in _NAMED and isinstance(at, str):
                 folder, entry = os.path.split(at)
@@ -189,7 +190,7 @@ _disks: dict[str, FaultyDisk] = {}
 
 
 def _disk_of(path: Any, below: int | None = None) -> FaultyDisk | None:
-    """Where a path leads, or a descriptor."""
+    """Returns the disk of a path or a descriptor, or None."""
     if isinstance(path, int):
         path = os.readlink(f"/proc/self/fd/{path}")
     path = _whole(os.fsdecode(path), below)
@@ -198,18 +199,18 @@ def _disk_of(path: Any, below: int | None = None) -> FaultyDisk | None:
 
 
 def _whole(path: Any, below: int | None) -> Any:
-    """A path that is relative to an open directory, from the root of all."""
+    """Returns the absolute path of a path below an open directory."""
     if below is None or isinstance(path, int) or os.path.isabs(path):
         return path
     return os.path.normpath(os.path.join(os.readlink(f"/proc/self/fd/{below}"), path))
 
 
 class _File(io.FileIO):
-    """A file of such a disk."""
+    """A file on a faulty disk."""
 
     def __init__(self, path: str, mode: str, disk: FaultyDisk, opener: Any) -> None:
         self._disk = disk
-        if opener is not None:  # it asks by `os.open`
+        if opener is not None:  # the opener calls `os.open`
             super().__init__(path, mode, opener=opener)
             return
         with disk.step("open" if mode in ("r", "r+") else "create", path):
@@ -290,7 +291,7 @@ _NAMES = (
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """For the body, files of such disks are asked for here."""
+    """Context manager: replaces the functions of Python that use files."""
     with contextlib.ExitStack() as stack:
         for name in _NAMES:
             asked = functools.partial(_asked, name, getattr(os, name))
@@ -303,7 +304,7 @@ def watching() -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk(root: str) -> Iterator[FaultyDisk]:
-    """A directory as such a disk, while `watching`."""
+    """Context manager: makes a directory a faulty disk, while `watching`."""
     made = FaultyDisk(root)
     _disks[made.root] = made
     try:

@@ -1,6 +1,6 @@
-"""A run that is made up: the journals that it would leave, and the truth about it.
+"""A scripted run: its journals, and the true durations for comparison.
 
-All workers do the same at the same time, each on a machine of its own or all on one.
+All workers do the same at the same time, each on its own machine or all on one machine.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ STEP = 0.5
 
 @dataclasses.dataclass
 class Scripted:
-    """Tells a run from beginning to end; each method lets its time pass.
+    """Writes the journals of a run from its beginning; each method lets its time pass.
 
     Attributes:
-        workers: how many.
-        is_supervised: whether a supervisor starts them.
-        wall: what the wall clock shows at the beginning.
-        jumps: when the wall clock is set, and by how much; in seconds of the run.
-        skew: how much each worker's wall clock is ahead.
-        truth: seconds of each class, of all workers; "good" for the steps kept.
-        lines: of each file.
-        reached: what each process finds that the one before has told of its step.
+        workers: number of workers.
+        is_supervised: whether a supervisor starts the workers.
+        wall: wall time at the beginning.
+        jumps: times of the run at which the wall clock is set, and the changes, in
+            seconds.
+        skew: seconds by which each worker's wall clock is ahead.
+        truth: seconds of each class, for all workers; "good" for the steps that count.
+        lines: lines of each file.
+        reached: the step that each process finds in the status of the process before.
     """
 
     workers: int = 2
@@ -73,7 +74,7 @@ class Scripted:
         tracing: float = 3.0,
         tier: str | None = "disk",
     ) -> None:
-        """All workers are started, restore the newest commit and make a step."""
+        """Starts all workers, restores the newest commit, and trains a step."""
         self.truth["good"] -= self._unsaved * self.workers
         self.truth[Badput.WASTED_PROGRESS] += self._unsaved * self.workers
         self._unsaved = 0.0
@@ -99,7 +100,7 @@ class Scripted:
         self._record(FirstStep(step=self.step))
 
     def fail_and_start(self) -> None:
-        """A first start that is refused, and caught by the program."""
+        """Adds a start that is refused, and then a start of the same process."""
         refused = Exit(outcome=Outcome.FAILED, code=None, step=self.saved)
         self.starts += 1
         self._record(refused)
@@ -107,23 +108,23 @@ class Scripted:
         self.start()
 
     def die_early(self, seconds: float) -> None:
-        """A start that is killed before it had a handler."""
+        """Adds a start that is killed before it has a handler."""
         self._begin(seconds)
         self.kill()
 
     def fail_to_start(self, seconds: float) -> None:
-        """A start that breaks off by an error, before it has restored the commit."""
+        """Adds a start that ends with an error before the restore."""
         self._begin(seconds)
         self.fail()
 
     def train(self, steps: int) -> None:
-        """So many steps."""
+        """Trains a number of steps."""
         self.step += steps
         self._unsaved += steps * STEP
         self._pass(steps * STEP, "good")
 
     def stand(self, seconds: float) -> None:
-        """A step that does not end; what was told before stays."""
+        """Adds a step without an end; the status of the step before remains."""
         self.reached = self.step
         self._unsaved += seconds
         self._pass(seconds, "good")
@@ -140,7 +141,8 @@ class Scripted:
         told: float | None = None,
         beside: int = 0,
     ) -> None:
-        """A commit; training stands still for it, and goes on beside it for steps."""
+        """Adds a commit: training stops for `seconds`, and then trains `beside`
+        steps."""
         self._pass(seconds, Badput.SAVE)
         self.saved, self._unsaved = self.step, 0.0
         step = self.step
@@ -162,7 +164,7 @@ class Scripted:
         )
 
     def preempt(self, worker: int = 0, steps: int = 1, save: float = 1.0) -> None:
-        """A notice to one worker; all commit together and leave."""
+        """Adds a notice to one worker; all workers commit together and exit."""
         self._notice(worker)
         self._record(Decision(round=1, boundary=7))
         self.train(steps)
@@ -170,7 +172,7 @@ class Scripted:
         self._leave(Outcome.COMMITTED, 143, "preemption")
 
     def preempt_amid_save(self, before: float = 0.4, after: float = 0.6) -> None:
-        """A notice while a periodic commit is made: all leave with that one."""
+        """Adds a notice during a periodic save: all workers exit with this commit."""
         self.now += before
         self._notice(worker=0)
         self.now -= before
@@ -191,7 +193,7 @@ class Scripted:
         self.finish()
 
     def kill(self) -> None:
-        """SIGKILL to all: nobody writes anything any more."""
+        """Adds a SIGKILL of all workers, after which no record follows."""
         self._end(-signal.SIGKILL, "failure")
 
     def fail(self) -> None:
@@ -219,7 +221,7 @@ class Scripted:
         self._end(0, "finished")
 
     def wait(self, seconds: float) -> None:
-        """Processes that have nothing to do any more."""
+        """Adds time in which finished processes wait."""
         self._pass(seconds, Badput.OTHER)
 
     def down(self, seconds: float = 20.0) -> None:
@@ -243,7 +245,7 @@ class Scripted:
     # --- within ----------------------------------------------------------------------
 
     def _begin(self, seconds: float) -> str:
-        """All workers are started, and have no handler yet; the name of the start."""
+        """Starts all workers, still without a handler; returns the start's name."""
         name = f"ab-{self.starts}"
         event = "restarted" if self.starts else "started"
         self._supervisor(event, incarnation=name, workers=self.workers)

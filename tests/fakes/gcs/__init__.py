@@ -1,18 +1,18 @@
-"""A server of Google Cloud Storage on the loopback interface, with faults to order.
+"""A server of Google Cloud Storage on the loopback interface, with faults on request.
 
     with GcsServer() as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         store = open_store("gs://bucket/run")
         server.fail(2)  # the next two requests are answered 503
 
-It speaks the JSON API as google-cloud-storage uses it: uploads in one request, in two
-parts and in resumable chunks, preconditions with real generations, crc32c and md5,
-composed objects, downloads with ranges, listings in pages. It is a real HTTP server, so
-any client can be tested against it, in this process or in another.
+The server has the part of the JSON API that google-cloud-storage uses: uploads in one
+request, in two parts and in resumable chunks, preconditions with real generations,
+crc32c and md5, composed objects, downloads with ranges, listings in pages. Any client
+can be tested with the server, from any process, because it is a real HTTP server.
 
 _objects  the objects of the fake: generations, preconditions, checksums, listings
-_server   the fake itself: what goes wrong on demand, and what there is in it
-_service  the fake's JSON API: from a request to a reply
+_server   the fake itself: its faults and its contents
+_service  the JSON API of the fake: from a request to a reply
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _CREATED = "2026-01-01T00:00:00.000Z"
 
 
 class RefusedError(Exception):
-    """What the service answers with an error status."""
+    """An error status of the service."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -31,10 +31,11 @@ class StoredObject:
     """One generation of an object.
 
     Attributes:
-        pieces: its bytes; more than one piece where it was composed, which copies none.
-        generation: greater than that of all before it.
-        resource: the object as the JSON API shows it; without "md5Hash" for a large one
-            whose writer sent none, and for a composed one.
+        pieces: bytes of the object; several pieces after a compose, which copies no
+            bytes.
+        generation: number greater than the numbers of all earlier generations.
+        resource: the object in the form of the JSON API. A composed object, and a large
+            object without a checksum of the writer, has no "md5Hash".
     """
 
     pieces: tuple[bytes, ...]
@@ -47,7 +48,7 @@ class StoredObject:
         return sum(map(len, self.pieces))
 
     def read(self, start: int, end: int) -> bytes | memoryview:
-        """A range of its bytes, without a copy where one piece has it all."""
+        """Returns a range of the bytes, without a copy if one piece has the range."""
         found, at = [], 0
         for piece in self.pieces:
             if part := memoryview(piece)[max(start - at, 0) : max(end - at, 0)]:
@@ -57,7 +58,7 @@ class StoredObject:
 
 
 class Objects:
-    """All buckets. Not thread-safe: the service holds its lock."""
+    """The objects of all buckets. Not thread-safe: the service holds a lock."""
 
     def __init__(self, buckets: Iterable[str], max_page: int) -> None:
         self._max_page = max_page
@@ -82,12 +83,12 @@ class Objects:
         data: bytes,
         query: Mapping[str, str],
     ) -> StoredObject:
-        """Creates or replaces an object, if preconditions and checksums agree.
+        """Creates or replaces an object, if preconditions and checksums hold.
 
         Args:
-            bucket: where it goes.
-            described: what the writer says of it, as in a resource.
-            data: its bytes.
+            bucket: bucket of the object.
+            described: resource from the writer.
+            data: bytes of the object.
             query: the preconditions.
         """
         hashes = {"crc32c": _text_of_crc(checksum.of_bytes(data))}
@@ -103,12 +104,12 @@ class Objects:
         sources: Sequence[Mapping[str, Any]],
         query: Mapping[str, str],
     ) -> StoredObject:
-        """Creates or replaces an object of others' bytes.
+        """Creates or replaces an object from the bytes of other objects.
 
         Args:
-            bucket: where they are, and where it goes.
-            described: as of `put`.
-            sources: as the JSON API names them, with their preconditions.
+            bucket: bucket of all objects.
+            described: resource from the writer.
+            sources: sources in the form of the JSON API, with their preconditions.
             query: the preconditions.
         """
         if not 1 <= len(sources) <= MAX_PARTS:
@@ -186,7 +187,7 @@ class Objects:
         del self.bucket(bucket)[name]
 
     def page(self, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """One page of a listing, folded at the delimiter."""
+        """Returns one page of a listing, folded at the delimiter."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter") or "\0"
         after = base64.b64decode(query.get("pageToken", "")).decode()
         limit = min(int(query.get("maxResults") or self._max_page), self._max_page)

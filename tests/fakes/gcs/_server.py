@@ -1,4 +1,4 @@
-"""The fake itself: what goes wrong on demand, and what there is in it."""
+"""The server itself: its faults, and its contents."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ When = Literal["before", "after"]
 _KEPT_BYTES = 64 << 10  # more of a request's body is not remembered
 
 Serve = Callable[[Request], Reply | None]
-"""From a request to its answer; None drops the connection."""
+"""Returns the reply to a request; None drops the connection."""
 
 
 @dataclasses.dataclass(slots=True)
 class Fault:
-    """What is done to the next requests to which it applies.
+    """A fault of the next requests that it applies to.
 
     Attributes:
-        kind: of those of one kind a request meets one, in the order of the orders.
-        left: how many requests.
-        around: answers in place of what it is given, or with its help.
-        applies: whether it is meant for a request, whose body has not come yet, and
+        kind: a request has at most one fault of each kind, in the order of the calls.
+        left: number of requests with the fault.
+        around: replaces or wraps the normal service of a request.
+        applies: returns whether the fault applies to a request without its body, and to
             its number, counted from 0 in the order of arrival.
-        reads: bytes of the body that are taken in.
+        reads: number of bytes of the body to read.
     """
 
     kind: str
@@ -42,16 +42,16 @@ class Fault:
 class GcsServer(FakeServer):
     """A server of Google Cloud Storage's JSON API on the loopback interface.
 
-    Any client of the real one can be led here by `environment()`. Objects live in
-    memory. What clients send is answered by threads, as many as there are connections;
-    faults are ordered from any thread, and each hits requests in order of arrival.
+    `environment()` directs any client of the real service to the server. Objects are in
+    memory. Each connection has a thread. Faults can be requested from any thread; each
+    fault applies to requests in the order of arrival.
 
     Args:
-        buckets: names of the buckets that exist.
-        max_page: the most entries of a page of a listing; clients must take any.
+        buckets: names of the existing buckets.
+        max_page: largest number of entries of a page; clients must accept any number.
 
     Attributes:
-        request_count: requests that have come so far; the next one has this number.
+        request_count: number of requests so far, and the number of the next request.
     """
 
     _name = "fake-gcs"
@@ -154,7 +154,7 @@ class GcsServer(FakeServer):
         self._order(Fault("cut download", 1, cut, _is_media))
 
     def corrupt_downloads(self, count: int = 1) -> None:
-        """Flips one bit in each of the next downloads."""
+        """Flips a bit in each of the next downloads."""
 
         def corrupted(serve: Serve, request: Request) -> Reply | None:
             reply = serve(request)
@@ -163,7 +163,7 @@ class GcsServer(FakeServer):
         self._order(Fault("corrupt download", count, corrupted, _is_media))
 
     def corrupt_uploads(self, count: int = 1) -> None:
-        """Flips one bit in each of the next bodies of resumable uploads."""
+        """Flips a bit in each of the next bodies of resumable uploads."""
 
         def corrupted(serve: Serve, request: Request) -> Reply | None:
             return serve(dataclasses.replace(request, body=_flipped(request.body)))
@@ -188,11 +188,11 @@ class GcsServer(FakeServer):
         self._order(Fault("ignore range", left, ignoring, _is_media))
 
     def leave_out_zeros(self) -> None:
-        """Says no `size` of an empty object, as servers do that write no zeros."""
+        """Omits the `size` of empty objects, as servers do that omit zeros."""
         self._service.leaves_out_zeros = True
 
     def damage(self, bucket: str, name: str, offset: int = 0) -> None:
-        """Flips one bit of a stored object, whose checksums stay as they were."""
+        """Flips a bit of a stored object, and keeps the stored checksums."""
         with self._service.lock:
             held = self._service.objects.bucket(bucket)
             stored = held[name]
@@ -231,11 +231,11 @@ class GcsServer(FakeServer):
 
 
 def _unserved(serve: Serve, request: Request) -> None:
-    """Whoever asked has not been heard."""
+    """Drops the connection before the request is served."""
 
 
 def _unanswered(serve: Serve, request: Request) -> None:
-    """Whoever asked has been heard, and does not hear it."""
+    """Serves the request, and drops the connection without a reply."""
     serve(request)
 
 

@@ -22,14 +22,14 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Session:
-    """A resumable upload on its way.
+    """An unfinished resumable upload.
 
     Attributes:
-        bucket: where the object goes.
-        described: what the writer says of it.
+        bucket: bucket of the object.
+        described: resource from the writer.
         query: the preconditions.
-        pieces: what was received.
-        done: the resource of what became of it; its bytes are the object's alone.
+        pieces: bytes received so far.
+        done: resource of the completed object; the session then has no bytes.
     """
 
     bucket: str
@@ -59,7 +59,7 @@ class Service:
         self.leaves_out_zeros = False
 
     def answer(self, request: Request) -> Reply:
-        """The reply; nobody hears the one to a request whose body was cut."""
+        """Returns the reply; after an interrupted request the reply is lost."""
         try:
             with self.lock:
                 return self._routed(request)
@@ -136,7 +136,7 @@ class Service:
     # --- uploads ---------------------------------------------------------------------
 
     def put_object(self, request: Request, bucket: str, name: str) -> Reply:
-        """An object's bytes, and nothing else, in one request."""
+        """Stores the bytes of an object from one request."""
         described = {
             "name": name,
             "contentType": request.headers.get("content-type"),
@@ -168,7 +168,7 @@ class Service:
         return Reply(headers={"Location": location})
 
     def _put_parts(self, request: Request, bucket: str) -> Reply:
-        """An object with its resource in one request."""
+        """Stores an object with its resource from one request."""
         named = request.headers.get("content-type", "").partition("boundary=")[2]
         boundary = b"--" + named.partition(";")[0].strip('"').encode()
         _, first, rest = request.body.split(boundary + b"\r\n", 2)
@@ -182,7 +182,7 @@ class Service:
         return self._shown(self.objects.put(bucket, described, data, request.query))
 
     def continue_upload(self, request: Request, bucket: str) -> Reply:
-        """Receives a chunk, or tells how much there is."""
+        """Receives a chunk, or returns the number of received bytes."""
         session = self._session(request)
         if session.done is not None:
             return self._resource_reply(session.done)
@@ -265,7 +265,7 @@ def _json_reply(value: Mapping[str, Any], status: int = 200) -> Reply:
 
 
 def _described(request: Request, text: bytes, content_type: str) -> dict[str, Any]:
-    """What a writer says of an object."""
+    """Returns the writer's description of an object."""
     told = {"name": request.query.get("name", ""), "contentType": content_type}
     return {**told, **json.loads(text)}
 
@@ -277,7 +277,7 @@ def _hashes(request: Request) -> dict[str, str]:
 
 
 def _wanted(asked: str, size: int) -> tuple[int, int]:
-    """The first byte of a range, and the one after its last."""
+    """Returns the first byte of a range, and the byte after its last byte."""
     if not asked:
         return 0, size
     match = _RANGE.fullmatch(asked)

@@ -1,4 +1,4 @@
-"""Two workers that start wrongly; the test reads what each was told."""
+"""Two workers that start wrongly; the test reads the errors of both."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if what == "world":
     attempt("world", resolver, checkpoint, directory)
     sys.exit(7)
 
-# One path, another directory for each process: as on two machines without a mount.
+# The same path is a different directory in each process, as without a shared disk.
 os.makedirs(f"own-{INDEX}")
 os.chdir(f"own-{INDEX}")
 attempt("storage", resolver, checkpoint, "/proc/self/cwd/ckpt")

@@ -1,8 +1,9 @@
-"""Training without TensorFlow: a named State, each step of which hangs on the last.
+"""Trains without TensorFlow: each step of a named State depends on the step before.
 
-Usage: chain.py CHECKPOINT_DIR STEPS [save_fn | rarely]. Under a handler, with all that
-it does, or with a save_fn, or with few commits, so that snapshots count; with
-TFPREEMPT_CHECKPOINT_DIR set, as `tfpreempt run` does, by `save_all_states` alone.
+Usage: chain.py CHECKPOINT_DIR STEPS [save_fn | rarely]. The program uses a handler;
+with "save_fn" also a save_fn, and with "rarely" few commits, so that snapshots matter.
+If TFPREEMPT_CHECKPOINT_DIR is set, as by `tfpreempt run`, `save_all_states` saves,
+without a handler.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PAUSE = 0.01
 SAVED_EACH, NOTED_EACH = 3, 8
 RARELY = 25
 TIMES = 1000
-"""How often the state holds its digest."""
+"""Number of copies of the digest in the saved State."""
 
 
 def say(word: str, value: object) -> None:
@@ -30,7 +31,7 @@ def say(word: str, value: object) -> None:
 
 
 class Chain(tfpreempt.State):
-    """The number of steps, and a digest of all of them."""
+    """The number of steps, and a digest of all steps."""
 
     steps, digest = 0, b""
 
@@ -49,11 +50,11 @@ class Chain(tfpreempt.State):
 
 
 class Own:
-    """A program's own files of its steps, which a save_fn writes. Two are kept.
+    """The program's own files, which a save_fn writes. Two steps are kept.
 
     Args:
-        directory: where they lie.
-        chain: what they are of.
+        directory: directory of the files.
+        chain: State whose steps are in the files.
     """
 
     def __init__(self, directory: str, chain: Chain) -> None:
@@ -71,7 +72,7 @@ class Own:
         return str(path)
 
     def check(self) -> None:
-        """What was restored is what was written then."""
+        """Checks that the restored values are the saved values."""
         assert not self._chain.steps or self._path().read_bytes() == self._chain.digest
 
     def _path(self) -> Path:

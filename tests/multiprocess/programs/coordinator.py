@@ -1,7 +1,7 @@
-"""The one client of a cluster of remote workers, as a TPU program is written.
+"""The client of a cluster of remote workers, written like a TPU program.
 
-It prints `connected`, `trained STEP` after each step, `ended` after an incarnation that
-was cut short, and what came out as `result {...}`.
+The program prints `connected`, `trained STEP` after each step, `ended` after an
+interrupted incarnation, and `result {...}` at the end.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def step(model: Model, number: int) -> None:
 
 
 def train() -> bool:
-    """One incarnation; False where training has not come to its end."""
+    """Runs one incarnation; returns whether training is complete."""
     tfpreempt.connect_to_cluster(tf.train.ClusterSpec(json.loads(options.cluster)))
     say("connected")
     model = Model()

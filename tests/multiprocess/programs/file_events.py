@@ -1,4 +1,4 @@
-"""Absolute paths of the file operations that Python's audit events tell of."""
+"""Reports file operations with absolute paths, by Python's audit events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Event -> indices of the paths in its arguments, each with that of its directory.
+# Event -> indices of the paths in its arguments, with the index of the directory.
 FOLDERS = {
     "os.rename": ((0, 2), (1, 3)),
     "os.link": ((0, 2), (1, 3)),
@@ -21,13 +21,13 @@ See = Callable[[str, tuple[Any, ...]], None]
 
 
 def watch(see: See) -> None:
-    """Calls a function with each operation on files, in whatever thread.
+    """Calls a function for each operation on a file, in any thread.
 
-    An event of `os.open` has no descriptor of a directory, so such calls are wrapped.
-    Directories that are opened on the way to a file are left out.
+    The event of `os.open` does not have the descriptor of a directory, so `os.open` is
+    wrapped. Directories that are opened on the way to a file are not reported.
 
     Args:
-        see: gets the event's name and its arguments, with absolute paths.
+        see: receives the name of the event, and its arguments with absolute paths.
     """
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -44,7 +44,7 @@ def watch(see: See) -> None:
 
 
 def opened(see: See, call: Callable[..., int]) -> Callable[..., int]:
-    """`os.open`, which tells of what is opened in an open directory."""
+    """Returns a wrapper of `os.open` that reports files in an open directory."""
 
     @functools.wraps(call)
     def opening(
@@ -58,7 +58,7 @@ def opened(see: See, call: Callable[..., int]) -> Callable[..., int]:
 
 
 def absolute(path: Any, folder: int) -> str:
-    """The path of a name in an open directory; -1 is the working directory."""
+    """Returns the path of a name in an open directory; -1 is the working directory."""
     text = os.fsdecode(path)
     return (
         text

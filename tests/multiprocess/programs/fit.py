@@ -1,9 +1,9 @@
-"""A user's program with `model.fit`, on either Keras, that a test can interrupt.
+"""A user's program with `model.fit`, on either Keras, which a test can interrupt.
 
-It prints `began` before `fit`, `listens` when that hears notices, `begins EPOCH BATCH
-TIME` before each step, with its first batch, `trained EPOCH BATCH` after it, with the
-last one, `validates EPOCH BATCH` before each step of the validation, and what came out
-as `result {...}`.
+The program prints `began` before `fit`, and `listens` when `fit` receives notices. It
+prints `begins EPOCH BATCH TIME` before each step, with the first batch of the step,
+`trained EPOCH BATCH` after each step, with the last batch, and `validates EPOCH BATCH`
+before each step of the validation. The results are in `result {...}`.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ y = x[:, 1:2] * 2 + x[:, 2:3]
 
 
 class Order(keras.layers.Layer):
-    """Takes off the numbers of the rows; a weight tells in which order they came.
+    """Removes the row numbers from the inputs; a weight is a digest of their order.
 
-    Each replica has its own value, as it has its own rows.
+    Each replica has its own value, because each replica has other rows.
     """
 
     def build(self, input_shape: Any) -> None:
         own: dict[str, Any] = {}
-        if is_legacy:  # Keras 3 lets each replica assign its own in any case
+        if is_legacy:  # in Keras 3 each replica can always assign its value
             own["synchronization"] = tf.VariableSynchronization.ON_READ
             own["aggregation"] = tf.VariableAggregation.SUM
         self.order = self.add_weight(
@@ -97,7 +97,7 @@ class Order(keras.layers.Layer):
 
 
 class Batches(keras.utils.Sequence if is_legacy else keras.utils.PyDataset):
-    """Shuffles its rows after each epoch by a generator of its own."""
+    """Batches that a separate generator shuffles after each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def generate() -> Iterator[Any]:
 
 
 class OwnLoader:
-    """An iterator that knows its place."""
+    """An iterator with a position that can be saved."""
 
     def __init__(self) -> None:
         self._place = 0

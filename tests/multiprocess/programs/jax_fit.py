@@ -4,8 +4,8 @@
 
 WHERE is "train" or "validation". With "cached", compiled functions are kept, and the
 signal is sent when the train step is kept; `loaded` and `compiled` count functions. The
-program prints `imported` with the frameworks that are imported at the end, and what
-came out as `final`.
+program prints `imported` with the frameworks that are imported at the end, and the
+results as `final`.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from toy_model import INDEX, say
 from tfpreempt.states import LoaderState, PyTreeState
 
 HEARTBEATS = 10
-"""Seconds without one after which JAX aborts the processes, where the strategy asks for
-that; by default it is 100."""
+"""Seconds without a heartbeat after which JAX aborts the processes, with the word
+"heartbeats" of the strategy. The default of JAX is 100."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def make_strategy(name: str) -> Strategy:
 
 
 class Rows:
-    """The rows of one worker, in an order of its own."""
+    """The rows of one worker, in a separate random order."""
 
     def __init__(self) -> None:
         self._order = np.random.default_rng(INDEX).permutation(1000)
@@ -92,11 +92,11 @@ class Rows:
 
 
 class Model:
-    """Weights and momentum, a sum of each worker, a random key, rows, two RNGs.
+    """Weights, momentum, a sum of each worker, a random key, rows and two generators.
 
     Args:
-        strategy: of `make_strategy`.
-        mebibytes: of more weights, which change in each step.
+        strategy: value of `make_strategy`.
+        mebibytes: size of additional weights, which change in each step.
     """
 
     checkpoint = None  # a handler on JAX saves named States
@@ -149,12 +149,12 @@ class Model:
         return np.asarray(self._arrays["weights"]).tobytes().hex()
 
     def draw(self) -> Any:
-        """This worker's batch: from its own data and its own generators."""
+        """Returns this worker's batch, from the worker's own data and generators."""
         row = next(self._rows.loader) / 1000.0
         return np.float32(np.random.rand(7) + random.random() + row)
 
     def step(self) -> None:
-        """One training step, as a user writes it."""
+        """Trains one step, written like the step of a user."""
         mine = np.float32(self.draw())[None]
         batch = jax.make_array_from_process_local_data(self._by_worker, mine)
         arrays, steps = self._arrays, self.steps
@@ -182,14 +182,14 @@ class Model:
         }
 
     def digest(self) -> str:
-        """Of all that a step changes; generators and data are in what comes of them."""
+        """Returns a digest of all values that a step changes."""
         held = b"".join(
             numbers for name in self._arrays for numbers in self._held(name)
         )
         return hashlib.sha256(held).hexdigest()[:16]
 
     def _held(self, name: str) -> list[bytes]:
-        """What this process holds of an array, by shard."""
+        """Returns this process's shards of an array."""
         array = self._arrays[name]
         raw = jax.random.key_data(array) if name == "key" else array
         return [np.asarray(each.data).tobytes() for each in raw.addressable_shards]

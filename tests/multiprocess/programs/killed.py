@@ -2,10 +2,11 @@
 
 Usage: killed.py CHECKPOINT_DIR PROGRAM ARGUMENT...
 
-KILL_AT is a JSON object: `worker`, and before which operation (`count`, from 1) of a
-`kind` it sends itself SIGKILL. Without it the kinds of all operations go, a line each,
-into operations-<worker>. They are those of Python on files of this test, in whatever
-thread; what TensorFlow does by itself is not among them.
+KILL_AT is a JSON object with a `worker`, a `kind` of operation and a `count` (from 1):
+before this operation the worker sends itself SIGKILL. Without KILL_AT the program
+writes the kinds of all operations to operations-<worker>, one per line. The operations
+are those of Python, in any thread, on files of this test; operations of TensorFlow are
+not counted.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link")
 
 SNAPSHOT_EACH = 0.05
-"""Seconds, whatever snapshots cost."""
+"""Seconds between snapshots, for any cost of a snapshot."""
 activity.SHORTEST = SNAPSHOT_EACH
 activity.IntervalPolicy.after = lambda *_, **__: SNAPSHOT_EACH  # type: ignore[assignment]
 activity._LOOKS = 0.01
 
 
 def kind_of(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """What the saving code is about to do; None if it is nothing of that."""
+    """Returns the purpose of an operation; None for operations without a kind."""
     path = str(arguments[0]) if arguments else ""
     if (event != "open" and event not in CHANGES) or not path.startswith(PLACE):
         return None
@@ -64,7 +65,7 @@ def kind_of(event: str, arguments: tuple[Any, ...]) -> str | None:
 
 
 def watch() -> None:
-    """From here on operations are counted."""
+    """Starts to count the operations."""
     text = os.environ.get("KILL_AT")
     plan = json.loads(text) if text else None
     counts: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""One process that holds at a named moment; the test signals it there."""
+"""One process that blocks at a named moment, at which the test signals it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def faulty_watcher() -> None:
 
 
 def no_close() -> None:
-    """As with TensorFlow's handler, which has no `close()`."""
+    """Runs without `close()`, which TensorFlow's handler does not have."""
     model, handler = make()
     finish(model, handler, 6)
     hold("start")

@@ -18,7 +18,7 @@ strategy = make_strategy("mwms")
 
 
 class Summed(JsonState):
-    """Equal on all workers after a sync, which is a collective."""
+    """A State whose sync is a collective: the values become equal on all workers."""
 
     def sync(self) -> None:
         @tf.function

@@ -1,9 +1,10 @@
-"""A program by `run()`, in a watch scope or by `fit`, that tells where it is.
+"""A program with `run()`, a watch scope or `fit`, which prints its phases.
 
-It prints `began`, and `in PHASE` when it comes to that phase for the given time, where
-it stays for a moment; `child PID` for each process that reads its data; `listens` when
-it hears notices. Of each step it prints `enters N TIME` where it asks whether to make
-it, and `step N` at its end; what came out as `result {...}`.
+The program prints `began`, and `in PHASE` when the phase is reached for the given time;
+there the program waits for a moment. It prints `child PID` for each process that reads
+data, and `listens` when the handler receives notices. For each step it prints `enters N
+TIME` when it asks whether to make the step, and `step N` at the end of the step. The
+results are in `result {...}`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ times = itertools.count(1)
 
 
 def at(phase: str) -> None:
-    """The program has come to this phase."""
+    """Marks that the program has reached a phase."""
     if phase == options.phase and next(times) == options.count:
         print(f"in {phase}\n", end="", flush=True)
         time.sleep(options.linger)
@@ -62,7 +63,7 @@ from toy_model import (  # noqa: E402
 
 
 class Told(tfpreempt.State):
-    """Tells of saves and restores. With a `sync` it is not tried before."""
+    """A State whose `save` and `load` are phases. It has a `sync`, so no trial save."""
 
     def sync(self) -> None:
         pass
@@ -75,12 +76,12 @@ class Told(tfpreempt.State):
 
 
 def read(number: int) -> Any:
-    """The rows of a batch."""
+    """Returns the rows of a batch."""
     return np.random.default_rng(number).random((BATCH, 7), np.float32)
 
 
 class Reader:
-    """Reads batches, in children if asked to."""
+    """Reads batches, in child processes with `--children`."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -94,7 +95,7 @@ class Reader:
 
 
 def begin() -> None:
-    """In a step, before all else."""
+    """Marks the beginning of a step."""
     slow_down()
     at("step")
 
@@ -103,7 +104,7 @@ def begin() -> None:
 
 
 class OwnModel(Model):
-    """Whose batches come of a reader, too."""
+    """A model whose batches also come from a Reader."""
 
     reader: Reader
 

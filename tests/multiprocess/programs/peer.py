@@ -1,10 +1,11 @@
-"""Runs train.py with one worker that stays in a phase of its life, in whatever thread.
+"""Runs train.py with one worker that blocks in a phase, in any of its threads.
 
 Usage: peer.py CHECKPOINT_DIR OPTION...
 
-PEER_AT is a JSON object: which `worker` stays, in which `phase`; it says `holding peer`
-there, while the test holds that. With PEER_NETWORK each worker has a network of its
-own: it says `holding network` until the test has connected it with the others.
+PEER_AT is a JSON object with the `worker` and the `phase`. In this phase the worker
+prints `holding peer`, and blocks until the test releases it. With PEER_NETWORK each
+worker has a separate network, and prints `holding network` until the test has connected
+the networks.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import IO, Any
 PLAN = json.loads(os.environ["PEER_AT"])
 NEW_NETWORK, NEW_NAME = 0x40000000, 0x04000000
 HELD_AT = 4
-"""Steps that are over when the one begins in which a notice comes."""
+"""Number of finished steps when the step with the notice begins."""
 
 
 def enter_network(prefix: str) -> None:
-    """A network of this worker's own, whose address is the prefix and its number."""
+    """Enters a new network; the worker's address is the prefix and its number."""
     assert not ctypes.CDLL(None).unshare(NEW_NETWORK | NEW_NAME)  # before threads
     if "TF_CONFIG" in os.environ:
         config = json.loads(os.environ["TF_CONFIG"])
@@ -60,17 +61,17 @@ ROUND = re.compile(r"tfpreempt/[^/]+/\d+/(\w+)(?:/\d+)?")
 START = re.compile(r"tfpreempt/[^/]+/start/\d+/(?:plan|hello/\d+)")
 SAVE = re.compile(r"tfpreempt/[^/]+/save/(periodic|finished)-[^/]+/(\d+|commit)")
 MARKERS = {4: "periodic marker", 12: "final marker"}
-"""Of the commits of these steps, where nobody is told to leave; all others are told."""
+"""Phases of the markers of these steps, without a notice. Other steps have a notice."""
 
 OF = {"periodic": "periodic", "finished": "final"}
-"""What people call the saves that nobody was told to make."""
+"""Names of the phases of saves without a notice."""
 
 once = threading.Lock()
 has_begun = threading.Event()  # the step in which the notice comes
 
 
 def at(phase: str) -> None:
-    """The worker has come to this phase."""
+    """Blocks the planned worker in this phase, once."""
     is_planned = {"worker": INDEX, "phase": phase} == PLAN
     if is_planned and once.acquire(blocking=False):
         hold("peer")
@@ -78,7 +79,7 @@ def at(phase: str) -> None:
 
 
 def phase_of(key: str, value: str) -> str:
-    """In which a worker is that inserts it; "" where nobody stays."""
+    """Returns the phase of a worker that inserts a key; "" for other keys."""
     if START.fullmatch(key):
         return "start"
     if found := SAVE.fullmatch(key):
@@ -92,9 +93,9 @@ def phase_of(key: str, value: str) -> str:
 
 
 def in_keys() -> None:
-    """Before and after each key that this worker inserts: of a round, a start, a save.
+    """Adds phases before and after each key of a round, a start or a save.
 
-    A tombstone is a key that another worker did not insert.
+    A tombstone does not count: it stands for the missing key of another worker.
     """
     coordination = frameworks.adapter(FRAMEWORK, "coordination")
     store_of = {"tensorflow": "TensorFlowStore", "jax": "JaxStore"}
@@ -129,7 +130,7 @@ def in_saves() -> None:
 
 
 def in_steps() -> None:
-    """In the step in which the notice comes: before that, and after."""
+    """Adds phases before and after the step in which the notice comes."""
     step = Model.step
 
     def held(model: Model) -> None:
@@ -143,9 +144,10 @@ def in_steps() -> None:
 
 
 def in_network() -> None:
-    """The collectives of JAX listen at the address that the host's name has.
+    """Makes the collectives of JAX listen at the address of the new network.
 
-    The name is another one only meanwhile, as a lease has the name of its host.
+    JAX resolves the name of the host. The name is changed only during the start,
+    because the record of a lease has the name of the host.
     """
     begin = Model.__init__
 
@@ -159,7 +161,7 @@ def in_network() -> None:
 
 
 class Told(State):
-    """Tells of saves and restores. With a `sync` it is not tried before."""
+    """A State whose `save` and `load` are phases. It has a `sync`, so no trial save."""
 
     def sync(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A program that is protected from its first line; it holds at a named moment."""
+"""A program with early notices from its first line; it blocks at a named moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if moment == "before the strategy":
 
 
 class SlowToLoad(tfpreempt.State):
-    """Holds in the midst of the handler's construction."""
+    """Blocks during the construction of the handler."""
 
     def save(self, fileobj: IO[bytes]) -> None:
         pass

@@ -1,25 +1,25 @@
-"""Runs another program, and records what it does to its disk, for tests of power loss.
+"""Runs another program, and records all changes of its disk, for tests of power loss.
 
 Usage: recorded.py CHECKPOINT_DIR PROGRAM ARGUMENT...
 
-With RECORD empty it only waits less for leases, as it does in any case.
-What changed is seen by looking at all files after each operation of Python, so what
-TensorFlow writes by itself is recorded too, as of the next one. All workers of a run
-take turns to look and to add to `recorded.jsonl`, which has a step a line, in order;
-numbers are those of inodes, ROOT is the directory of all:
+With an empty RECORD the program records nothing, and only waits less for leases. The
+recorder compares all files after each file operation of Python. So changes by
+TensorFlow are recorded too, at the next operation of Python. The workers of a run take
+turns, and append the steps to `recorded.jsonl`, one step per line, in order. Numbers
+are inode numbers; ROOT is the directory that contains all others:
 
-    ["entry", directory, name, number, is_directory]    a name was made, or replaced
-    ["gone", directory, name]
+    ["entry", directory, name, number, is_directory]    a name was created or replaced
+    ["gone", directory, name]                           a name was deleted
     ["moved", directory, name, directory, name, number, is_directory]
-    ["writes", worker, path]                            another one than before opens a
-                                                        file there to write
-    ["data", number, base64, time, worker]              what a file holds from now on,
-                                                        and who wrote it
-    ["sync", number, worker]                            of a file or a directory
-    ["said", bytes]                                     so much has the chief printed
+    ["writes", worker, path]                            another worker than before opens
+                                                        the file for writing
+    ["data", number, base64, time, worker]              new contents of a file, and the
+                                                        worker that wrote them
+    ["sync", number, worker]                            a file or a directory was synced
+    ["said", bytes]                                     size of the chief's output
 
-At first all are the chief's to write, and so are those that are not seen to be opened:
-by TensorFlow.
+The chief counts as the writer of a file until another worker opens the file in Python.
+So files that TensorFlow opens belong to the chief.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ ROOTS_BEGIN = tuple(f"{PLACE}/{name}/" for name in ROOTS)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("rename", "replace", "remove", "unlink", "mkdir", "rmdir", "link")
 COARSE = 50_000_000
-"""Nanoseconds within which two writes of a file may have one time."""
+"""Nanoseconds within which two writes of a file may have the same time."""
 
 SOON = lease_timeouts.RenewalIntervals(renewal=0.2, expiry=1.0, poll=0.05)
 directory_lease.PACE = object_store_lease.PACE = (
-    SOON  # a holder's record may be lost, and who it was
+    SOON  # the record that identifies a holder may be lost
 )
 
 Entries = dict[tuple[int, str], tuple[int, bool]]
 
 
 class Recorder:
-    """Looks at the disk, and keeps the steps from one look to the next.
+    """Compares the disk with its last state, and records the changes.
 
     Args:
-        record: the file that all workers keep them in.
+        record: the record, which all workers share.
     """
 
     def __init__(self, record: Path) -> None:
@@ -84,12 +84,12 @@ class Recorder:
             if self._record.seek(0, os.SEEK_END):
                 return  # another worker was here before
             self.look()
-            # What was there is safe; ROOT, which the program never syncs, is last.
+            # Existing files are durable; ROOT, which the program never syncs, is last.
             for number in (*(number for number, _ in self._entries.values()), ROOT):
                 self._keep("sync", number, CHIEF)
 
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function of `os`, with a look before and after."""
+        """Returns a function of `os` with a comparison before and after the call."""
 
         @functools.wraps(call)
         def watching(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ class Recorder:
         return watching
 
     def synced(self, call: Callable[[int], None]) -> Callable[[int], None]:
-        """The same function of `os`, of one descriptor."""
+        """Returns a function of `os` for one descriptor that records the sync."""
 
         @functools.wraps(call)
         def syncing(descriptor: int) -> None:
@@ -117,12 +117,12 @@ class Recorder:
         return syncing
 
     def see(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Keeps which files this worker writes; a hook of `sys.addaudithook`."""
+        """Records the files that this worker writes; a hook of `sys.addaudithook`."""
         if event == "open" and isinstance(arguments[0], str | os.PathLike):
             self._see_opened(os.fspath(arguments[0]), arguments[2])
 
     def opened(self, call: Callable[..., int]) -> Callable[..., int]:
-        """The same `os.open`, which keeps what is opened in an open directory."""
+        """Returns an `os.open` that records files opened in an open directory."""
 
         @functools.wraps(call)
         def opening(
@@ -143,7 +143,7 @@ class Recorder:
                     self._keep("writes", INDEX, path)
 
     def look(self) -> None:
-        """Keeps what changed since the last look, of whatever worker."""
+        """Records the changes since the last comparison, by any worker."""
         with self._turn():
             found = self._settled()
             before = {number: key for key, (number, _) in self._entries.items()}
@@ -168,7 +168,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """No other thread or worker looks meanwhile; what they have seen is known."""
+        """Context manager: excludes other threads and workers; reads their steps."""
         with self._lock:
             self._depth += 1
             try:
@@ -188,7 +188,7 @@ class Recorder:
         self._read_up_to = self._record.tell()
 
     def _know(self, kind: str, *what: Any) -> None:
-        """One step that another worker has kept."""
+        """Applies a step of another worker."""
         if kind in ("gone", "moved"):
             self._entries.pop((what[0], what[1]), None)
         if kind in ("entry", "moved"):
@@ -206,7 +206,7 @@ class Recorder:
         self._read_up_to = self._record.tell()
 
     def _settled(self) -> Entries:
-        """All names, as two looks in a row have found them."""
+        """Returns all names, as soon as two listings in sequence are equal."""
         found = dict(entries(ROOT, PLACE))
         while (again := dict(entries(ROOT, PLACE))) != found:
             found = again
@@ -229,7 +229,7 @@ class Recorder:
                 return
             text = base64.b64encode(path.read_bytes()).decode()
         except FileNotFoundError:
-            return  # since the look
+            return  # deleted since the listing
         is_old = time.time_ns() - status.st_mtime_ns > COARSE
         self._seen[number] = state if is_old else (0, 0)
         if self._data.get(number) != text:
@@ -239,7 +239,7 @@ class Recorder:
 
 
 def entries(folder: int, path: Path) -> Iterator[tuple[tuple[int, str], Any]]:
-    """What a directory holds, and those below."""
+    """Yields the entries of a directory and of all directories below."""
     try:
         names = sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""A remote worker: it serves whoever connects, until its machine goes."""
+"""A remote worker, which serves every client until its machine is deleted."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import tfpreempt
 from tfpreempt.states import ArrayDictState, JsonState
 
 STEPS = 12
-HEARD_WITHIN = 0.5  # seconds in which the process hears of a signal
+HEARD_WITHIN = 0.5  # seconds until the handler has a signal
 
 parser = argparse.ArgumentParser()
 parser.add_argument("directory")

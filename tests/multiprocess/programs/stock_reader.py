@@ -1,6 +1,6 @@
 """An evaluation job with TensorFlow alone, which restores each newest checkpoint.
 
-Ends once it has restored the step that is its second argument.
+The job ends when it has restored the step in its second argument.
 """
 
 import sys
@@ -17,7 +17,7 @@ checkpoint = tf.train.Checkpoint(
 
 
 def restore(path: str) -> bool:
-    """Whether all of it is there; it may have been deleted since it was named."""
+    """Returns whether the checkpoint is complete; it may have been deleted."""
     try:
         checkpoint.restore(path).assert_existing_objects_matched()
     except (tf.errors.NotFoundError, tf.errors.OpError) as error:

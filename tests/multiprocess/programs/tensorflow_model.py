@@ -28,11 +28,11 @@ def make_strategy(name: str) -> Any:
 
 
 class Model:
-    """Mirrored weights and momentum, an ON_READ sum, a data iterator, three RNGs.
+    """Mirrored weights and momentum, an ON_READ sum, a data iterator, three generators.
 
     Args:
-        strategy: of `make_strategy`.
-        mebibytes: of more weights, which change in each step.
+        strategy: value of `make_strategy`.
+        mebibytes: size of additional weights, which change in each step.
     """
 
     def __init__(self, strategy: Any, mebibytes: int = 0) -> None:
@@ -74,13 +74,13 @@ class Model:
         return str(self.weights.numpy().tobytes().hex())
 
     def draw(self) -> Any:
-        """This worker's batch: from its own data and its own generators."""
+        """Returns this worker's batch, from the worker's own data and generators."""
         row = float(next(self.data)) / 1000.0
         noise = np.random.rand(7) + random.random() + row
         return tf.constant(noise, tf.float32) + tf.random.normal([7])
 
     def step(self) -> None:
-        """One training step, as a user writes it."""
+        """Trains one step, written like the step of a user."""
         self._distributed(self.draw())
         self.trained.assign_add(1)
         if self._more is not None:
@@ -106,7 +106,7 @@ class Model:
         self.total.assign_add(tf.reduce_sum(x * x) / 3.0)
 
     def digest(self) -> str:
-        """Of all that a step changes; generators and data are in what comes of them."""
+        """Returns a digest of all values that a step changes."""
         parts = self.strategy.experimental_local_results(self.total)
         held = (self.weights, self.momentum, *parts)
         return hashlib.sha256(b"".join(v.numpy() for v in held)).hexdigest()[:16]
@@ -124,5 +124,5 @@ class Model:
         say("result", json.dumps(state | more))
 
     def forget_kernels(self) -> None:
-        """TensorFlow keeps one for each seed that an eager random op drew: 36 KB."""
+        """Frees kernels: TensorFlow keeps 36 KB for each seed of an eager random op."""
         context.context().clear_kernel_cache()

@@ -1,10 +1,10 @@
-"""The words and holds of these programs, and the model of the framework they run on.
+"""Output and holds of the test programs, and the model of their framework.
 
 TOY_FRAMEWORK names the framework, whose module has two names that can be imported here:
 
-Model           a model every source of whose state is checked: weights, momentum, a sum
-                of each worker, the position in the data of each worker, generators
-make_strategy   what `Model` is made with, by name; "mwms" is that of several workers
+Model           a model with every kind of state: weights, momentum, a sum of each
+                worker, the position in the data of each worker, generators
+make_strategy   creates the argument of `Model`, by name; "mwms" is for several workers
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 def say(word: str, *values: object) -> None:
-    """One line that the test waits for, in one piece, as threads log there too."""
+    """Prints a line for the test in one write, because threads log to the same file."""
     print(" ".join(map(str, (word, *values))) + "\n", end="", flush=True)
 
 
@@ -50,12 +50,12 @@ def log_to_stdout() -> None:
 
 
 def hold_file(name: str) -> Path:
-    """What `Place.hold` made on the other side."""
+    """Returns the file that `Place.hold` of the test creates."""
     return Path(os.environ["HOLD_DIRECTORY"]) / f"hold-{name}"
 
 
 def hold(name: str = "step") -> None:
-    """Stays here, as a long step does, while the test's file is there."""
+    """Blocks, like a long step, while the file of the test exists."""
     file = hold_file(name)
     if file.exists():
         say("holding", name)
@@ -67,18 +67,18 @@ def hold(name: str = "step") -> None:
 
 
 def say_when(word: str, *step: object) -> None:
-    """A line with the time, on a clock that all processes of the machine have."""
+    """Prints a line with the time of a clock that all processes of a machine share."""
     say(word, *step, time.monotonic())
 
 
 def slow_down() -> None:
-    """Takes its time in a step if `Place.slow_down` was called on the other side."""
+    """Sleeps in a step, if the test has called `Place.slow_down`."""
     with contextlib.suppress(FileNotFoundError):
         time.sleep(float(Path(os.environ["HOLD_DIRECTORY"], "slow").read_text()))
 
 
 def before_asynchronous_writes(call: Callable[[], None]) -> None:
-    """Asynchronous saves write each tensor from its copy, in a thread, after a call."""
+    """Makes a call before an asynchronous save writes a tensor, in its thread."""
     from tfpreempt.checkpoint.bundles import bundle_writer
 
     bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0

@@ -62,8 +62,9 @@ def parse() -> argparse.Namespace:
 
 
 def mount_own_disk(path: str) -> None:
-    """Puts a directory of this worker's own under the common path, as on machines
-    without a shared disk. Nobody else sees it, and it ends with the process.
+    """Mounts a directory of this worker over the common path, as without a shared disk.
+
+    No other process sees the mount, which ends with the process.
     """
     own, new_mounts, private, bind = f"{path}-{INDEX}", 0x20000, 0x44000, 0x1000
     for each in (path, own):
@@ -189,7 +190,7 @@ def main() -> None:
         if not options.soak:
             return []
         if handler.total_run_calls % 20 == 0:
-            model.forget_kernels()  # or what the process holds grows with every step
+            model.forget_kernels()  # memory would grow with every step
         return [model.digest()]
 
     with handler, in_scope(options, model, "loop"):

@@ -1,4 +1,4 @@
-"""Workers without collectives: each trains as many steps as it is told."""
+"""Workers without collectives: each worker trains its own number of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client without a handler, which is told of a preemption and saves by itself."""
+"""A client without a handler, which receives a notice and saves by itself."""
 
 from __future__ import annotations
 
