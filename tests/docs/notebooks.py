@@ -1,4 +1,4 @@
-"""Runs the notebooks under colab/, and keeps what they print and draw.
+"""Runs the notebooks under colab/, and stores their text outputs and plots.
 
 python -m tests.docs.notebooks [NAME ...]
 """
@@ -16,13 +16,14 @@ ROOT = Path(__file__).parents[2]
 COLAB = ROOT / "colab"
 CELL_SECONDS = 200
 NOISE = re.compile(r"(WARNING: All log messages before absl|[IWE]\d{4} \d\d:).*\n")
-"""What TensorFlow's libraries say at an import, whatever level is set."""
-TEMPORARY = re.compile(r"(?<=[ '])/[\w/]*/tmp\w{8}/")
+"""Lines that TensorFlow's libraries print at an import, at every log level."""
+TEMPORARY = re.compile(re.escape(tempfile.gettempdir()) + r"/tmp\w{8}/")
+"""Temporary directories, which have other names on the machine of a reader."""
 
 
 def read(path: Path) -> Any:
-    """A notebook, which is checked against the format."""
-    import nbformat  # takes long, and most runs do without
+    """Returns a notebook, after a check of its format."""
+    import nbformat  # slow, and not needed by most users of this module
 
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -30,12 +31,10 @@ def read(path: Path) -> Any:
 
 
 def run(notebook: Any, directory: str | Path) -> None:
-    """Runs a notebook of the clone top to bottom; its outputs are those of this run.
-
-    Noise of libraries and names of this machine's temporary directories are removed.
+    """Runs a notebook of the clone top to bottom; stores the outputs in the notebook.
 
     Args:
-        notebook: as `read()` returns it; changed in place.
+        notebook: notebook as returned by `read()`; changed in place.
         directory: working directory of the notebook, in place of the clone's `colab/`.
     """
     import nbclient
@@ -48,15 +47,37 @@ def run(notebook: Any, directory: str | Path) -> None:
         resources={"metadata": {"path": str(directory)}},
     ).execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
     for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if "text" in output:
-                output.text = TEMPORARY.sub("", NOISE.sub("", output.text))
-        if "outputs" in cell:
-            cell.outputs = [each for each in cell.outputs if each.get("text", "-")]
+        if cell.cell_type == "code":
+            cell.outputs = cleaned(cell.outputs)
+
+
+def cleaned(found: list[Any]) -> list[Any]:
+    """Returns the outputs of a cell as a reader of the notebook should see them.
+
+    Removes noise of libraries and names of temporary directories. Joins neighboring
+    texts of one stream: their number depends on the speed of the machine.
+    """
+    kept: list[Any] = []
+    for output in found:
+        if output.output_type != "stream":
+            kept.append(output)
+        elif text := TEMPORARY.sub("", NOISE.sub("", output.text)):
+            if kept and kept[-1].get("name") == output.name:
+                kept[-1].text += text
+            else:
+                output.text = text
+                kept.append(output)
+    return kept
+
+
+def printed(notebook: Any) -> str:
+    """Returns the text outputs of all cells."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return "".join(out.get("text", "") for cell in cells for out in cell.outputs)
 
 
 def outputs(notebook: Any) -> dict[str, list[str]]:
-    """What kinds of output each code cell has, by its id."""
+    """Returns the kinds of output of each code cell, by the id of the cell."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return {cell.id: sorted({_kind(out) for out in cell.outputs}) for cell in cells}
 
@@ -68,7 +89,7 @@ def _kind(output: Any) -> str:
 
 
 def main() -> None:
-    """Runs those that are named, or all, and stores them."""
+    """Runs the named notebooks, or all notebooks, and stores their outputs."""
     import nbformat
 
     names = sys.argv[1:] or sorted(path.stem for path in COLAB.glob("*.ipynb"))

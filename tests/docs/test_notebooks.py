@@ -1,8 +1,9 @@
-"""The notebooks under colab/ run top to bottom, and show what comes out."""
+"""The notebooks under colab/ run top to bottom, and contain the outputs of a run."""
 
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,26 @@ def test_a_notebook_contains_the_output_of_a_run(path: Path) -> None:
 
 @ALL
 def test_outputs_are_plain_text_with_one_prefix(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert "\\u001b" not in text
+    text = notebooks.printed(notebooks.read(path))
+    assert "\x1b" not in text
     assert re.findall(r"tfpreempt[\w.]*: ?tfpreempt:.*", text) == []
+
+
+@ALL
+def test_outputs_have_no_path_of_the_machine(path: Path) -> None:
+    text = notebooks.printed(notebooks.read(path))
+    assert re.findall(r"/(?:dev|home|opt|root|tmp|usr|var|work)/.*", text) == []
+
+
+def test_outputs_are_cleaned() -> None:
+    v4 = pytest.importorskip("nbformat.v4")
+    temporary = tempfile.mkdtemp()
+    Path(temporary).rmdir()
+    texts = ("a\n", "W0000 00:00:1.0 1 x.cc:1] no GPU\n", f"{temporary}/ckpt/7\n")
+    found = [v4.new_output("stream", name="stderr", text=text) for text in texts]
+    found.append(v4.new_output("stream", name="stdout", text="b\n"))
+    cleaned = [(each.name, each.text) for each in notebooks.cleaned(found)]
+    assert cleaned == [("stderr", "a\nckpt/7\n"), ("stdout", "b\n")]
 
 
 @ALL
