@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.key_value_store import FaultyKeyValueStore, StoreFault
 from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.errors import (
     CoordinationServiceUnavailableError,
     KeyExistsError,
     PeerTimeoutError,
 )
-from tfpreempt.testing.store import FaultyKeyValueStore, StoreFault
 
 ROOT = Path(__file__).parents[2]
 SOON = 10.0  # seconds in which anything that must happen has happened

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.fakes.key_value_store import FaultyKeyValueStore, StoreFault
 from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.coordination.store_executor import (
     FEWEST_WALKS,
@@ -15,7 +16,6 @@ from tfpreempt.coordination.store_executor import (
 )
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import CoordinationServiceUnavailableError
-from tfpreempt.testing.store import FaultyKeyValueStore, StoreFault
 
 SOON = 10.0  # seconds in which anything that must happen has happened
 

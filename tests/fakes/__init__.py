@@ -1,6 +1,7 @@
 """Fakes for tfpreempt's own tests; fakes for users are in `tfpreempt.testing`.
 
 hostile  a wrong metadata server: a captive portal, a bug, or an attacker
+key_value_store  a key-value store with faults at chosen operations
 replies  replies that no correct server sends
 storage  disks and an object store with faults at chosen operations
 gcs/     a server of Google Cloud Storage on the loopback interface, with faults

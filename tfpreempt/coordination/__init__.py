@@ -14,5 +14,5 @@ step_flag        the flag that stops the training loop, and the loop's step coun
                  without a lock
 store_executor   executes reads, inserts and alarms in daemon threads
 
-Imported by handler, testing.
+Imported by handler.
 """

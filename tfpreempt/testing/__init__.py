@@ -2,7 +2,6 @@
 
 clock      a clock that a test advances by hand
 notice     a notice source that a test controls
-store      a key-value store that fails or is slow when a test wants
 metadata/  fake metadata servers of the clouds
 _server    base class of the fake servers, which a test can make fail
 
