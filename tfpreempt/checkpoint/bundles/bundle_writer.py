@@ -57,18 +57,20 @@ def add(
     threads: int,
     *,
     check: Callable[[], None] | None = None,
+    is_new: bool = False,
 ) -> dict[str, tuple[int, int]]:
-    """Adds tensors to a checkpoint that TensorFlow has written, and that no reader uses
-    yet.
+    """Adds tensors to a checkpoint that no reader uses yet.
 
     Args:
         files: the file operations.
-        prefix: path prefix of TensorFlow's files.
+        prefix: path prefix of the checkpoint's files.
         tensors: tensors to add.
         threads: number of threads, each of which writes a new data file.
         check: for a save while training continues: function called between two pieces.
             If `check` raises an error, the write stops, and the files are not a
             checkpoint. None: training waits for the save.
+        is_new: whether no files exist yet, and the tensors are the whole checkpoint. If
+            False, TensorFlow has written files.
 
     Returns:
         Size and crc32c of the new data files, by path. The new data files are synced to
@@ -78,62 +80,12 @@ def add(
         OSError: error of the file system.
         Exception: an exception raised by `check`.
     """
-    shares = _shares(tensors, threads)
-    return _write_and_merge(files, prefix, shares, _read_index(prefix), check)
-
-
-def create(
-    files: Files,
-    prefix: str,
-    tensors: Sequence[DenseTensor],
-    threads: int,
-    *,
-    check: Callable[[], None] | None = None,
-) -> dict[str, tuple[int, int]]:
-    """Writes a checkpoint that consists of the given tensors; see `add`.
-
-    Args:
-        files: the file operations.
-        prefix: path prefix of the files; no such files exist yet.
-        tensors: all tensors of the checkpoint.
-        threads: number of threads, each of which writes a data file.
-        check: function called between two pieces, or None; see `add`.
-
-    Returns:
-        Size and crc32c of the data files, by path. The data files are synced to the
-        disk; the index is not.
-
-    Raises:
-        OSError: error of the file system.
-        Exception: an exception raised by `check`.
-    """
-    shares = _shares(tensors, threads) or [[]]
-    return _write_and_merge(files, prefix, shares, {b"": bundle.header(0)}, check)
-
-
-def _shares(tensors: Sequence[DenseTensor], threads: int) -> list[list[TensorSlice]]:
-    return deal_to_threads([TensorSlice(tensor=tensor) for tensor in tensors], threads)
-
-
-def _write_and_merge(
-    files: Files,
-    prefix: str,
-    shares: Sequence[Sequence[TensorSlice]],
-    index: dict[bytes, bytes],
-    check: Callable[[], None] | None,
-) -> dict[str, tuple[int, int]]:
-    """Writes a data file for each share, and the index with the new tensors.
-
-    Args:
-        files: the file operations.
-        prefix: path prefix of the checkpoint's files.
-        shares: tensor slices of the new data files.
-        index: entries of the index so far.
-        check: function called between two pieces, or None; see `add`.
-
-    Returns:
-        Size and crc32c of the new data files, by path.
-    """
+    slices = [TensorSlice(tensor=tensor) for tensor in tensors]
+    shares = deal_to_threads(slices, threads)
+    if is_new:
+        index, shares = {b"": bundle.header(0)}, shares or [[]]
+    else:
+        index = _read_index(prefix)
     before = bundle.num_shards(index[b""])
     count = before + len(shares)
     paths = [data_file(prefix, shard, count) for shard in range(before, count)]

@@ -149,12 +149,13 @@ class ArrayContents(Contents):
     def write(self, save: StagedSave) -> None:
         if not self._cluster.is_chief:
             return
-        save.sums = bundle_writer.create(
+        save.sums = bundle_writer.add(
             self._files,
             os.path.join(save.staging, layout.PAYLOAD),
             save.tensors,
             bundle_writer.thread_count(is_async=save.is_async),
             check=save.cancel_token.check if save.cancel_token else None,
+            is_new=True,
         )
         save.tensors = ()
 
