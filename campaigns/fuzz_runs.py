@@ -22,6 +22,7 @@ from rich.console import Console
 
 from campaigns.target import Target, as_json, environment, written
 from tests.checkpoint.remote_commits import put_commit
+from tests.fakes.clock import FakeClock
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.lease import lease_record
@@ -44,7 +45,6 @@ from tfpreempt.keras.fit import fit_progress
 from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
 from tfpreempt.storage.object_store import ObjectStat
-from tfpreempt.testing.clock import FakeClock
 
 WALL = 1_700_000_000.0
 

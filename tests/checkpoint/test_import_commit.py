@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
+from tests.fakes.clock import FakeClock
 from tests.fakes.storage import (
     FaultyFiles,
     FaultyObjectStore,
@@ -21,7 +22,6 @@ from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.mirror import import_commit, upload
 from tfpreempt.checkpoint.restore import restore
 from tfpreempt.storage.open_store import open_store
-from tfpreempt.testing.clock import FakeClock
 
 
 def commit(directory, step, wall=0.0):

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
+from tests.fakes.clock import FakeClock
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror.mirror_retention import Retention
 from tfpreempt.checkpoint.mirror.mirror_status import RetryState
-from tfpreempt.testing.clock import FakeClock
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.checkpoint.uploads import PATIENCE, Gate, folders
+from tests.fakes.clock import FakeClock
 from tests.fakes.storage import FaultyFiles, FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, retention
@@ -27,7 +28,6 @@ from tfpreempt.checkpoint.restore.handle import checkpoints_in
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.cli import main
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.testing.clock import FakeClock
 
 HOUR = datetime.timedelta(hours=1)
 

@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.report.scripted import STEP, Scripted, a_run, read
+from tests.fakes.clock import FakeClock
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report.run_report import RunReport, build_report
@@ -32,7 +33,6 @@ from tfpreempt.handler.status_file import (
     _pack,
     status_path,
 )
-from tfpreempt.testing.clock import FakeClock
 
 STATUS = RunStatus(at=1.0, workers=())
 

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
+from tests.fakes.clock import FakeClock
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
@@ -28,7 +29,6 @@ from tfpreempt.handler.status_file import (
     _pack,
     status_path,
 )
-from tfpreempt.testing.clock import FakeClock
 
 pytestmark = pytest.mark.timeout(30)
 

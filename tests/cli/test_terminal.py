@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.report.scripted import a_run
 from tests.cli.test_simulate import Start, records, start  # noqa: F401  (a fixture)
+from tests.fakes.clock import FakeClock
 from tfpreempt import cli
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
@@ -31,7 +32,6 @@ from tfpreempt.handler.status_file import (
     _pack,
     status_path,
 )
-from tfpreempt.testing.clock import FakeClock
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x7f"
 NAME = f"run{ESCAPES}x"  # of a directory

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.testing.clock import FakeClock
 
 
 @pytest.fixture(params=[SystemClock, FakeClock])

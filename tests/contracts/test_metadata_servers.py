@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import requests
 
+from tests.fakes.clock import FakeClock
 from tests.fakes.hostile import HostileServer
 from tests.notice.rigs import wait_until
 from tfpreempt.testing._server import FakeServer
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import (
     FakeAws,
     FakeAzure,

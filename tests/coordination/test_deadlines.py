@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.clock import FakeClock
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.coordination.protocol_types import Key
 from tfpreempt.core.deadline import LATEST_SHUTDOWN_SECONDS
-from tfpreempt.testing.clock import FakeClock
 
 
 class Alarms:

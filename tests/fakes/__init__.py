@@ -1,5 +1,6 @@
 """Fakes for tfpreempt's own tests; fakes for users are in `tfpreempt.testing`.
 
+clock  a clock that a test advances by hand
 hostile  a wrong metadata server: a captive portal, a bug, or an attacker
 key_value_store  a key-value store with faults at chosen operations
 replies  replies that no correct server sends

@@ -8,13 +8,13 @@ import types
 import pytest
 
 from tests.checkpoint.fakes import open_directory
+from tests.fakes.clock import FakeClock
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.events import Commit
 from tfpreempt.handler.restore_agreement import Agreed
 from tfpreempt.handler.run import Run
 from tfpreempt.platforms.config import TerminationConfig
-from tfpreempt.testing.clock import FakeClock
 
 
 class InTwoSeconds(Save):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tfpreempt.handler.activity import SnapshotScheduler
 from tfpreempt.handler.snapshots import SnapshotTiming
-from tfpreempt.testing.clock import FakeClock
 
 STEP = 0.1
 

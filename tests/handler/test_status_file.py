@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import wait_until
+from tests.fakes.clock import FakeClock
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.handler import status_file
 from tfpreempt.handler.status_file import (
@@ -38,7 +39,6 @@ from tfpreempt.handler.status_file import (
     status_path,
     with_step_times,
 )
-from tfpreempt.testing.clock import FakeClock
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tfpreempt.handler.activity import StepTimer
-from tfpreempt.testing.clock import FakeClock
 
 
 class Loop:

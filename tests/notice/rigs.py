@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.fakes.clock import FakeClock
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource
 from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.notice.tensorflow_notice import NativeKeySource
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.notice import ScriptedSource
 
 LIMIT = 10.0

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tfpreempt import errors
 from tfpreempt.notice.aws import TOPICS, AwsWatch, is_excluded, metadata_url
 from tfpreempt.notice.source import TimedSource
 from tfpreempt.testing._server import Reply, Request
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeAws
 
 TOKEN = "/latest/api/token"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice.azure import (
@@ -20,7 +21,6 @@ from tfpreempt.notice.azure import (
 from tfpreempt.notice.metadata_session import readable
 from tfpreempt.notice.source import TimedSource
 from tfpreempt.notice.watcher import NoticeSourceConfig
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeAzure, Reply, Request
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import STOP, UPCOMING, Heard, is_hanging, quiet_gce
 from tfpreempt import errors
 from tfpreempt.notice.gce import GceWatch, is_excluded, metadata_url
 from tfpreempt.testing._server import FakeServer
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
 
 pytestmark = pytest.mark.slow  # a real server, with its time-outs

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import STOP, Heard, is_hanging, quiet_gce
 from tfpreempt.notice.gce import GceWatch
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce
 
 pytestmark = pytest.mark.slow  # a real server, with its time-outs

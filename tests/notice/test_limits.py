@@ -9,13 +9,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import Heard, hurry, is_hanging, quiet_gce
 from tfpreempt import errors
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
 from tfpreempt.notice.metadata_session import Answer, MetadataSession
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
 
 

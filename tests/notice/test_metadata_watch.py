@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from typing_extensions import Unpack
 
+from tests.fakes.clock import FakeClock
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice import polling
@@ -23,7 +24,6 @@ from tfpreempt.notice.metadata_watch import (
     quick_retry_seconds,
 )
 from tfpreempt.notice.source import TimedSource
-from tfpreempt.testing.clock import FakeClock
 
 GOES_AT = 1_700_000_100.0
 Levels = dict[str, str | None]

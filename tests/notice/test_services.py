@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.fakes.hostile import KINDS, HostileServer
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import QUICK_SECONDS, hurry
@@ -19,7 +20,6 @@ from tfpreempt.notice.polling import Wait
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.platforms import metadata_probe
 from tfpreempt.testing._server import FakeServer, Reply, Request
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import (
     FakeAws,
     FakeAzure,

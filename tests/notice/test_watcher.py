@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.core.events import Notice
 from tfpreempt.notice.watcher import NoticeSourceConfig, Watcher
-from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.notice import ScriptedSource
 
 START = 1000.0

@@ -1,6 +1,5 @@
 """Fakes for tests of programs that use tfpreempt. Public.
 
-clock      a clock that a test advances by hand
 notice     a notice source that a test controls
 metadata/  fake metadata servers of the clouds
 _server    base class of the fake servers, which a test can make fail
