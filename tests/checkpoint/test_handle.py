@@ -13,11 +13,13 @@ import threading
 
 import fsspec
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.checkpoint.fakes import FlatContents, OwnContents, open_directory, save
 from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
-from tests.fakes.storage import FaultyObjectStore, damage
+from tests.fakes.storage import damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import cache, catalog, file_locks, layout, retention
 from tfpreempt.checkpoint.mirror import download_target, resolve
@@ -25,6 +27,7 @@ from tfpreempt.checkpoint.restore.handle import Checkpoint, checkpoints_in
 from tfpreempt.core.threads import ManagedThread
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.open_store import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +38,22 @@ def cache_root(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def store():
-    return FaultyObjectStore()
+def memory():
+    """A file system object, empty, as a user passes it to a handle."""
+    filesystem = MemoryFileSystem()
+    yield filesystem
+    filesystem.rm("/", recursive=True)
 
 
 @pytest.fixture
-def remote(store):
-    return Checkpoint(put_commit(store).name, store)
+def store(memory):
+    """The content of the file system, as tfpreempt reads and writes it."""
+    return open_store("/", memory)
+
+
+@pytest.fixture
+def remote(store, memory):
+    return Checkpoint(put_commit(store).name, memory)
 
 
 @pytest.fixture
@@ -80,7 +92,7 @@ def foreign(tmp_path):
 
 
 @pytest.fixture(params=["own", "flat", "plain", "foreign", "remote", "file", "objects"])
-def any_handle(request, store, tmp_path):
+def any_handle(request, store, memory, tmp_path):
     """Every kind of place that a handle may refer to."""
     if request.param == "file":
         commit = put_commit(LocalStore(str(tmp_path / "mirror")))
@@ -88,7 +100,7 @@ def any_handle(request, store, tmp_path):
     if request.param == "objects":
         for name, data in FILES.items():
             store.replace(f"deep/er/{name}", data)
-        return Checkpoint("deep/er/", store)
+        return Checkpoint("deep/er/", memory)
     return request.getfixturevalue(request.param)
 
 
@@ -170,7 +182,7 @@ def test_a_tilde_is_the_home_directory(own, tmp_path, monkeypatch):
 def test_handles_in_an_equal_file_system_are_equal(tmp_path):
     places = [Checkpoint("run/5", fsspec.filesystem("memory")) for _ in range(2)]
     assert places[0] == pickle.loads(pickle.dumps(places[1]))
-    assert places[0] != Checkpoint("run/5", FaultyObjectStore())
+    assert places[0] != Checkpoint("run/5", DirFileSystem("x", MemoryFileSystem()))
 
 
 def test_restore_calls_restore_with_the_prefix(any_handle, request):
@@ -247,10 +259,10 @@ def test_a_temporary_directory_that_is_replaced_is_not_used(own, tmp_path, monke
     assert os.listdir(elsewhere) == []
 
 
-def test_a_refused_copy_leaves_no_directory(store, tmp_path):
+def test_a_refused_copy_leaves_no_directory(store, memory, tmp_path):
     put_hostile(store, [{"size": 10 << 40}])
     with pytest.raises(errors.CheckpointError, match="according to its manifest"):
-        Checkpoint("", store).to_directory(tmp_path / "new")
+        Checkpoint("", memory).to_directory(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -401,35 +413,35 @@ def test_a_download_outlives_the_read(remote, cache_root):
     assert [name for name in os.listdir(cache_root) if name != "lock"] == []
 
 
-def test_what_is_not_there(tmp_path, store):
+def test_what_is_not_there(tmp_path, memory):
     for handle in (
         Checkpoint(tmp_path / "nothing"),
-        Checkpoint("nothing", store),
-        Checkpoint("", store),
+        Checkpoint("nothing", memory),
+        Checkpoint("", memory),
     ):
         for use in (handle.get_metadata, handle.to_directory, lambda h=handle: h.step):
             with pytest.raises(errors.CheckpointError, match="There is no checkpoint"):
                 use()
 
 
-def test_a_runs_root_names_its_newest_commit(own, tmp_path, store):
+def test_a_runs_root_names_its_newest_commit(own, tmp_path, store, memory):
     put_commit(store)
     mirror = LocalStore(str(tmp_path / "mirror"))
     folder = put_commit(mirror).name
     for handle, newest in (
         (Checkpoint(tmp_path / "run"), own.path),
         (Checkpoint(tmp_path / "mirror"), f"{tmp_path}/mirror/{folder}"),
-        (Checkpoint("/", store), f"memory://{folder}"),
+        (Checkpoint("/", memory), f"memory:/{folder}"),
     ):
         with pytest.raises(errors.CheckpointError, match="commits of a run") as caught:
             handle.get_metadata()
         assert newest in str(caught.value)
     store.replace("deep/5.1-00000000/x", b"")
     with pytest.raises(errors.CheckpointError, match=r"deep/5\.1-00000000"):
-        Checkpoint("deep", store).get_metadata()
+        Checkpoint("deep", memory).get_metadata()
 
 
-def test_an_incomplete_commit_is_no_checkpoint(own, remote, store, tmp_path):
+def test_an_incomplete_commit_is_no_checkpoint(own, remote, store, memory, tmp_path):
     os.remove(os.path.join(own.path, layout.MARKER))
     store.delete(f"{remote.path}/{layout.MARKER}")
     (tmp_path / "half").mkdir()
@@ -441,7 +453,7 @@ def test_an_incomplete_commit_is_no_checkpoint(own, remote, store, tmp_path):
         remote,
         Checkpoint(tmp_path / "half"),
         Checkpoint(tmp_path / "5.1-00000000"),
-        Checkpoint("x/5.1-00000000", store),
+        Checkpoint("x/5.1-00000000", memory),
     ):
         with pytest.raises(errors.CheckpointError, match="no marker"):
             handle.get_metadata()
@@ -454,15 +466,17 @@ def test_a_copy_is_not_put_into_another_commit(own, remote):
     assert read_tree(own.path) == before
 
 
-class Hostile(FaultyObjectStore):
+class Hostile(MemoryFileSystem):
     """Lists what it likes."""
+
+    cachable = False
 
     def __init__(self, names):
         super().__init__()
         self.names = names
 
-    def list(self, prefix=""):
-        yield from map(str, self.names)
+    def find(self, path, **more):
+        return {f"{path}/{name}": {"type": "file"} for name in self.names}
 
 
 LISTINGS = {
@@ -480,9 +494,11 @@ def test_hostile_listings_are_refused_before_anything_is_written(tmp_path, names
     assert os.listdir(tmp_path) == []
 
 
-def test_a_manifest_that_claims_too_much_leaves_nothing_in_the_cache(store, cache_root):
+def test_a_manifest_that_claims_too_much_leaves_nothing_in_the_cache(
+    store, memory, cache_root
+):
     put_hostile(store, [{"size": 10 << 40}])
-    context = Checkpoint("", store).as_directory()
+    context = Checkpoint("", memory).as_directory()
     with (
         pytest.raises(errors.CheckpointError, match="according to its manifest"),
         context,
@@ -518,22 +534,25 @@ def test_a_handle_is_not_a_path(own, remote):
 
 def test_repr_shows_the_path(own, remote, tmp_path):
     assert repr(own) == f"Checkpoint({own.path!r}, step=6, local)"
-    assert repr(remote) == f"Checkpoint({remote.path!r}, remote in memory://)"
+    assert repr(remote) == f"Checkpoint({remote.path!r}, remote in MemoryFileSystem)"
     assert remote.step == 7
-    assert repr(remote) == f"Checkpoint({remote.path!r}, step=7, remote in memory://)"
+    assert (
+        repr(remote)
+        == f"Checkpoint({remote.path!r}, step=7, remote in MemoryFileSystem)"
+    )
     assert repr(Checkpoint("gs://bucket/x/")) == "Checkpoint('gs://bucket/x', remote)"
 
 
-def test_references_with_the_same_path_are_equal(own, remote, store):
+def test_references_with_the_same_path_are_equal(own, remote, memory):
     assert own == Checkpoint(own.path) == Checkpoint(f"file://{own.path}")
     assert hash(own) == hash(Checkpoint(own.path))
-    assert remote == Checkpoint(remote.path, store)
-    assert remote != Checkpoint(remote.path, FaultyObjectStore())
+    assert remote == Checkpoint(remote.path, memory)
+    assert remote != Checkpoint(remote.path, DirFileSystem("x", memory))
     assert own != own.path
     assert pickle.loads(pickle.dumps(own)) == own
 
 
-def test_invalid_paths_of_a_reference_are_refused(own, store, remote):
+def test_invalid_paths_of_a_reference_are_refused(own, memory, remote):
     with pytest.raises(errors.ConfigurationError, match="directory of this machine"):
         Checkpoint.from_directory("gs://bucket/x")
     with pytest.raises(errors.ConfigurationError, match="directory of this machine"):
@@ -542,7 +561,7 @@ def test_invalid_paths_of_a_reference_are_refused(own, store, remote):
     with pytest.raises(errors.CheckpointError, match="not a directory; expected"):
         own.to_directory(own.path + "-file")
     with pytest.raises(errors.ConfigurationError, match="expected parts separated"):
-        Checkpoint("../x", store).get_metadata()
+        Checkpoint("../x", memory).get_metadata()
 
 
 def test_a_plain_directory_is_not_read_to_be_found(plain, monkeypatch):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pathlib
 
+import fsspec
 import pytest
 
-from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 
@@ -71,7 +71,7 @@ def test_an_invalid_uri_is_refused_by_the_constructor(uri):
 @pytest.mark.parametrize("uri", ["gs://b/x", "s3://b/x", "az://b/x", "file:///x"])
 def test_a_uri_together_with_a_filesystem(uri):
     with pytest.raises(errors.ConfigurationError, match="together with filesystem"):
-        Checkpoint(uri, FaultyObjectStore())
+        Checkpoint(uri, fsspec.filesystem("memory"))
 
 
 NO_PLACES = [

@@ -23,7 +23,6 @@ from tests.ports import free_ports
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectStore
 from tfpreempt.storage.open_store import open_store
-from tfpreempt.storage.prefixed import PrefixedStore
 
 ENDPOINT = os.environ.get("TFPREEMPT_TEST_GCS_ENDPOINT", "")
 PAGE = 3  # entries: every listing has pages
@@ -125,10 +124,6 @@ def _pyarrow(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
 PLACES = [
     Place(name="local", opens=lambda path, _: LocalStore(str(path / "root"))),
     Place(name="fake", opens=lambda path, _: FaultyObjectStore(), composes=True),
-    Place(
-        name="prefixed",
-        opens=lambda path, _: PrefixedStore(FaultyObjectStore(), "below/it"),
-    ),
     Place(name="gcs", opens=_gcs, has_server=True, composes=True),
     Place(
         name="gcs without ranges",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pathlib
 import sys
@@ -11,7 +10,6 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.mirror.store_selection import choose_storage
@@ -192,37 +190,10 @@ def test_something_else_than_a_path():
         open_store(b"/a")
 
 
-def test_one_of_our_stores_and_a_path_in_it():
-    whole = FaultyObjectStore()
-    part = open_store("/below/", filesystem=whole)
-    assert part.uri == "memory://below" or part.uri.endswith("/below")
-    part.put_if_absent("x", io.BytesIO(b"1"))
-    assert list(whole.list()) == ["below/x"]
-    assert open_store("/", filesystem=whole) is whole
-
-
-def test_a_part_sees_nothing_else():
-    whole = FaultyObjectStore()
-    for name in ("a/x", "a/b/y", "a2/z", "x"):
-        whole.put_if_absent(name, io.BytesIO(b""))
-    part = open_store("a", filesystem=whole)
-    assert list(part.list()) == ["b/y", "x"]
-    assert list(part.folders()) == ["b"]
-    with pytest.raises(errors.ConfigurationError, match="Object name"):
-        part.stat("../x")
-
-
 def test_file_systems_of_others():
     store = open_store("/run", fsspec.filesystem("memory"))
     assert isinstance(store, FsspecStore)
     assert store.uri == "memory:/run"
-
-
-def test_a_uri_together_with_a_file_system():
-    with pytest.raises(
-        errors.ConfigurationError, match="either a URI or a file system"
-    ):
-        open_store("gs://bucket/x", fsspec.filesystem("memory"))
 
 
 def test_a_file_system_that_is_none():

@@ -16,7 +16,6 @@ Object stores:
     obstore_store       base class of the stores for s3:// and az://, by obstore
     s3                  store for s3://
     azure               store for az://
-    prefixed            store of the objects below a folder of another store
     fsspec_store        store in a file system object of fsspec or pyarrow
 
 For files and stores:

@@ -14,7 +14,6 @@ from tfpreempt.storage import paths
 from tfpreempt.storage.fsspec_store import FsspecStore, as_fsspec
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectStore
-from tfpreempt.storage.prefixed import PrefixedStore
 
 BUCKET_SCHEMES = ("gs", "s3", "az")
 SCHEMES = ("file", *BUCKET_SCHEMES)
@@ -94,11 +93,12 @@ def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> Obje
         location: a local path, or a URI: file:///path, gs://bucket/prefix,
             s3://bucket/prefix or az://container/prefix. With a `filesystem`, a path in
             the file system.
-        filesystem: a store of tfpreempt, or a file system object of pyarrow or fsspec.
-            None: the location alone determines the kind of store.
+        filesystem: a file system object of pyarrow or fsspec. None: the location alone
+            determines the kind of store.
 
     Raises:
         ConfigurationError: the location is invalid; the message names valid locations.
+            Or the file system has an unsupported type.
     """
     location = os.fspath(location)
     if not isinstance(location, str) or not location:
@@ -108,7 +108,13 @@ def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> Obje
         )
     paths.check_no_user_info(location)
     if filesystem is not None:
-        return _in_filesystem(location, filesystem)
+        if (theirs := as_fsspec(filesystem)) is None:
+            raise errors.ConfigurationError(
+                f"Got filesystem={filesystem!r}; expected a file system object of "
+                "pyarrow or fsspec."
+            )
+        _checked(location, location)
+        return FsspecStore(theirs, location)
     path = local_path(location)
     if path is not None:
         return LocalStore(path)
@@ -169,25 +175,6 @@ def split(uri: str) -> tuple[str, str, str]:
             "and '.', and begins and ends with a letter or digit."
         )
     return scheme, bucket, _checked(prefix, uri)
-
-
-def _in_filesystem(location: str, filesystem: Any) -> ObjectStore:
-    if is_url(location):
-        raise errors.ConfigurationError(
-            f"Got the URI {paths.without_secrets(location)!r} together with "
-            f"filesystem={filesystem!r}; expected either a URI or a file system. Pass "
-            "the path in the file system, or leave filesystem= out."
-        )
-    if isinstance(filesystem, ObjectStore):
-        prefix = _checked(location, location)
-        return PrefixedStore(filesystem, prefix) if prefix else filesystem
-    if (theirs := as_fsspec(filesystem)) is not None:
-        _checked(location, location)
-        return FsspecStore(theirs, location)
-    raise errors.ConfigurationError(
-        f"Got filesystem={filesystem!r}; expected a file system object of pyarrow or "
-        "fsspec, or an object store of tfpreempt."
-    )
 
 
 def _checked(prefix: str, location: str) -> str:

@@ -38,7 +38,6 @@ from tfpreempt.core.replay import read_replay
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
 from tfpreempt.storage import file_reading, os_errors, paths
 from tfpreempt.storage.files import Files, LocalFiles
-from tfpreempt.storage.fsspec_store import FsspecStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectStore
 from tfpreempt.storage.open_store import (
@@ -392,15 +391,6 @@ def choose_storage(
         raise errors.ConfigurationError(
             f'mirror_dir is {location!r}; expected a URI such as "gs://bucket/run", '
             '"s3://bucket/run", "az://container/run" or "file:///disk/run"'
-        )
-    if isinstance(location, FsspecStore):
-        raise errors.ConfigurationError(
-            f"mirror_dir is the file system {location.uri!r}; expected a URI such as "
-            '"gs://bucket/run", s3://, az:// or file://. A file system of fsspec or '
-            "pyarrow does not guarantee that only one of two writers can create a "
-            "file, so two runs could mix their commits. Mount the file system and pass "
-            "file:///path, or copy single checkpoints with tfpreempt.Checkpoint(path, "
-            "filesystem)."
         )
     store = location if isinstance(location, ObjectStore) else open_store(location)
     if directory and isinstance(store, LocalStore):

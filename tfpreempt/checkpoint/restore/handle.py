@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import pyarrow.fs
     import tensorflow as tf
 
-    from tfpreempt.storage.object_store import ObjectStore
-
 # Seconds to wait while another process copies the same checkpoint to the same
 # directory; a copy that makes no progress fails earlier.
 _COPY_TIMEOUT = 24 * 3600.0
@@ -55,8 +53,8 @@ class Checkpoint:
             or a directory with a checkpoint's files. A local path (~ is the home
             directory), or a URI with file://, gs://, s3:// or az://. With a
             `filesystem`, a path in the file system.
-        filesystem: an object store of tfpreempt, or a file system object of pyarrow or
-            fsspec; None: the file system of this machine, or the storage of the URI.
+        filesystem: a file system object of pyarrow or fsspec; None: the file system of
+            this machine, or the storage of the URI.
         prefix: argument for `tf.train.Checkpoint.restore`, if already known.
         step: step of the checkpoint, if already known.
 
@@ -70,10 +68,7 @@ class Checkpoint:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        filesystem: ObjectStore
-        | fsspec.AbstractFileSystem
-        | pyarrow.fs.FileSystem
-        | None = None,
+        filesystem: fsspec.AbstractFileSystem | pyarrow.fs.FileSystem | None = None,
         *,
         prefix: str | None = None,
         step: int | None = None,
@@ -134,9 +129,7 @@ class Checkpoint:
         return self._path
 
     @property
-    def filesystem(
-        self,
-    ) -> ObjectStore | fsspec.AbstractFileSystem | pyarrow.fs.FileSystem | None:
+    def filesystem(self) -> fsspec.AbstractFileSystem | pyarrow.fs.FileSystem | None:
         """The `filesystem` argument of the constructor."""
         return self._filesystem
 
@@ -338,8 +331,7 @@ class Checkpoint:
         step = "" if self._step is None else f", step={self._step}"
         where = "local" if self._local is not None else "remote"
         if self._filesystem is not None:
-            kind = type(self._filesystem).__name__
-            where += f" in {getattr(self._filesystem, 'uri', kind)}"
+            where += f" in {type(self._filesystem).__name__}"
         return f"Checkpoint({self._path!r}{step}, {where})"
 
     def __eq__(self, other: object) -> bool:
