@@ -30,6 +30,7 @@ from tfpreempt.checkpoint.bundles import (  # noqa: E402
     bundle_writer,
     tensor_copies,
 )
+from tfpreempt.checkpoint.bundles.tensor_copies import CopyMemory  # noqa: E402
 from tfpreempt.checkpoint.directory.commit import CancellationToken  # noqa: E402
 from tfpreempt.checkpoint.tensors import gather  # noqa: E402
 from tfpreempt.core import private_api  # noqa: E402
@@ -429,9 +430,8 @@ def test_unshared_memory_is_not_copied():
         name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
     )
     own = shared._replace(is_shared=False)
-    (first, second), memory = tensor_copies.copied([shared, own], 2)
+    first, second = CopyMemory(is_kept=False).copied([shared, own], 2)
     assert not np.shares_memory(first.data, data)
-    assert np.shares_memory(first.data, memory)
     assert second.data is data
     assert first.data.tolist() == data.tolist()
 
@@ -446,15 +446,18 @@ def test_copies_use_the_memory_of_copies_of_the_same_size(at_once, monkeypatch):
         )
         for part in (whole[:8], whole[8:8], whole[8:21], whole[21:])
     ]
-    copies, memory = tensor_copies.copied(tensors, 2)
+    memory = CopyMemory(is_kept=True)
+    copies = memory.copied(tensors, 2)
     assert [each.data.tolist() for each in copies] == [
         each.data.tolist() for each in tensors
     ]
     whole += 1
-    copies, again = tensor_copies.copied(tensors, 2, memory)
-    assert again is memory
-    assert np.array_equal(memory, whole)
-    assert tensor_copies.copied(tensors[:1], 2, memory)[1].nbytes == 8
+    again = memory.copied(tensors, 2)
+    assert np.shares_memory(again[0].data, copies[0].data)
+    assert np.array_equal(np.concatenate([each.data for each in copies]), whole)
+    [smaller] = memory.copied(tensors[:1], 2)
+    assert not np.shares_memory(smaller.data, copies[0].data)
+    assert np.array_equal(smaller.data, whole[:8])
 
 
 def test_captured_tensors_are_written_by_another_thread(tmp_path, everything):

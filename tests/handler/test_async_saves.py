@@ -20,6 +20,7 @@ from tests.handler.program import LIMIT, Program, wait_until
 from tests.handler.test_heartbeat import opened_once_apart
 from tfpreempt import errors
 from tfpreempt.checkpoint.bundles import bundle_writer
+from tfpreempt.checkpoint.bundles.tensor_copies import CopyMemory
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.directory.retention import metrics_of
@@ -411,7 +412,7 @@ def test_a_copy_that_cannot_be_made_ends_no_training(
     def copied(*args: Any) -> Any:
         raise problem
 
-    monkeypatch.setattr("tfpreempt.checkpoint.bundles.tensor_copies.copied", copied)
+    monkeypatch.setattr(CopyMemory, "copied", copied)
     with program.handler(save_freq=3) as handler:
         steps(program, handler, 5)
     [fault] = program.events("fault")

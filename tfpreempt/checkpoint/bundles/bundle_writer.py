@@ -90,7 +90,7 @@ def add(
     count = before + len(shares)
     paths = [data_file(prefix, shard, count) for shard in range(before, count)]
     parts = write(files, dict(zip(paths, shares, strict=True)), check=check)
-    return _merge(files, prefix, parts, index)
+    return merge(files, prefix, parts, index)
 
 
 def thread_count(*, is_async: bool) -> int:
@@ -148,18 +148,23 @@ def write(
 
 
 def merge(
-    files: Files, prefix: str, parts: Sequence[Part]
+    files: Files,
+    prefix: str,
+    parts: Sequence[Part],
+    index: dict[bytes, bytes] | None = None,
 ) -> dict[str, tuple[int, int]]:
     """Moves data files, which the workers have written into separate directories, into
     a checkpoint, and adds the tensors of these files to the index.
 
-    A file that cannot be moved is written again.
+    A file that cannot be moved is written again. A file that is already in its place
+    stays.
 
     Args:
         files: the file operations.
         prefix: path prefix of TensorFlow's files.
         parts: data files to move. The files together contain all rows of each of their
             tensors.
+        index: entries of the index so far; None: the entries of TensorFlow's index.
 
     Returns:
         Size and crc32c of the moved data files, by path. The index is not synced to the
@@ -168,7 +173,23 @@ def merge(
     Raises:
         OSError: error of the file system.
     """
-    return _merge(files, prefix, parts, _read_index(prefix))
+    if index is None:
+        index = _read_index(prefix)
+    before = bundle.num_shards(index[b""])
+    count = before + len(parts)
+    index[b""] = bundle.header(count)
+    index.update(_entries_of_cut(each for part in parts for each in part.slices))
+    for shard in range(before):
+        old = data_file(prefix, shard, before)
+        files.rename(old, data_file(prefix, shard, count))
+    sums = {}
+    for shard, found in enumerate(parts, before):
+        path = data_file(prefix, shard, count)
+        part = found if found.path == path else _moved(files, found, path)
+        index.update(_entries(part, shard))
+        sums[path] = (part.size, part.crc32c)
+    files.write(prefix + ".index", [bundle.to_bytes(index)])
+    return sums
 
 
 def data_file(prefix: str, shard: int, count: int) -> str:
@@ -186,29 +207,6 @@ def _read_index(prefix: str) -> dict[bytes, bytes]:
     """Returns the entries of the index file that TensorFlow has written, by key."""
     with open(prefix + ".index", "rb") as file:
         return dict(bundle.entries(file.read()))
-
-
-def _merge(
-    files: Files,
-    prefix: str,
-    parts: Sequence[Part],
-    index: dict[bytes, bytes],
-) -> dict[str, tuple[int, int]]:
-    before = bundle.num_shards(index[b""])
-    count = before + len(parts)
-    index[b""] = bundle.header(count)
-    index.update(_entries_of_cut(each for part in parts for each in part.slices))
-    for shard in range(before):
-        old = data_file(prefix, shard, before)
-        files.rename(old, data_file(prefix, shard, count))
-    sums = {}
-    for shard, found in enumerate(parts, before):
-        path = data_file(prefix, shard, count)
-        part = found if found.path == path else _moved(files, found, path)
-        index.update(_entries(part, shard))
-        sums[path] = (part.size, part.crc32c)
-    files.write(prefix + ".index", [bundle.to_bytes(index)])
-    return sums
 
 
 def _moved(files: Files, part: Part, path: str) -> Part:
