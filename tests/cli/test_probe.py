@@ -1,4 +1,4 @@
-"""`tfpreempt probe`: what a controller is told of the workers of a container."""
+"""`tfpreempt probe`: reports about the workers of a container to a controller."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ def test_before_the_first_step_a_container_is_alive_and_not_ready(
     assert probe("alive", tmp_path).stdout == "no worker of this container trains\n"
 
 
+@pytest.mark.slow  # starts a process
 def test_an_id_that_now_belongs_to_another_process_is_no_worker(tmp_path: Path) -> None:
-    """As in a container, where the program is always process 1."""
+    """In a container, the program always has process id 1."""
     seconds = process_seconds()
     assert seconds is not None
     write(tmp_path, status(age=seconds + 2))
@@ -124,7 +125,7 @@ def test_an_id_that_now_belongs_to_another_process_is_no_worker(tmp_path: Path) 
 
 
 def test_a_program_that_has_ended_training_is_alive(tmp_path: Path) -> None:
-    """It may export the model for long, and writes no status any more."""
+    """It may export the model for a long time, without a status file."""
     begun = Restored(path=None, step=0, sequence=1, world_size=2)
     record(tmp_path, begun, Exit(outcome=Outcome.FINISHED, code=None, step=940))
     write(tmp_path, status(pid=INIT, age=40))
@@ -137,7 +138,7 @@ def test_a_program_that_has_ended_training_is_alive(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_trains_on_after_its_exit_is_ready(tmp_path: Path) -> None:
-    """Its exit function has returned."""
+    """Its exit function returned."""
     begun = Restored(path=None, step=0, sequence=1, world_size=2)
     left = Exit(outcome=Outcome.COMMITTED, code=143, step=940)
     record(tmp_path, begun, left)
@@ -237,7 +238,7 @@ class TrainerServer(http.server.BaseHTTPRequestHandler):
 def trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """An HTTPS server with a certificate of its own; the requests that it accepted."""
+    """Returns an HTTPS server with its own certificate, and the accepted requests."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     files = [str(tmp_path / name) for name in ("key.pem", "ca.crt", "token")]
@@ -269,6 +270,7 @@ def trainer(
         thread.join()
 
 
+@pytest.mark.slow  # starts openssl
 def test_worker_0_sends_the_progress(
     tmp_path: Path, trainer: list[tuple[str, dict[str, Any]]]
 ) -> None:
