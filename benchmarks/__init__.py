@@ -1,5 +1,5 @@
 """Measurements of tfpreempt, mostly beside TensorFlow's handler and Keras' callback.
 
-`python -m benchmarks` runs them; each module is one bench, or a program that a bench
-starts. Their tests are in `tests/benchmarks/`.
+`python -m benchmarks` runs the benches. Each module is a bench, or a program that a
+bench starts. The tests of the benches are in `tests/benchmarks/`.
 """

@@ -17,8 +17,8 @@ from tests.cluster.timeline import Process, Timeline
 TRAVEL_MS = 1
 MESSAGES_A_MS = 20
 VALUES_A_MESSAGE = 500
-"""Values that travel in the time in which the store serves one message: 50 us, in which
-a line of 10 Gbit/s carries 62 KB; a key with its value has some 120 bytes."""
+"""Values that travel while the store serves one message: in 50 us a line of 10 Gbit/s
+carries 62 KB, and a key with its value has about 120 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +130,10 @@ def _forget(then: Callable[[], None], text: str) -> None:
 class TensorFlow(_Protocol):
     """`tf.distribute.experimental.PreemptionCheckpointHandler`.
 
-    The worker with the notice decides alone, by its own counter, and then reads each
-    worker's acknowledgement on the training thread, in sequence, without a timeout
-    (failure_handling.py of TensorFlow 2.21). The protocol assumes that all workers
-    are within one step of each other.
+    The worker with the notice decides alone, by its own counter. Then the worker reads
+    the acknowledgements of all workers on the training thread, in sequence, without a
+    timeout (failure_handling.py of TensorFlow 2.21). The protocol assumes that all
+    workers are within one step of each other.
     """
 
     def listen(self) -> None:

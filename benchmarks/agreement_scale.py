@@ -46,7 +46,7 @@ KNOWN_BAR = 3.0
 MESSAGES_BAR = 6.0
 WALL_BAR = 60.0
 DIES_AT_MS = 100
-LONG = 10_000  # intervals: more than anyone gets to
+LONG = 10_000  # intervals: more than any worker reaches
 
 
 def rows(rounds: int = 100) -> Iterator[dict[str, Any]]:
@@ -100,7 +100,7 @@ def draw(workers: int, dead_share: float, seed: int) -> Scenario:
     return Scenario(
         workers=workers,
         noticed=noticed,
-        at_ms=r.randrange(600, 800),  # all have asked for the notice by then
+        at_ms=r.randrange(600, 800),  # all workers wait for a notice by then
         dead=frozenset(r.sample(mortal, count)),
         seed=seed,
     )
@@ -147,7 +147,7 @@ def row(
     for scenario in scenarios:
         gc.collect()
         began = time.perf_counter()
-        gc.disable()  # it would look at all workers again and again: half of the time
+        gc.disable()  # garbage collections would take half of the time
         try:
             found.append(protocol(scenario))
         finally:

@@ -47,10 +47,10 @@ from benchmarks import states
 from benchmarks.row import judged, side
 
 STALL_BAR = 1.3  # copies of the state
-TENSOR_BAR = 30e-6  # seconds for each tensor, besides
-SLOWER_BAR = 0.1  # of what a save takes that is waited for
+TENSOR_BAR = 30e-6  # additional seconds for each tensor
+SLOWER_BAR = 0.1  # share of the time of a synchronous save
 EPOCH = 3  # batches of an epoch of `model.fit`
-USUAL = 30  # steps that tell how long one takes without a save
+USUAL = 30  # steps that measure a step without a save
 Figures = dict[str, float]
 
 

@@ -62,10 +62,10 @@ class Fits:
 
     Args:
         line: `keras` or `tf_keras`.
-        directory: parent of the checkpoint directories, one for each fit.
+        directory: parent of the checkpoint directories of the fits.
 
     Attributes:
-        line: see above.
+        line: `keras` or `tf_keras`.
         entered: times at which the train function was called, in seconds.
     """
 
@@ -100,19 +100,19 @@ class Fits:
         return [kind(next(self._directories), save_freq=10**9)]
 
     def run(self, callbacks: list[Any], batches: int = BATCHES) -> None:
-        """One fit."""
+        """Runs one fit."""
         self.entered.clear()
-        self.model._training_state = None  # tf_keras' BackupAndRestore deletes it
+        self.model._training_state = None  # deleted by BackupAndRestore
         self.model.fit(
             self._data, steps_per_epoch=batches, verbose=0, callbacks=callbacks
         )
 
     def hook(self, act: Callable[[int], None]) -> Any:
-        """A callback that acts before each batch."""
+        """Returns a callback that acts before each batch."""
         hook = self.line.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs: act(batch)
         )
-        hook._supports_tf_logs = True  # tf_keras would fetch the logs for it
+        hook._supports_tf_logs = True  # without this, tf_keras fetches the logs
         return hook
 
 
@@ -195,7 +195,7 @@ def noop(iterator: Any) -> None:
 
 
 def loop(function: Callable[[], Any]) -> float:
-    """Seconds of one call."""
+    """Returns the seconds of one call."""
     began = time.perf_counter()
     for _ in range(CALLS):
         function()
@@ -214,7 +214,7 @@ def outside(fits: Fits, is_ours: bool) -> list[float]:
     outer: list[float] = []
 
     def act(batch: int) -> None:
-        if batch != WARM:  # the callback itself needs the first ones
+        if batch != WARM:  # the callback itself uses the first batches
             return
         ours = fits.model.train_function
         ours.inner = clocked(ours.inner, inner)
@@ -270,7 +270,7 @@ def counting() -> Iterator[list[threading.Thread]]:
 
         return fetch
 
-    # Keras 3 makes its logs arrays by NumPy, which does not ask the tensor's methods.
+    # Keras 3 converts its logs by NumPy, without a call of the tensor's methods.
     tensor: Any = ops._EagerTensorBase
     plain = tensor._numpy, backend.convert_to_numpy
     tensor._numpy, backend.convert_to_numpy = map(counted, plain)

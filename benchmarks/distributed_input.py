@@ -41,7 +41,7 @@ def rows(rounds: int = 61, mebibytes: int = 64) -> Iterator[dict[str, Any]]:
         rounds: number of rounds of steps with each iterator.
         mebibytes: size of a global batch.
     """
-    # Else TensorFlow logs each batch that is read ahead.
+    # Otherwise TensorFlow logs each prefetched batch.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     for replicas, size, copied in (
         (1, mebibytes, BY_THE_STEP),

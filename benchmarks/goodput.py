@@ -126,7 +126,7 @@ def row(strike: str, way: str, lives: Sequence[Life], final: int) -> dict[str, A
 def workers(
     way: str, place: Path, save_steps: int
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Context manager: starts both workers of one life, and kills them at the end."""
+    """Context manager: starts both workers of one start, and kills them at the end."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
     with contextlib.ExitStack() as stack:
         processes = []
@@ -162,7 +162,7 @@ def live(
     Args:
         processes: the started workers.
         place: directory to which the workers write.
-        number: number of the life, which determines the worker to strike.
+        number: number of the start, which determines the worker to strike.
         strike: name of the signal.
         every: seconds of training before the strike.
         grace: seconds from SIGTERM to the machine's end.

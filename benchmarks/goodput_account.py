@@ -28,7 +28,7 @@ PARTS = ("start_up", "training", "saves", "way_out")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One executed step.
+    """An executed step.
 
     Attributes:
         number: step number of the state after the step; the first step is 1.
@@ -130,7 +130,7 @@ def account(lives: Sequence[Life], final: int) -> dict[str, Any]:
     Raises:
         ValueError: the final state has a step that no life has made.
     """
-    kept: dict[int, tuple[int, float]] = {}  # the life that made it, and its seconds
+    kept: dict[int, tuple[int, float]] = {}  # index of the start, and seconds
     for number, life in enumerate(lives):
         kept = {n: step for n, step in kept.items() if n <= life.restored}
         for step, seconds in zip(life.steps, life.step_seconds(), strict=True):
@@ -174,14 +174,14 @@ def account(lives: Sequence[Life], final: int) -> dict[str, Any]:
 
 
 def disagreements(lives: Sequence[Life], final: int) -> Iterator[str]:
-    """Where a state is not the one that the program of the life before said it saved.
+    """Yields a message for each start with a state other than the last reported save.
 
     A kill may come between a save and its record. So the state may also be that of the
-    life's last step; never an older one than the program knew to be saved.
+    last step before the kill, but never an older state than the last reported save.
 
     Args:
-        lives: one after the other.
-        final: step of the state after the last life; 0 without a state.
+        lives: the starts in order.
+        final: step of the state after the last start; 0 without a state.
     """
     after = [*(life.restored for life in lives[1:]), final]
     for number, (life, held) in enumerate(zip(lives, after, strict=True)):

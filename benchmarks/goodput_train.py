@@ -115,15 +115,15 @@ def loop(
     run: Callable[[Callable[[], None]], object],
     save_steps: int | None,
 ) -> None:
-    """The loop of a handler.
+    """Trains with a handler.
 
     Args:
-        strategy: of the cluster.
-        work: the state, restored.
-        log: of this worker.
-        run: the handler's; it leaves by SystemExit once it has saved.
-        save_steps: the handler's periodic saves are done when the step after so many
-            begins. None: it has none.
+        strategy: strategy of the cluster.
+        work: the restored state.
+        log: log of this worker.
+        run: `run` of the handler, which raises SystemExit after its save.
+        save_steps: number of steps between periodic saves, each of which is complete
+            when the next step begins. None: no periodic saves.
     """
     reduced = tf.function(lambda: strategy.run(work.on_replica))
     done = work.count()
@@ -177,9 +177,10 @@ def with_backup(
 ) -> None:
     """Trains with Keras' BackupAndRestore, every few batches of one endless epoch.
 
-    It is that of tf_keras: `fit` of Keras 3 does not run on two workers as it comes.
-    It takes no notice of SIGTERM, so training goes on until the machine is gone. (With
-    `save_before_preemption` it hands the notice to TensorFlow's handler.)
+    The callback is that of tf_keras, because `fit` of Keras 3 does not support two
+    workers without a patch. The callback ignores SIGTERM, so training continues until
+    the end of the machine. (With `save_before_preemption` it uses TensorFlow's
+    handler.)
     """
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tf_keras

@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def gpu_name() -> str | None:
-    """The name of the first GPU, as its driver has it; None without a GPU."""
+    """Returns the name of the first GPU from the driver; None without a GPU."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -190,7 +190,7 @@ def async_save(programs: Programs) -> Iterator[Line]:
 
 
 def step_overhead(programs: Programs) -> Iterator[Line]:
-    """As `python -m benchmarks step_overhead`, with fewer rounds."""
+    """Runs `python -m benchmarks step_overhead`, with fewer rounds."""
     text = programs.run("benchmarks", "step_overhead", "--rounds", 11)
     for line in text.splitlines():
         row = json.loads(line)

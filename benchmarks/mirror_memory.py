@@ -89,7 +89,7 @@ def program(way: str, place: str, root: Path, count: int, size: int) -> None:
     large = make_commit(root / "large", count, size, step=2)
     _until_through(act, store, small, root)
     before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     _until_through(act, store, large, root)
     print((_resident("VmHWM") - before) / 1024)
 

@@ -112,7 +112,7 @@ def turn(
 ) -> tuple[float, float, list[float]]:
     """Returns the seconds of all steps, of the processor, and of each step.
 
-    The last is of all steps, or of those while a copy was under way.
+    If a copy was running, the list has only the steps during the copy.
     """
     import tfpreempt
 

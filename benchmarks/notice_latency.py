@@ -41,7 +41,7 @@ from tfpreempt.notice.watcher import NoticeSourceConfig, Watcher
 HANG_BAR = 0.250
 EXTRA = 0.1
 SETTLE = 0.03
-"""Seconds in which a watcher that was started has had its first answer."""
+"""Seconds after which a started watcher has its first answer."""
 
 LOST_SECONDS = 30.0
 """After so long a notice is not late, it is lost."""

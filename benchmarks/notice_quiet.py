@@ -83,8 +83,9 @@ def measure(
         places: names of the watched sources.
 
     Returns:
-        Seconds of the `processor`, those of each of its `threads` by name, and those
-        that `elapsed`.
+        Seconds of the `processor`, seconds of each of the `threads` by name, and the
+        `elapsed`
+        seconds.
     """
     asked = json.dumps(dict(urls)), str(path), str(seconds), *places
     done = subprocess.run(

@@ -1,9 +1,8 @@
-"""Compares a save in which each worker writes a share with a save by the chief alone.
+"""Compares a save with shares of all workers with a save by the chief alone.
 
-The two workers run on this machine, and share its processors and its disk. In this case
-several writers gain least. The sides take turns within one training. The times are
-those of `save()` on the chief: from the boundary at which all workers wait to the
-commit.
+The two workers run on this machine, and share its processors and its disk, so several
+writers gain little. The sides take turns in one training. The times are those of
+`save()` on the chief: from the boundary at which all workers wait to the commit.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ RECORDS = 10**6
 NUMBERS = 4  # int64, in each record
 OURS = "tfpreempt.data.from_index"
 THEIRS = f"TFRecordDataset.interleave.shuffle({BUFFER}).map.batch.prefetch"
-HEAD = struct.Struct("<QI")  # of a record: its length, and the checksum of that
+HEAD = struct.Struct("<QI")  # a record's length, with its checksum
 TAIL = 4  # the checksum of its bytes
 
 

@@ -46,7 +46,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """One restore, in seconds."""
+    """Durations of one restore, in seconds."""
 
     dataset: float
     position: float

@@ -32,15 +32,16 @@ class Strike:
     """Times and bytes of one preemption.
 
     Attributes:
-        codes: the exit code of each worker.
+        codes: exit code of each worker.
         seconds: seconds from the signal to the exit of the last process.
         gone: seconds from the signal to the exit of each worker.
-        written: bytes that each worker passed to write calls after the signal, of any
-            kind: files, pipes, its log.
-        journal: records of ours, with `monotonic` counted from the signal; else empty.
+        written: bytes that each worker passed to write calls after the signal, for
+            files, pipes and logs.
+        journal: records of tfpreempt, with `monotonic` counted from the signal; else
+            empty.
         files: sizes of the files in the directory at the end, by path.
         journal_grown: bytes by which each worker's journal and log grew.
-        trained: seconds from the signal to the end of the last step of all.
+        trained: seconds from the signal to the end of the last step of all workers.
     """
 
     codes: tuple[int, ...]
@@ -107,7 +108,7 @@ def environment(addresses: list[str], index: int) -> dict[str, str]:
     fixed = {
         "TF_CONFIG": config,
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "GCE_METADATA_IP": "127.0.0.1:9",  # "not Google's cloud", whatever this is
+        "GCE_METADATA_IP": "127.0.0.1:9",  # no metadata server, on any machine
     }
     return {**os.environ, **fixed}
 

@@ -29,8 +29,9 @@ WARM_STEPS = 100_000
 WARM_HANDLERS = 50
 STEPS_BAR_KIB = 256
 HANDLER_BAR_KIB = 16.0
-"""For each handler. The keys of its start and of its last save, of some 500 bytes, stay
-in the store as long as the process; the rest is TensorFlow's and the allocator's."""
+"""Allowed growth for each handler. The keys of its start and of its last save (about
+500 bytes) stay in the store until the process ends. TensorFlow and the allocator keep
+the rest."""
 
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 LIMIT_SECONDS = 900.0
@@ -41,9 +42,9 @@ class Held:
     """Resources of this process.
 
     Attributes:
-        memory_kib: resident, in KiB.
-        threads: of Python.
-        descriptors: open files, sockets and pipes.
+        memory_kib: resident memory, in KiB.
+        threads: number of Python threads.
+        descriptors: number of open files, sockets and pipes.
     """
 
     memory_kib: float

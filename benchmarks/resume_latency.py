@@ -218,7 +218,7 @@ def program(task: str, directory: str, name: str, mebibytes: int, began: float) 
 
     times.append(time.monotonic())
     callbacks = []
-    if task != "plain":  # before the model, so that its functions are cached
+    if task != "plain":  # before the model, whose functions are cached then
         ours = tfpreempt.keras.PreemptionCallback(
             directory, save_freq=None, compile_cache=task.endswith(CACHED)
         )
@@ -243,7 +243,7 @@ def program(task: str, directory: str, name: str, mebibytes: int, began: float) 
             while task.endswith(CACHED) and not is_kept(Path(directory)):
                 time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1.0)  # the notice is taken by a thread
+            time.sleep(1.0)  # a thread receives the notice
 
     def ends(batch: int, logs: Any) -> None:
         if not task.startswith("preempt"):
@@ -254,7 +254,7 @@ def program(task: str, directory: str, name: str, mebibytes: int, began: float) 
             found |= {"step_number": batch, "processor": time.process_time()}
             print(json.dumps(found), flush=True)
             for each in Path(directory or ".").glob(".tfpreempt-compiled/loading-*"):
-                each.unlink()  # else the next start would suspect the functions
+                each.unlink()  # otherwise the next start compiles again
             os._exit(0)  # leaves the checkpoint as it is
 
     callbacks.append(

@@ -42,16 +42,16 @@ def compare(
 ) -> dict[str, Any]:
     """Returns a row of two sides; the bar is for the ratio of their medians.
 
-    `ratio_of_pairs` is the median over neighbouring rounds; it suffers less where other
-    programs load the machine.
+    `ratio_of_pairs` is the median over neighboring rounds, on which the load of other
+    programs has less influence.
 
     Args:
-        bench: its name.
+        bench: name of the bench.
         ours: measurements of tfpreempt.
         theirs: measurements of the other side, interleaved with `ours`.
-        unit: of all of them.
-        bar: the largest ratio that is good; None: the row is there to compare.
-        digits: after the decimal point.
+        unit: unit of all measurements.
+        bar: the largest accepted ratio; None: the row is a comparison without a target.
+        digits: number of digits after the decimal point.
         raw: measurements of the plainest form of the same work, interleaved too.
         **more: further facts for the line.
     """
@@ -82,15 +82,15 @@ def alone(
     raw: Sequence[float] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """Returns a row of one side, for work that no other program does.
+    """Returns a row of one side, for work that only tfpreempt does.
 
     Args:
-        bench: its name.
+        bench: name of the bench.
         ours: measurements of tfpreempt.
-        unit: of all of them.
-        bar: the largest value that is good.
+        unit: unit of all measurements.
+        bar: the largest accepted value.
         bar_of: field to which the bar applies: "ours", the median, or "ours_p95".
-        digits: after the decimal point.
+        digits: number of digits after the decimal point.
         raw: measurements of the plainest form of the same work, interleaved.
         **more: further facts for the line.
     """
@@ -108,7 +108,7 @@ def alone(
 def judged(value: float, name: str, bar: float | None) -> dict[str, Any]:
     """Returns the bar, the name of the field, and whether the bar is met.
 
-    `ok` is a figure to look at, no test asserts it.
+    `ok` is only reported; no test asserts it.
     """
     if bar is None:
         return {}
@@ -141,7 +141,7 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def circumstances(command: str) -> dict[str, Any]:
-    """Returns the fields that every row has beside its figures.
+    """Returns the fields of every row that are not measurements.
 
     Args:
         command: command that repeats the bench.

@@ -40,7 +40,7 @@ COST_BAR = 1.0  # percent
 LOST_BAR = 0.5
 STEP_SECONDS = 0.02
 KILLED_WITHIN = 8.0, 30.0  # seconds of training
-COMMIT_SECONDS = 60.0  # between two of them; a file system on a network is slow
+COMMIT_SECONDS = 60.0  # between two commits; network file systems are slow
 
 
 def rows(
@@ -80,11 +80,12 @@ def cost(rounds: int, mebibytes: int, seconds: float) -> dict[str, Any]:
 def train(mebibytes: int, seconds: float) -> list[tuple[float, float]]:
     """Returns the cost of each snapshot, in percent of the time to the next snapshot.
 
-    From its beginning to the end of the first step after it was written, steps are
-    longer than they are otherwise; that counts.
+    The cost is the additional time of all steps from the beginning of a snapshot to the
+    end of the first step after the snapshot was written.
 
     Returns:
-        These shares, and the seconds to the next one; of the first two none.
+        The shares, and the seconds to the next snapshot; without the first two
+        snapshots.
     """
     import tensorflow as tf
 
@@ -147,7 +148,7 @@ def shares(
     for start, written, following in list(zip(begun, ended, begun[1:], strict=False))[
         2:
     ]:
-        first = bisect.bisect_left(steps, start)  # the step in whose call it began
+        first = bisect.bisect_left(steps, start)  # during which the snapshot began
         last = min(bisect.bisect_left(steps, written), len(steps) - 1)
         quiet = [b - a for a, b in itertools.pairwise(steps[last:]) if b < following]
         if not first or not quiet:
@@ -161,7 +162,7 @@ def shares(
 
 @contextlib.contextmanager
 def told(memory: SnapshotMemory | None) -> Iterator[None]:
-    """Context manager: this process has the memory for snapshots, or no memory."""
+    """Context manager: gives this process memory for snapshots, or no memory."""
     before = {name: os.environ.pop(name, None) for name in VARIABLES}
     os.environ.update(memory.to_environment() if memory else {})
     try:
@@ -246,7 +247,7 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
-        "GCE_METADATA_IP": "127.0.0.1:9",  # "not Google's cloud", whatever this is
+        "GCE_METADATA_IP": "127.0.0.1:9",  # no metadata server, on any machine
     }
     given = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     return {**given, **fixed}

@@ -1,4 +1,4 @@
-"""Trains a state of a given size until it is told to stop; prints each step.
+"""Trains a state of a given size until SIGTERM; prints each step.
 
 Usage: snapshot_program.py MEBIBYTES STEP_SECONDS COMMIT_SECONDS
 """

@@ -43,7 +43,7 @@ def rows(rounds: int = 61) -> Iterator[dict[str, Any]]:
 
     import tfpreempt
 
-    # TensorFlow's handler asks whether this is Google's cloud; here it gets no answer.
+    # TensorFlow's handler queries Google's metadata server; here without an answer.
     os.environ.setdefault("GCE_METADATA_IP", "127.0.0.1:9")
     with tempfile.TemporaryDirectory() as directory:
         their_state = tf.train.Checkpoint(v=tf.Variable(0.0))

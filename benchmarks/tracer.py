@@ -71,7 +71,7 @@ class Tracer:
         code = frame.f_code
         if not code.co_filename.startswith(self._package):
             return
-        is_function = code.co_flags & inspect.CO_OPTIMIZED  # no module, no class body
+        is_function = code.co_flags & inspect.CO_OPTIMIZED  # not a module or class body
         if is_function and not code.co_name.startswith("<"):
             self._calls.append((threading.current_thread(), code))
 

@@ -37,8 +37,8 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
     """Yields a row for one large file and a row for many files, cached and uncached.
 
     Args:
-        rounds: of each.
-        mebibytes: size of all files together.
+        rounds: number of rounds of each row.
+        mebibytes: total size of the files.
     """
     threads = min(8, os.cpu_count() or 1)
     for count in (1, MANY):
@@ -77,7 +77,7 @@ def _write(root: Path, count: int, size: int) -> list[FileEntry]:
         with path.open("wb") as file:
             for left in range(size, 0, -PIECE):
                 file.write(block[:left])
-            os.fsync(file.fileno())  # only what is on the disk can leave the cache
+            os.fsync(file.fileno())  # only synced pages can leave the cache
         written, crc = checksum.of_file(str(path))
         entries.append(FileEntry(name=path.name, size=written, crc32c=crc))
     return entries
@@ -109,7 +109,7 @@ def _verify(root: Path, files: list[FileEntry], threads: int) -> None:
 
 
 def _plain(root: Path, files: list[FileEntry], threads: int) -> None:
-    """Reads all bytes, and drops them."""
+    """Reads and drops all bytes."""
     lock = threading.Lock()
     ranges = itertools.chain.from_iterable(
         ((entry.name, offset) for offset in range(0, entry.size, RANGE))

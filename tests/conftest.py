@@ -1,7 +1,8 @@
-"""What all tests share: seeds in the header, Hypothesis profiles, a zygote.
+"""Fixtures of all tests: seeds in the header, Hypothesis profiles, a zygote.
 
 Set TFPREEMPT_TEST_PROFILE to "fast" (100 examples of each) or "full" (10,000), and
-TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases again.
+TFPREEMPT_TEST_SEED to the seed that a failing run printed, in order to repeat its
+cases.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection() -> None:
-    """Hardly anything that is made now is garbage: nothing looks for it."""
+    """Turns off garbage collection, because the collection makes hardly any garbage."""
     gc.disable()
 
 
@@ -99,7 +100,7 @@ def pytest_collection_modifyitems(
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays to the end: no collection of garbage need look at it."""
+    """Freezes the existing objects, which exist until the end."""
     gc.freeze()
     gc.enable()
 
@@ -113,7 +114,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails a run of all tests in which one did not pass that the docs rely on."""
+    """Fails a run of all tests if a test that the docs name did not pass."""
     config = session.config
     is_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     is_whole = is_all and PROFILE == "full" and not config.option.keyword
@@ -181,19 +182,19 @@ def zygote_of() -> Iterator[Callable[[str], Zygote]]:
 
 @pytest.fixture(scope="session")
 def zygote(zygote_of: Callable[[str], Zygote]) -> Zygote:
-    """The process that has TensorFlow imported and forks programs that need it."""
+    """Returns a process that has imported TensorFlow, and forks programs."""
     return zygote_of("tensorflow")
 
 
 @pytest.fixture
 def framework() -> str:
-    """Of the programs; `parametrize` replaces it in tests of both."""
+    """Returns the framework of the programs; `parametrize` replaces it."""
     return "tensorflow"
 
 
 @pytest.fixture
 def here(framework: str, zygote_of: Callable[[str], Zygote]) -> Iterator[Place]:
-    """A place of this test's own, where the zygote's programs run."""
+    """Returns a directory for this test, in which the zygote's programs run."""
     from tests.multiprocess.harness import place
 
     with place(zygote_of(framework)) as made:

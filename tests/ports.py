@@ -1,8 +1,8 @@
 """Ports of the loopback interface for the servers that tests start.
 
-What `bind(0)` gives is anybody's again a moment later, and two test processes at once
-ask for hundreds. So each takes its own in turn, from those that the kernel gives to
-nobody (below ip_local_port_range).
+Another process may take a port of `bind(0)` a moment later, and concurrent test
+processes need hundreds. Therefore each process takes its ports in sequence from the
+range that the kernel does not assign (below ip_local_port_range).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _turn = itertools.islice(
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on."""
+    """Returns a number of unused ports."""
     found: list[int] = []
     while len(found) < count:
         port = next(_turn)

@@ -161,7 +161,7 @@ FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "base.py", "manager2.p
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """One imported module, with where it stands."""
+    """An imported module, and the position of the import."""
 
     file: str
     line: int
@@ -186,13 +186,13 @@ def sources() -> dict[str, ast.Module]:
 
 @functools.cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """All that is in all files."""
+    """Yields all syntax nodes of all files."""
     return [(file, node) for file, tree in sources().items() for node in ast.walk(tree)]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def trees() -> Iterator[None]:
-    """They are many small objects: nothing looks through all of them for garbage."""
+    """Parses all files without garbage collection: the trees are many small objects."""
     gc.disable()
     yield
     for cached in (imports, nodes, sources):
@@ -206,7 +206,7 @@ def is_module(name: str) -> bool:
 
 
 def imported_modules(node: ast.stmt) -> Iterator[str]:
-    """The modules that a statement imports; names are told from submodules."""
+    """Returns the modules of an import statement; names are not submodules."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -278,7 +278,7 @@ def test_imports_go_down_only() -> None:
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    """Nor for its types alone: a circle is one idea that stands in two files."""
+    """Not even for types: a cycle is one idea in two files."""
     below: dict[str, set[str]] = {file: set() for file in sources()}
     for each in imports():
         path = each.module.replace(".", "/").removeprefix("tfpreempt/")
@@ -299,7 +299,7 @@ def needs_tensorflow(file: str) -> bool:
 
 
 def target_of(each: Import) -> str:
-    """The file of ours that an import names; empty for another library's."""
+    """Returns the file of tfpreempt that an import names; empty for other libraries."""
     path = each.module.replace(".", "/").removeprefix("tfpreempt/")
     return next(
         (f for f in (f"{path}.py", f"{path}/__init__.py") if f in sources()), ""
@@ -368,7 +368,7 @@ def test_only_private_api_imports_private_names() -> None:
 
 
 def listed_names() -> dict[str, set[str]]:
-    """What the seams list of each module: the parts of its names."""
+    """Returns the private names that the list has for each module, in parts."""
     listed: dict[str, set[str]] = {}
     for feature in private_api.FEATURES.values():
         for module, names in feature.names.items():
@@ -399,7 +399,7 @@ def test_private_attributes_of_others_are_listed() -> None:
 
 
 def defined_by(node: ast.AST) -> Iterator[str]:
-    """Names that a statement of ours makes: functions, classes, attributes of self."""
+    """Returns the functions, classes and attributes of self in a statement."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -549,7 +549,7 @@ def test_all_other_modules_are_imported_without_tensorflow() -> None:
 def test_make_test_fast_collects_without_tensorflow(
     pytestconfig: pytest.Config,
 ) -> None:
-    """One unmarked file that imports it costs more than to collect all the others."""
+    """One unmarked import of it takes longer than the collection of all other tests."""
     unwanted = set(re.findall(r"not (\w+)", pytestconfig.option.markexpr))
     is_fast = {"tensorflow", "multiprocess", "slow"} <= unwanted
     assert not (is_fast and "tensorflow" in sys.modules)

@@ -1,4 +1,4 @@
-"""What the environment says: how often the run was started, who the workers are."""
+"""Environment variables: the number of restarts, and the workers."""
 
 from __future__ import annotations
 

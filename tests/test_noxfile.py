@@ -1,4 +1,4 @@
-"""A cell of the matrix: what came of its checks, however they ended."""
+"""A cell of the matrix: the results of its checks, for any end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PASSED = """<testsuite>
 
 
 class CommandFailedError(Exception):
-    """As nox raises it."""
+    """Stands for nox's error."""
 
 
 class CellFailedError(Exception):
@@ -39,11 +39,11 @@ class SkippedError(Exception):
 
 
 class Session:
-    """What of a nox session a cell uses.
+    """The part of a nox session that a cell uses.
 
     Args:
-        path: where it works.
-        pytest: writes the report, in place of the tests.
+        path: working directory.
+        pytest: writes the report, instead of running tests.
         without: an argument with which pip fails.
     """
 
@@ -115,7 +115,7 @@ def a_cell(noxfile: Any) -> Any:
 
 
 def recorded(noxfile: Any) -> dict[str, str]:
-    """What the one row says of the checks."""
+    """Returns the checks of the only row."""
     [row] = noxfile.RESULTS.read_text().splitlines()
     checks: dict[str, str] = json.loads(row)["checks"]
     return checks
@@ -125,7 +125,7 @@ def recorded(noxfile: Any) -> dict[str, str]:
 def test_every_check_names_tests_that_there_are(
     noxfile: Any, real_checks: dict[str, str]
 ) -> None:
-    """With another name pytest runs none at all, in any cell."""
+    """With a wrong name pytest runs no test, in any cell."""
     collect = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "")
     found = subprocess.run(
         [*collect, *real_checks.values(), noxfile.NEW_VERSIONS],
@@ -195,7 +195,7 @@ def test_a_check_that_was_skipped_did_not_pass(noxfile: Any, tmp_path: Path) -> 
 
 
 def test_versions_that_are_not_there_are_skipped(noxfile: Any, tmp_path: Path) -> None:
-    """But what there is and does not install is a failure."""
+    """But a failed installation of an existing version is a failure."""
     session = Session(
         tmp_path, lambda report: write(report, PASSED), without="--dry-run"
     )

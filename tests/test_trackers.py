@@ -33,13 +33,13 @@ Rows = list[tuple[int, dict[str, float]]]
 
 
 class Server(Tracker):
-    """A tracker that keeps values for ever, and loses what it has not stored.
+    """A tracker that keeps values for ever, and loses values that are not stored.
 
     Args:
         rows: the stored rows.
-        loses_seconds: age of the rows that it may lose.
-        is_full: whether it can store nothing.
-        refused: name of a metric that it never takes.
+        loses_seconds: age of the rows that the tracker may lose.
+        is_full: whether the tracker cannot store values.
+        refused: name of a metric that the tracker never accepts.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from what git has of this tree, with the tools that are installed."""
+    """Builds the wheel from the files in git, with the installed tools."""
     place = tmp_path_factory.mktemp("wheel")
     names = subprocess.check_output(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True
@@ -70,7 +70,7 @@ def test_its_metadata_are_complete(wheel: Path) -> None:
 
 @pytest.mark.multiprocess
 def test_the_installed_wheel_runs_the_demo(wheel: Path, tmp_path: Path) -> None:
-    """In an environment that has it from the wheel, and its dependencies from here."""
+    """In an environment with the wheel, and the dependencies of this environment."""
     place = tmp_path / "environment"
     venv.create(place, with_pip=False)
     python = place / "bin" / "python"

@@ -1,17 +1,17 @@
-"""The tests of `make test-thorough`, which `make test` leaves out: mark `thorough`.
+"""The tests of `make test-thorough`, which `make test` omits: mark `thorough`.
 
-`make test` runs nearly all test functions, and shows each promise at least once on real
-processes; `make test-thorough` runs the other cases. `tests/conftest.py` marks as
+`make test` runs nearly all test functions, and tests each promise at least once on real
+processes. `make test-thorough` runs the other cases. `tests/conftest.py` marks as
 thorough:
 
-1. the functions of `TESTS`, but for the cases that stand there;
-2. in `FITS`, whose tests take seconds each, all cases of a function but the first;
-3. elsewhere, of a function that needs TensorFlow, each case that contains no value of a
-   parameter that an earlier case does not contain;
-4. the cases on JAX of a function that has cases on TensorFlow.
+1. the functions of `TESTS`, except the cases that are named there; 2. in `FITS`, whose
+tests take seconds each, all cases of a function except the first case; 3. elsewhere,
+for a function that needs TensorFlow, each case without a value of a parameter that is
+new compared with the earlier cases; 4. the cases on JAX of a function that has cases on
+TensorFlow.
 
-A test that docs/reliability-tests.md or docs/campaigns.md names is never thorough. The
-short campaigns are the exception: docs/reliability-tests.md says so.
+A test that docs/reliability-tests.md or docs/campaigns.md names is never thorough.
+Short campaigns are the exception: docs/reliability-tests.md says so.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     # tests/docs/test_jax_pages.py runs a loop on JAX under the supervisor.
     "tests/cli/test_demo.py::test_nothing_is_lost": (),
     "tests/cli/test_demo.py::test_nothing_is_lost_on_jax": (),
-    # Each replica in two workers of one device has a test.
+    # There is a test of two workers with one device each.
     "tests/keras/test_multi_worker.py::test_two_devices_in_each_worker_come_close": (),
     # A loop that loads compiled functions; a fit stays.
     "tests/multiprocess/test_jax_loops.py::test_process_0_loads_compiled_functions": (),
@@ -195,7 +195,7 @@ def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[s
 
 
 def parameters_of(item: pytest.Item) -> dict[str, int]:
-    """Returns what identifies each value of a case, by the parameter's name."""
+    """Returns an identity for each value of a case, by name of the parameter."""
     case = getattr(item, "callspec", None)
     return {} if case is None else {k: identity(v) for k, v in case.params.items()}
 
@@ -215,5 +215,5 @@ def identity(value: object) -> int:
 
 
 def needs_tensorflow(item: pytest.Item) -> bool:
-    """Returns whether a test takes long; the others have all their cases in both."""
+    """Returns whether a test is slow; `make test` runs all cases of other tests."""
     return not {"tensorflow", "multiprocess"}.isdisjoint(item.keywords)

@@ -17,14 +17,14 @@ WITHOUT_TENSORFLOW_ALONE = (
 
 
 def python_path_without(folder: Path, statement: str = WITHOUT_TENSORFLOW) -> str:
-    """Makes a folder for PYTHONPATH, with which no process can import TensorFlow.
+    """Creates a folder for PYTHONPATH, with which no process can import TensorFlow.
 
-    Python runs the file `sitecustomize.py` before a program. All processes that a
-    process starts inherit the variable.
+    Python runs the file `sitecustomize.py` before a program. All child processes
+    inherit the variable.
 
     Args:
-        folder: is made.
-        statement: hides the modules.
+        folder: folder to create.
+        statement: statement that hides the modules.
     """
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(f"import sys\n{statement}\n")

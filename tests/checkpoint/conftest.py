@@ -1,4 +1,4 @@
-"""Mirrors of a test, ended with it; disks that fail."""
+"""Mirrors that end with their test, and disks that fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpreempt.checkpoint.mirror.mirror import Mirror
 
 
 class Journal(list):
-    """What faults were told."""
+    """Records the faults."""
 
     def record(self, fault):
         self.append(fault)
@@ -20,7 +20,7 @@ class Journal(list):
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Makes a file one that a bad disk does not give back, until it is mended."""
+    """Makes a file unreadable, as on a failing disk, until the file is mended."""
     paths = {}
     real = os.open
 

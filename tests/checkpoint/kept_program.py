@@ -1,12 +1,12 @@
-"""A program whose checkpoints of earlier days are kept, and restored by today's code.
+"""Makes checkpoints to keep, which the code of later versions must restore.
 
     kept_program.py - KIND DIRECTORY [STEP]
 
-It trains a few steps, and is told to go within step STEP; without one it runs to its
-end and prints what came out, in one line. It keeps to what tfpreempt could from the
-first day on. KIND is `loop`, `manager` or `fit`; `mirror`, a loop whose commits are
-copied to DIRECTORY/mirror; `states`, which has no handler; or `workers`, which is one
-of two, by TF_CONFIG.
+The program trains a few steps, and gets a notice during step STEP. Without STEP it runs
+to its end and prints the results in one line. It uses only features of the first
+version. KIND is `loop`, `manager` or `fit`; `mirror`, a loop whose commits are mirrored
+to DIRECTORY/mirror; `states`, without a handler; or `workers`, one of two workers by
+TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ STEPS = 8
 
 
 def tell() -> None:
-    """This process is told to go, and has heard of it before it makes another step."""
+    """Sends a notice to this process, which receives it before the next step."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.5)
 
 
 class Losses(tfpreempt.State):
-    """What each step lost."""
+    """The losses of all steps."""
 
     def __init__(self) -> None:
         super().__init__("losses")
@@ -117,7 +117,7 @@ def fit(directory: str, last: int) -> object:
 
 
 def train_together(directory: str, last: int) -> object:
-    """A loop of two workers; a variable of each of them, and what both hold."""
+    """Trains in a loop of two workers, with common and separate variables."""
     bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 1  # a share for each
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     index = strategy.cluster_resolver.task_id
@@ -160,7 +160,7 @@ def train_together(directory: str, last: int) -> object:
 
 
 def count(directory: str, last: int) -> object:
-    """States without a handler; it is told nothing, and leaves by itself."""
+    """Trains with States and without a handler; exits without a notice."""
     os.environ["TFPREEMPT_CHECKPOINT_DIR"] = directory
     losses = Losses()
     if tfpreempt.load_state(losses):
@@ -172,7 +172,7 @@ def count(directory: str, last: int) -> object:
 
 
 def run(kind: str, directory: str, last: int = 0) -> object:
-    """Trains, and is told to go in a step; by 0 in none."""
+    """Trains, with a notice in a step; 0: without a notice."""
     if kind == "fit":
         return fit(directory, last)
     if kind == "workers":

@@ -94,7 +94,7 @@ def test_parts_survive_a_save_that_reduces(strategy, tmp_path):
 
 
 def test_batch_statistics_of_keras_3_are_each_replicas_own(strategy, tmp_path):
-    """Keras lets replicas assign them apart; TensorFlow saves the first one's only."""
+    """Keras assigns a value in each replica; TensorFlow saves only the first value."""
     import keras
 
     with strategy.scope():
@@ -160,7 +160,7 @@ def test_more_replicas_have_shares_that_add_up(strategy):
 
 
 def test_as_many_replicas_of_other_workers_have_the_same_values(strategy):
-    """Two workers with one each go over to one worker with two, and back."""
+    """Two workers with one replica each become one worker with two, and back."""
     ones = [lonely(tf.float32, SUM) for _ in range(2)]
     for number, one in enumerate(ones):
         one.values[0].assign([number, 0.1, number / 3, -0.0])

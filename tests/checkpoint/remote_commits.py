@@ -1,4 +1,4 @@
-"""Commits in a store, made of a few bytes; for tests of what reads them."""
+"""Small commits in a store, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def manifest_of(contents, *, sequence=3, **changes):
 
 
 def put_commit(store, contents=FILES, *, manifest=None, at=None):
-    """Puts a commit and returns it as the catalog finds it."""
+    """Puts a commit; returns its entry in the catalog."""
     manifest = manifest or manifest_of(contents)
     data = to_json(manifest)
     marker = catalog.marker_bytes(data, manifest.sequence)
@@ -50,7 +50,7 @@ def put_commit(store, contents=FILES, *, manifest=None, at=None):
 
 
 def put_hostile(store, entries):
-    """A commit whose manifest claims what it likes."""
+    """Puts a commit with the given claims in its manifest."""
     record = json.loads(to_json(manifest_of({})))
     record["files"] = [
         {"name": "ok", "size": 0, "crc32c": 0} | entry for entry in entries

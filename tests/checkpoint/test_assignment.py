@@ -30,7 +30,7 @@ PLAIN = (
 
 
 def filled(number, dtype, shape=(2, 3)):
-    """A tensor; another number gives other values."""
+    """Returns a tensor; each number gives other values."""
     if dtype is tf.string:
         return tf.constant(f"{number}" * 20, shape=shape)
     kind = dtype.as_numpy_dtype
@@ -113,7 +113,7 @@ def of_keras(number):
 
 
 def with_slots(number):
-    """An optimizer whose slots TensorFlow makes, for a variable that has some."""
+    """Returns an optimizer whose slots TensorFlow creates, and its variable."""
     legacy = pytest.importorskip("tf_keras").optimizers.legacy
     optimizer, variable = legacy.Adam(0.1 * number), tf.Variable([float(number)])
     if number == 1:
@@ -142,7 +142,7 @@ def tracked(**objects):
 
 
 def values(checkpoint):
-    """The bytes of all local variables, and what a `Holder` has."""
+    """Returns the bytes of all local variables, and the value of a `Holder`."""
     found = {}
     for path, obj in walk(checkpoint):
         parts = getattr(obj, "variables", ()) if "ShardedV" in repr(type(obj)) else ()
@@ -155,7 +155,7 @@ def values(checkpoint):
 
 @pytest.fixture
 def by_tensorflow(monkeypatch):
-    """The objects that TensorFlow restores by its own steps."""
+    """Returns the objects that TensorFlow restores itself."""
     found = []
     convert = private_api.saveable_object_util.SaveableCompatibilityConverter
 
@@ -273,7 +273,7 @@ def test_an_iterator_that_uses_a_variable_finds_the_restored_value(tmp_path):
 def test_slots_of_an_old_optimizer_are_not_assigned_ahead_of_a_corrupt_tensor(
     tmp_path, monkeypatch
 ):
-    """TensorFlow restores each slot while it still searches for other objects."""
+    """TensorFlow restores each slot while it searches for other objects."""
 
     def make(number, has_slots):
         optimizer = tf.compat.v1.train.AdamOptimizer(0.1)

@@ -1,4 +1,4 @@
-"""What a disk does not say for a moment; one that fails anywhere; a real full one."""
+"""A disk with transient read errors, with errors anywhere, and a real full disk."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_unreadable_directory_is_not_reported_as_a_file(
 def test_an_unresolvable_link_does_not_break_a_listing(
     tmp_path: Path, failing: Failing
 ) -> None:
-    """Into somebody's home, say, or a mount that is gone; it is not followed anyway."""
+    """Such as a link to a missing mount; links are not followed anyway."""
     (tmp_path / "elsewhere").symlink_to("/somewhere")
     (tmp_path / "object").touch()
     failing(tmp_path / "elsewhere", "stat")
@@ -102,7 +102,7 @@ def test_an_index_that_cannot_be_read_hides_no_commit(
 def test_a_commit_that_cannot_be_read_is_not_skipped_silently(
     tmp_path: Path, failing: Failing
 ) -> None:
-    """Without a word training began anew, or went on from an older commit."""
+    """Training restarted from scratch, or from an older commit, without a message."""
     saver = open_directory(tmp_path, OwnContents())
     for step in (1, 2):
         save(saver, step)
@@ -115,7 +115,7 @@ def test_a_commit_that_cannot_be_read_is_not_skipped_silently(
 def test_an_unreadable_commit_is_not_reported_as_deleted(
     tmp_path: Path, failing: Failing
 ) -> None:
-    """Where it was to be deleted, its copy in a bucket was, and it stayed."""
+    """Its mirrored copy was then deleted, while the local commit remained."""
     saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     (tmp_path / "1" / "COMMITTED").write_bytes(b"what nobody can read")
@@ -129,7 +129,7 @@ def test_an_unreadable_commit_is_not_reported_as_deleted(
 def test_a_temporarily_unreadable_commit_ranks_below_a_new_save(
     tmp_path: Path, broken: Any
 ) -> None:
-    """It came back as the newest, in place of all that was saved since."""
+    """The old commit became the newest again, before all later commits."""
     for step in range(1, 5):
         save(open_directory(tmp_path, OwnContents(), max_to_keep=2), step)
     saver = open_directory(tmp_path, OwnContents(), max_to_keep=2)
@@ -155,7 +155,7 @@ def test_no_data_file_is_left_out_of_a_flat_commit(
 
 
 class Forgetful(LocalLeaseFileSystem):
-    """NFS: the file is gone, it says, and is there again."""
+    """An NFS client that reports a file as missing once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +312,7 @@ print("all hold")
 @pytest.mark.slow  # starts an interpreter
 @forms
 def test_a_real_disk_that_is_full_or_read_only(tmp_path: Path, form: str) -> None:
-    """Pages and inodes that are left, one more each time; then a remount."""
+    """One more free page and inode in each attempt; then a read-only remount."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("no mount namespace can be made here")
     ended = subprocess.run(

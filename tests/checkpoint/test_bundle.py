@@ -1,4 +1,4 @@
-"""Somebody else's index that makes no sense is damaged, even if its sums are right."""
+"""A foreign index without meaning is corrupt, even if its checksums are right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def entry(value, length=1):
 
 
 def stored(content):
-    """A block of the table, with its type and its sum behind it; and its length."""
+    """Returns a block of the table with its type and checksum, and its length."""
     block = content + struct.pack("<II", 0, 1)
     crc = google_crc32c.value(block + b"\0")
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
@@ -35,7 +35,7 @@ def stored(content):
 
 
 def table(first):
-    """An index of one block with one entry, and of the block that says where it is."""
+    """Returns an index with one block of one entry, and the block with its position."""
     data, length = stored(first)
     index, index_length = stored(entry(varint(0) + varint(length)))
     footer = varint(0) + varint(0) + varint(len(data)) + varint(index_length)

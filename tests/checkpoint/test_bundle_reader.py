@@ -1,4 +1,4 @@
-"""Large tensors, read by many threads: what TensorFlow reads, bit for bit."""
+"""Large tensors read by many threads are equal, bit for bit, to TensorFlow's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ READ_BY_THREADS = {*FLOATS, *WHOLE, *NATURAL, tf.complex64, tf.complex128}
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The keys that TensorFlow was asked for; all that is dense is ours to read."""
+    """Records the keys that TensorFlow reads; tfpreempt reads all dense tensors."""
     names = []
     inner = private_api.io_ops.restore_v2
 
@@ -97,7 +97,7 @@ def test_any_structure(tmp_path_factory, structure, threads, rng):
 @settings(max_examples=30)
 @given(structure=STRUCTURES, rng=st.randoms())
 def test_small_tensors_that_were_read_ahead(tmp_path_factory, structure, rng):
-    """Of the tensors that have bytes, TensorFlow reads those of other types alone."""
+    """TensorFlow reads only tensors of other types, and empty tensors."""
     tensors = random_tensors(structure, rng)
     prefix = str(tmp_path_factory.mktemp("any") / "ckpt")
     write(tf.train.Checkpoint(holder=Holder(tensors)), prefix, threads=2)
@@ -142,7 +142,7 @@ def test_a_tensor_stored_in_slices(tmp_path, asked, rng, threads):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_slices_that_tensorflow_wrote(tmp_path, asked, axis):
-    """Rows, one behind the other, are memory; columns are TensorFlow's to join."""
+    """Slices of rows are contiguous in memory; slices of columns TensorFlow joins."""
     whole = tf.reshape(tf.range(24.0), [4, 6])
     cuts = {0: ("0,1:-", "1,3:-"), 1: ("-:0,2", "-:2,4")}[axis]
     parts = tf.split(whole, {0: [1, 3], 1: [2, 4]}[axis], axis)
@@ -262,7 +262,7 @@ def test_the_index_is_read_once_at_most(tmp_path, asked, monkeypatch):
 
 @pytest.fixture
 def written(tmp_path, asked):
-    """A checkpoint in two files of ours, with other values than it was written with."""
+    """Writes a checkpoint in two files of tfpreempt, and then changes the variables."""
     variables = [tf.Variable(tf.fill([100], float(i))) for i in range(3)]
     checkpoint = tf.train.Checkpoint(variables=variables)
     prefix = str(tmp_path / "ckpt")
@@ -401,7 +401,7 @@ def test_verified_tensors_are_restored_even_if_the_files_change(run):
 
 
 def test_tensors_of_another_commit_are_not_restored(run):
-    """A worker may restore another commit than the one that it has verified last."""
+    """A worker may restore another commit than the last verified commit."""
     older, newest = restore_.find_candidates(run.directory.path)[::-1]
     run.directory.check(older)
     run.directory.restore(newest)

@@ -1,4 +1,4 @@
-"""The table of a checkpoint's index: what is written is what is read."""
+"""The table of a checkpoint's index is read as it was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large tensors beside what TensorFlow writes: any stock reader takes the whole."""
+"""Large tensors beside TensorFlow's files: stock readers read both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tfpreempt.storage.files import LocalFiles  # noqa: E402
 
 
 class Holder(private_api.trackable_base.Trackable):
-    """Saves tensors as they are, whatever their kind."""
+    """Saves tensors of any kind unchanged."""
 
     def __init__(self, tensors):
         self.tensors = tensors
@@ -53,14 +53,14 @@ class Holder(private_api.trackable_base.Trackable):
 
 @pytest.fixture
 def everything(monkeypatch):
-    """However small it is, what can be taken from TensorFlow is."""
+    """Makes tfpreempt write every possible tensor, of any size."""
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "THREADS", 3)
 
 
 def write_small(checkpoint, prefix, *, small_bytes=0):
-    """Lets TensorFlow write all but the large tensors, and returns these."""
+    """Makes TensorFlow write all but the large tensors; returns the large tensors."""
     large = gather.LargeTensors(small_bytes=small_bytes, worth_bytes=0)
     with gather.reading(checkpoint, are_others=False, graph=None) as read:
         read.extract = large.extract
@@ -69,7 +69,7 @@ def write_small(checkpoint, prefix, *, small_bytes=0):
 
 
 def write(checkpoint, prefix, *, threads=3, small_bytes=0):
-    """Writes it in both ways; returns what was taken from TensorFlow in ours."""
+    """Writes the state by both writers; returns the tensors that tfpreempt wrote."""
     checkpoint.write(prefix + "-stock")
     tensors = write_small(checkpoint, prefix, small_bytes=small_bytes)
     sums = bundle_writer.add(LocalFiles(), prefix, tensors, threads)
@@ -79,7 +79,7 @@ def write(checkpoint, prefix, *, threads=3, small_bytes=0):
 
 
 def assert_same(prefix):
-    """What stock readers find is what TensorFlow's own files hold, bit for bit."""
+    """Checks that stock readers find the values of TensorFlow's files, bit for bit."""
     bundle.check(prefix)
     ours, theirs = tf.train.load_checkpoint(prefix), prefix + "-stock"
     theirs = tf.train.load_checkpoint(theirs)
@@ -99,7 +99,7 @@ def assert_same(prefix):
 
 
 def in_bytes(value):
-    """The bits of an array, or of what NumPy gives for a scalar."""
+    """Returns the bits of an array, or of NumPy's form of a scalar."""
     array = np.asarray(value)
     return array.tolist() if array.dtype == object else array.tobytes()
 
@@ -117,7 +117,7 @@ STRUCTURES = st.dictionaries(NAMES, st.tuples(st.sampled_from(KINDS), SHAPES))
 
 
 def random_tensor(kind, shape, rng):
-    """Any bits that the kind allows, also those of numbers that are none."""
+    """Returns random bits of the type, which may also be NaN."""
     count = int(np.prod(shape))
     if kind == tf.string:
         words = [rng.randbytes(rng.randrange(200)) for _ in range(count)]
@@ -171,7 +171,7 @@ def test_thousands_of_small_variables(tmp_path):
 
 
 def test_tensorflow_writes_tensors_that_are_not_dense(tmp_path):
-    """Strings, variants, slices, variables without a value, and what is quantized."""
+    """Strings, variants, slices, variables without a value, and quantized tensors."""
     sliced = {"whole": {"4 0,2": tf.constant([1, 2]), "4 2,2": tf.constant([3, 4])}}
     without_value = private_api.saveable_object.SaveSpec(
         lambda: None, "", "name", tf.float32, tf.zeros([]).device
@@ -226,7 +226,7 @@ def test_variables_of_strategies(tmp_path, strategy):
 
 
 def test_variables_of_keras_under_a_strategy(tmp_path):
-    """They were left to TensorFlow: Keras 3 hands the saver variables, not tensors."""
+    """TensorFlow wrote them: Keras 3 passes variables to the saver, not tensors."""
     keras = pytest.importorskip("keras")
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16)])
@@ -352,7 +352,7 @@ def read_all(prefix):
 
 
 def test_a_large_state_is_not_read_back(tmp_path):
-    """Counts what this process reads during a commit."""
+    """Counts the bytes that this process reads during a commit."""
     job = Job(tmp_path)
     job.checkpoint.large = [tf.Variable(tf.ones([2**20])) for _ in range(16)]
     job.save(1)
@@ -363,7 +363,7 @@ def test_a_large_state_is_not_read_back(tmp_path):
 
 
 def bytes_read():
-    """As all calls of this process counted them, from whatever cache."""
+    """Returns the bytes of all read calls of this process, from any cache."""
     with open("/proc/self/io") as file:
         return int(file.readline().removeprefix("rchar: "))
 
@@ -389,8 +389,10 @@ def test_options_are_tensorflows_to_follow(tmp_path, everything):
 def test_a_captured_state_does_not_change_during_an_asynchronous_save(
     tmp_path, everything
 ):
-    """Every variable changes between the capture and the write, in each way there is:
-    assigned anew, a row of it, and in the memory that it had, by whoever has that."""
+    """Every variable changes between the capture and the write, in each possible way.
+
+    The value is assigned, a row is assigned, or the memory of the value is overwritten.
+    """
     job = Job(tmp_path)
     job.checkpoint.table = tf.Variable(tf.ones([64, 8]))
     job.checkpoint.other = tf.Variable(tf.fill([1 << 23], 3.0))  # copied in pieces
@@ -409,7 +411,7 @@ def test_a_captured_state_does_not_change_during_an_asynchronous_save(
 
 
 def stock_values(directory):
-    """The weight, and the one value that each large variable has throughout."""
+    """Returns the weight, and the uniform value of each large variable."""
     found = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(directory)))
 
     def read(name):
@@ -424,7 +426,7 @@ def stock_values(directory):
 
 
 def test_unshared_memory_is_not_copied():
-    """As the bytes of a tensor that was fetched from a GPU."""
+    """Such as the bytes of a tensor that was copied from a GPU."""
     data = np.arange(64, dtype=np.uint8)
     shared = bundle_writer.DenseTensor(
         name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
@@ -484,7 +486,7 @@ def test_a_capture_that_is_given_up_leaves_no_files(tmp_path, everything):
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
 def test_after_a_crash_anywhere_there_is_one_intact_commit(tmp_path, everything, when):
-    """The order of what threads do differs from one save to the next."""
+    """The order of operations in threads differs between saves."""
     index, is_over = 0, False
     while not is_over:
         directory = tmp_path / f"{when}-{index}"

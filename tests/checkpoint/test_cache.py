@@ -1,4 +1,4 @@
-"""Copies are made once, shared while somebody reads, and gone afterwards."""
+"""Downloads are made once, shared by readers, and deleted afterwards."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ RANGES = 10
 
 
 class Readers:
-    """Processes that read one checkpoint until they are told to stop."""
+    """Processes that read one checkpoint until the test ends them."""
 
     def __init__(self, tmp_path):
         self.root = str(tmp_path / "root")
@@ -217,7 +217,7 @@ class Readers:
         self.started = []
 
     def start(self, die_at=-1, to=None):
-        """With `to` it copies to that directory and ends; "" is a temporary one."""
+        """Starts a reader, or with `to` a copy to a directory ("": temporary)."""
         argv = [self.root, str(self.log), str(die_at), self.name]
         argv += [] if to is None else [str(to)]
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the core keeps and names where TensorFlow is missing: Python and NumPy."""
+"""State and names of the core without TensorFlow: Python and NumPy."""
 
 from __future__ import annotations
 

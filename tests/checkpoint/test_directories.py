@@ -1,4 +1,4 @@
-"""Directories that cannot work, directories that workers do not share."""
+"""Unusable directories, and directories that workers do not share."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_directory_is_made(tmp_path):
 
 @pytest.mark.parametrize("made_before", [0, 1, 2])
 def test_the_name_of_a_directory_lasts(tmp_path, synced, made_before):
-    """All commits were lost with it, when power failed after the first ones.
+    """A new directory is synced: a loss of power once removed it with all commits.
 
-    `tfpreempt run`, another worker or the program may have made it, and its parents.
+    `tfpreempt run`, another worker or the program may have created it and its parents.
     """
     names = [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     names[made_before].mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def test_a_path_that_tensorflow_cannot_restore_is_refused(tmp_path, character):
     ],
 )
 def test_used_up_resources_are_distinguished(number, says):
-    """TensorFlow calls all of these RESOURCE_EXHAUSTED; its words are the system's."""
+    """TensorFlow calls all of these RESOURCE_EXHAUSTED; the text is the system's."""
     said = os.strerror(number)
     assert says in os_errors.advice_on(f"/run/5/ckpt; {said} [Op:SaveV2]")
     with (
@@ -179,7 +179,7 @@ def test_used_up_resources_are_distinguished(number, says):
 def test_a_home_directory_that_no_shell_has_written_out_is_refused(
     tmp_path, monkeypatch
 ):
-    """It would lie here, under that very name, one `rm -rf ~` away from the other."""
+    """A local directory of the name ~ invites `rm -rf ~`."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(errors.ConfigurationError, match="expanduser"):
         os_errors.check_directory("~/run")

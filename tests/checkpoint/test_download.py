@@ -82,7 +82,7 @@ def test_a_corrupt_local_file_is_downloaded_again(store, tmp_path):
 
 
 class Lying(FaultyObjectStore):
-    """Answers some gets of a name with other bytes than it has."""
+    """A store that answers some reads of a name with other bytes."""
 
     def __init__(self, name, times, lie):
         super().__init__()
@@ -141,7 +141,7 @@ def test_an_object_of_another_size_is_refused_before_it_is_fetched(store, tmp_pa
 
 
 def test_files_of_a_large_commit_come_in_few_requests(store, tmp_path, monkeypatch):
-    """One for each, without a look, where all threads have enough to do."""
+    """One request for each file, without a stat, if all threads are busy."""
     monkeypatch.setattr(download_target, "_LARGEST", 20_000)
     contents = {f"data-{number}": bytes(20_000) for number in range(8)}
     commit = put_commit(store, contents)
@@ -154,7 +154,7 @@ def test_files_of_a_large_commit_come_in_few_requests(store, tmp_path, monkeypat
 
 
 def test_a_file_is_durable_before_the_next_one_is_fetched(tmp_path):
-    """What a machine that goes away has paid for is there."""
+    """A machine that is taken away keeps the files that it has downloaded."""
     files = FaultyFiles()
     synced = {}
 

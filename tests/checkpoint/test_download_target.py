@@ -1,4 +1,4 @@
-"""What a hostile manifest or a planted directory asks for is refused unwritten."""
+"""Requests of hostile manifests and planted directories are refused unwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values come back from JSON as what they were: type for type, bit for bit."""
+"""Values are restored from JSON with equal types and bits."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_saved_bytes_are_never_taken_for_objects(kind):
 
 @pytest.mark.parametrize("dtype", [",U1", "(2", "f8,,", "i4,i4", 7, {}, [], None])
 def test_a_dtype_that_is_none_is_damage(dtype):
-    """NumPy reads what has a comma as Python, and raises Python's errors."""
+    """NumPy parses a name with a comma as Python, and raises Python's errors."""
     damaged = {"array": "", "dtype": dtype, "shape": [0]}
     with (
         pytest.raises(errors.CheckpointCorruptedError, match="the State"),

@@ -93,7 +93,7 @@ def foreign(tmp_path):
 
 @pytest.fixture(params=["own", "flat", "plain", "foreign", "remote", "file", "objects"])
 def any_handle(request, store, memory, tmp_path):
-    """Every kind of place that a handle may refer to."""
+    """Returns a handle to each kind of location."""
     if request.param == "file":
         commit = put_commit(LocalStore(str(tmp_path / "mirror")))
         return Checkpoint(f"file://{tmp_path}/mirror/{commit.name}")
@@ -142,7 +142,7 @@ def test_as_directory_has_every_file(any_handle, request, cache_root):
 
 
 class PyarrowLocal:
-    """As much of pyarrow.fs.LocalFileSystem as a handle asks for."""
+    """The part of pyarrow.fs.LocalFileSystem that a handle uses."""
 
     type_name = "local"
 
@@ -384,7 +384,7 @@ def test_damage_is_found_before_anything_is_restored(kind, request, store, tmp_p
 
 
 class Status:
-    """What restore() of TensorFlow returns: it holds what reads later on."""
+    """The result of TensorFlow's restore(), which references later reads."""
 
     def __init__(self, reader):
         self._checkpoint = reader
@@ -467,7 +467,7 @@ def test_a_copy_is_not_put_into_another_commit(own, remote):
 
 
 class Hostile(MemoryFileSystem):
-    """Lists what it likes."""
+    """A store with arbitrary names in its listing."""
 
     cachable = False
 

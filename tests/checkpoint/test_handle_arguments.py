@@ -1,4 +1,4 @@
-"""What a handle is asked in a wrong way is refused before anything is read."""
+"""Wrong arguments of a handle are refused before any read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HERE, THERE = Checkpoint("/nowhere/5"), Checkpoint("gs://nowhere/5.5-00000000")
 
 
 class Restorable:
-    """Its class is no object to restore."""
+    """The class itself cannot be restored."""
 
     def restore(self, prefix):
         raise NotImplementedError
 
 
 class LikeAManager:
-    """A CheckpointManager has no restore(), but what has one."""
+    """Like a CheckpointManager, which has no restore(), with a checkpoint inside."""
 
     checkpoint = latest_checkpoint = None
 

@@ -39,7 +39,7 @@ LATER = {
 
 
 class Lease:
-    """A lease that is taken again under another token."""
+    """A lease that is acquired again with another token."""
 
     def __init__(self, token: str | None = "lease 1") -> None:
         self.token = token

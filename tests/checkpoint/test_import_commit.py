@@ -1,4 +1,4 @@
-"""A commit that is fetched: which one is newer, and what lies there already."""
+"""Imported commits: the choice of the newer commit, and existing files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mirrored(store, entry):
 
 
 def start(directory, store):
-    """The step that a start on this disk restores."""
+    """Returns the step that a start on this disk restores."""
     saver = open_directory(directory, OwnContents())
     saver.start()
     local = saver.newest(print, print)
@@ -49,7 +49,7 @@ def start(directory, store):
 def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
     tmp_path, here, there
 ):
-    """The first machine died before its last commit was copied; another went on."""
+    """The first machine crashed before the upload of its last commit."""
     store, first, second = FaultyObjectStore(), tmp_path / "first", tmp_path / "second"
     commit(first, 10, wall=100.0)
     shutil.copytree(first, second)
@@ -76,7 +76,7 @@ def test_an_old_download_is_deleted_at_the_next_import(tmp_path):
 
 
 def test_a_full_disk_does_not_lead_to_an_older_commit(tmp_path, monkeypatch):
-    """As if the store could not be reached: what it has would be lost in silence."""
+    """As with an unreachable store: otherwise newer commits would be lost silently."""
     store, first, second = FaultyObjectStore(), tmp_path / "first", tmp_path / "second"
     commit(first, 10)
     shutil.copytree(first, second)
@@ -90,7 +90,7 @@ def test_a_full_disk_does_not_lead_to_an_older_commit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json", "ckpt.index"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
 def test_a_copy_that_cannot_be_read_now_is_not_skipped(tmp_path, broken, name, number):
-    """A start would begin anew, and write over what it could not see."""
+    """A start from scratch would overwrite the copy."""
     store, entry = open_store(f"file://{tmp_path}/mirror"), commit(tmp_path / "a", 10)
     mirrored(store, entry)
     copy = catalog.folder_name(entry.step, entry.token)
@@ -123,7 +123,7 @@ def test_a_mirrored_copy_replaces_a_corrupt_commit_every_time(tmp_path):
 
 
 def test_a_crash_while_a_corrupt_commit_is_replaced_loses_nothing(tmp_path):
-    """TensorFlow's state file names it all the while."""
+    """TensorFlow's state file names the commit all the time."""
     store, files = FaultyObjectStore(), FaultyFiles()
     mirrored(store, commit(tmp_path / "base", 10))
     damage(str(tmp_path / "base" / "10" / "ckpt.index"))

@@ -1,11 +1,11 @@
-"""Checkpoints that earlier versions wrote: today's code goes on from each.
+"""Checkpoints of earlier versions: today's code resumes from each of them.
 
-`kept/<number>-<day>-<kind>.tar.xz` is a checkpoint directory without its journal, as
-`kept_program.py <kind> DIRECTORY 4` left it that day; of `mirror` only the copy, as
-after the loss of the disk. Where a format gains something, one of that day is added
-(`python -m tests.checkpoint.test_kept NUMBER-DAY`); none is ever taken away. All of
-these are of days before the first release; only the state of a fit had another form in
-the first two.
+`kept/<number>-<day>-<kind>.tar.xz` is a checkpoint directory without its journal,
+written by `kept_program.py <kind> DIRECTORY 4` on that day; for `mirror` only the
+mirror, as after the loss of the disk. When a format changes, a new checkpoint is added
+(`python -m tests.checkpoint.test_kept NUMBER-DAY`), and no checkpoint is removed. All
+checkpoints are older than the first release; only the state of a fit had another form
+in the first two.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PROGRAM = kept_program.__file__
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
 KINDS = ("loop", "manager", "fit")
 APART = ("mirror", "states", "workers")
-"""Kinds that need processes of their own; kept since 06."""
+"""Kinds that need separate processes; kept since number 06."""
 REFUSED = ("01-2026-11-21-fit", "02-2026-11-22-fit")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each kind of program yields from the beginning, told by nobody."""
+    """Returns the results of each kind of program without a notice."""
     return {kind: result(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
 
 
@@ -50,7 +50,7 @@ def result(kind: str, directory: Path) -> Any:
 
 
 def ended(here: Place, kind: str, directory: Path, last: int = 0) -> Cluster:
-    """The processes of a kind, when they have ended as they should."""
+    """Waits for the processes of a kind; checks their exit codes."""
     world = 2 if kind == "workers" else 1
     cluster = here.start(PROGRAM, kind, directory, last, world=world)
     code = RESTART if last and kind != "states" else 0
@@ -73,7 +73,7 @@ def unpack(archive: Path, directory: Path) -> Path:
 
 
 def check_equal(found: Any, expected: Any) -> None:
-    """But for the last bits, which another machine's processor rounds otherwise."""
+    """Compares results except for the last bits, which depend on the processor."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
@@ -128,16 +128,16 @@ def test_one_of_each_kind_is_kept_of_each_version() -> None:
 
 
 def leave(here: Place, kind: str, directory: Path) -> Path:
-    """What a program of today leaves after step 4, in the same way as the kept ones."""
+    """Runs today's program to step 4, as for the kept checkpoints."""
     directory.mkdir()
     ended(here, kind, directory, 4)
     return directory
 
 
 def layout(directory: Path) -> set[str]:
-    """The files without the journal, and the keys of each manifest.
+    """Returns the files without the journal, and the keys of each manifest.
 
-    At which step it was left depends on how soon it heard the signal.
+    The step of the commit depends on the delay of the signal.
     """
     found = set()
     for path in files(directory):
@@ -151,7 +151,7 @@ def layout(directory: Path) -> set[str]:
 
 
 def files(directory: Path) -> list[Path]:
-    """What is kept of a directory."""
+    """Returns the files of a directory that are kept."""
     left_out = {"journal", "journals", "local", ".tfpreempt-lease"}
     paths = (path.relative_to(directory) for path in sorted(directory.rglob("*")))
     return [
@@ -162,7 +162,7 @@ def files(directory: Path) -> list[Path]:
 
 
 def keys(value: object) -> set[str]:
-    """All of them, of the parts too."""
+    """Returns all keys, including those of parts."""
     if isinstance(value, dict):
         inner = {f"{k}.{each}" for k, part in value.items() for each in keys(part)}
         return {*value, *inner}
@@ -181,7 +181,7 @@ def test_files_written_today_have_the_form_of_the_newest_kept_files(
 
 
 def main() -> None:
-    """Keeps one of each kind."""
+    """Stores a checkpoint of each kind."""
     zygote = Zygote()
     for kind in (*KINDS, *APART):
         with place(zygote) as here:

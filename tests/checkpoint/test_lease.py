@@ -1,4 +1,4 @@
-"""A lease on a fake clock: who waits, how long, who is refused, who loses it."""
+"""A lease on a fake clock: waits, timeouts, refusals, and losses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ THEIRS, THIEF, DEAD = (digit * 32 for digit in "cde")  # tokens of other process
 
 
 class Other:
-    """Another process's lease, as it lies on the disk."""
+    """Another process's lease on the disk."""
 
     def __init__(self, directory, **more):
         self.holder = dataclasses.replace(ELSEWHERE, token=THEIRS, **more)
@@ -71,7 +71,7 @@ class Other:
 
 
 class Waiting:
-    """The pauses of a start, in which others do something."""
+    """The pauses of a waiting start, in which other processes act."""
 
     def __init__(self, during=lambda waited: None, takes=None):
         self.waited = 0.0
@@ -208,7 +208,7 @@ def test_of_another_pid_namespace_nothing_is_known(tmp_path):
 
 
 def test_of_another_boot_nothing_is_known_whatever_the_machine_is_called(tmp_path):
-    """Machines and containers that were cloned share their name, and all live."""
+    """Cloned machines and containers may have the same name, and all may run."""
     other = Other(tmp_path, host=HERE.host, boot="another", pid=HERE.pid)
     pause = Waiting(lambda waited: other.leave() if waited > 3 else other.renew())
     acquired(tmp_path, pause)
@@ -263,7 +263,7 @@ def test_only_a_start_time_shows_for_certain_that_a_process_runs(holder, here, r
 
 @pytest.mark.parametrize("own", ["", "1"])
 def test_without_a_proc_of_this_process_nothing_is_read_there(monkeypatch, own):
-    """There is none, or one of another pid namespace, as in some containers."""
+    """/proc may be missing, or belong to another pid namespace, as in containers."""
     links = {"/proc/self": own}
     monkeypatch.setattr(
         "tfpreempt.checkpoint.lease.lease_record._link",
@@ -333,7 +333,7 @@ def test_a_living_holder_is_named_when_its_time_to_leave_is_over(
 
 
 def test_a_suspended_waiter_does_not_expire_the_lease(tmp_path):
-    """Both were on one machine that stood still, or this process was stopped."""
+    """Both processes were on a suspended machine, or this process was stopped."""
     other = Other(tmp_path, grace_seconds=0.0)
     polls = iter(range(1000))
     pause = Waiting(lambda waited: next(polls) % 20 or other.renew(), takes=100.0)
@@ -371,7 +371,7 @@ def test_a_pause_is_measured_from_look_to_look(tmp_path, monkeypatch):
         "tfpreempt.checkpoint.lease.lease.time.monotonic", clock.__next__
     )
     Lease().acquire(str(tmp_path))
-    assert passed == [7, 7]  # whatever part of it the looks took
+    assert passed == [7, 7]  # for any part of the time that the polls took
 
 
 def test_the_holder_of_an_unreadable_record_is_waited_for(tmp_path):
@@ -441,7 +441,7 @@ def test_files_of_a_user_among_the_leases_are_never_deleted(tmp_path):
 
 
 class Stale(LocalLeaseFileSystem):
-    """A client of NFS: another one has removed what this one looks at."""
+    """An NFS client that reads a directory that another client has removed."""
 
     def names(self, path):
         found = super().names(path)
@@ -458,7 +458,7 @@ def test_a_lease_removed_by_another_nfs_client_is_lost(tmp_path):
 
 
 class Forgetful(LocalLeaseFileSystem):
-    """A client of NFS that once does not find what a lease consists of."""
+    """An NFS client that once reports the lease's files as missing."""
 
     def __init__(self, code):
         super().__init__()
@@ -482,7 +482,7 @@ def test_a_lease_that_is_not_found_for_a_moment_is_released(tmp_path, code):
 
 
 class Foreign(LocalLeaseFileSystem):
-    """What another user wrote."""
+    """Files of another user."""
 
     def remove(self, path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
@@ -654,7 +654,7 @@ def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
 
 
 def test_a_move_through_a_lost_lease_is_a_loss(tmp_path):
-    """A client of NFS that still knows the directory is told ESTALE, not ENOENT."""
+    """An NFS client that has opened the directory gets ESTALE, not ENOENT."""
 
     class Stale(LocalFiles):
         def rename(self, source, target):
@@ -698,7 +698,7 @@ def test_a_takeover_ends_a_deletion_whose_directories_are_kept_open(tmp_path):
 
 @pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])
 def test_a_process_that_wakes_after_a_takeover_changes_no_foreign_file(tmp_path, name):
-    """It was frozen before it wrote, and wakes amid the other one's write."""
+    """The process was frozen before its write, and wakes during the other's write."""
     (tmp_path / name).write_bytes(b"older")
 
     class Amid(LocalFiles):
@@ -721,7 +721,7 @@ def test_a_process_that_wakes_after_a_takeover_changes_no_foreign_file(tmp_path,
 
 def test_a_loss_that_a_thread_finds_out_just_before_a_move_is_no_free_pass(tmp_path):
     class Blind(Lease):
-        """Its check has just passed."""
+        """A lease whose check has just passed."""
 
         def check(self):
             pass
@@ -777,7 +777,7 @@ def test_commits_of_the_resumed_run_do_not_end_the_lease(tmp_path, monkeypatch):
     lease.release()
     save(saver, 2)
     lease.release()
-    other, inner = leased(tmp_path)  # another handler of this process
+    other, inner = leased(tmp_path)  # a second handler of this process
     save(inner, 3)
     other.release()
     save(saver, 4)

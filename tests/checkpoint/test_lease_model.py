@@ -26,7 +26,7 @@ NAMES = tuple(digit * 32 for digit in "abcd")
 
 @pytest.fixture(autouse=True, scope="module")
 def silence():
-    """What is taken over is said, thousands of times."""
+    """Hides thousands of warnings about takeovers."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -34,7 +34,7 @@ def silence():
 
 @dataclasses.dataclass
 class Way:
-    """The lease as its files see it."""
+    """The lease as its file operations show it."""
 
     place: DirectoryLease
     token: str
@@ -54,10 +54,11 @@ def program(
     kind: type[DirectoryLease] = DirectoryLease,
     fenced: type[FencedFiles] = FencedFiles,
 ) -> str:
-    """A process, by what it does one after the other.
+    """Returns a process that executes the given actions in order.
 
-    S: it starts, with two looks; s: with one; n: with two, and takes nobody for dead
-    who is not. c: it commits, as all do under one name. e: it ends its lease.
+    S: starts, with two polls; s: starts, with one poll; n: starts, with two polls, and
+    takes no running process for crashed. c: commits; all processes use the same name.
+    e: releases the lease.
     """
     place = kind("/", disk)
     files = fenced(disk, Way(place, name))
@@ -87,7 +88,7 @@ def start(disk: Disk, place: DirectoryLease, name: str, how: str) -> bool:
 
 
 def explore(*does: str, **rules: type) -> Result:
-    """Every world that such processes can make; the one that does not start has it."""
+    """Explores all worlds of such processes, of which one has the lease at first."""
     programs = [
         functools.partial(program, name=name, does=each, **rules)
         for name, each in zip(NAMES, does, strict=False)
@@ -111,7 +112,7 @@ def explore(*does: str, **rules: type) -> Result:
 
 
 def nodes(does):
-    """The disk at first: a directory for commits, and who has the lease."""
+    """Returns the initial disk: a directory for commits, and the owner of the lease."""
     yield (0, "run", 1, None)
     if (has := holder(does)) is not None:
         here = dataclasses.replace(HERE, token=NAMES[has])
@@ -181,7 +182,7 @@ def check(does, wanted):
 
 
 def is_free_for_who_takes_all_for_dead(nodes) -> bool:
-    """Whoever died, and wherever, nobody is kept out for ever."""
+    """Returns whether a crash at any time locks out no process for ever."""
     late = [functools.partial(program, name=NAMES[-1], does="Sc")]
     world = World(nodes, (Process(),))
     while world.processes[0].word is None:
@@ -190,7 +191,7 @@ def is_free_for_who_takes_all_for_dead(nodes) -> bool:
 
 
 class Renamed(DirectoryLease):
-    """Who is taken over can go on in what it has opened."""
+    """A release by a rename: the old process can still write in its directory."""
 
     def end(self, token):
         self._disk.rename(f"/{layout.LEASE}/{token}", f"/over-{token}")
@@ -206,7 +207,7 @@ class LookedAt(DirectoryLease):
 
 
 class MadeThere(DirectoryLease):
-    """Not by one rename: two can make theirs beside each other's."""
+    """An acquisition without a single rename: two leases can exist side by side."""
 
     def take(self, holder):
         new, root = f"/{layout.LEASE}.{holder.token}", f"/{layout.LEASE}"
@@ -219,7 +220,7 @@ class MadeThere(DirectoryLease):
 
 
 class Beside(FencedFiles):
-    """A temporary file beside its target, which is the same one for all."""
+    """A temporary file beside its target, with the same name in all processes."""
 
     def publish(self, path, data):
         self.write(path + ".tmp", [data])

@@ -1,6 +1,6 @@
 """Real processes in one directory: killed, frozen, and started at the same moment.
 
-They save named States alone, so none of them imports TensorFlow.
+The processes save only named States, so none of them imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ for line in iter(sys.stdin.readline, ""):
 
 
 class Run:
-    """A program that saves whenever it is told to."""
+    """A program that saves when the test requests it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Run:
         return self._log.read_text()
 
     def end(self):
-        """Returns what it logged."""
+        """Ends the program; returns its log."""
         self._process.communicate(timeout=60)
         return self.log
 
@@ -143,7 +143,7 @@ def test_after_a_kill_the_next_start_waits_for_nothing(run, tmp_path):
 
 
 def unshared(*options):
-    """The command that gives a program namespaces of its own; skips without it."""
+    """Returns a command that runs a program in new namespaces, or skips the test."""
     command = ["unshare", "-r", *options]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         pytest.skip(f"{' '.join(command)} is not possible here")
@@ -151,7 +151,7 @@ def unshared(*options):
 
 
 def test_a_running_holder_in_another_time_namespace_has_not_exited(run):
-    """The start time of a process is another one there."""
+    """The start time of a process is different in that namespace."""
     wrap = unshared("--time", "--fork", "--boottime", "100000", "--")
     first = run()
     first.save()
@@ -167,7 +167,7 @@ HIDDEN = ["sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
     "options", [["--mount", *HIDDEN], ["--pid", "--fork"]], ids=["none", "foreign"]
 )
 def test_a_start_needs_no_proc(run, options):
-    """Some containers have none; others have that of another pid namespace."""
+    """Some containers have no /proc, others that of another pid namespace."""
     first = run(wrap=unshared(*options))
     assert first.save().startswith("saved")
     second = run(grace=0.5, margin=0.0, wrap=unshared(*options))
@@ -175,7 +175,7 @@ def test_a_start_needs_no_proc(run, options):
 
 
 def test_a_frozen_one_that_wakes_after_a_takeover_commits_nothing(run, tmp_path):
-    first = run(renewal=1000.0)  # so that it finds out when it saves
+    first = run(renewal=1000.0)  # so that the next save detects the loss
     first.save()
     first.send(signal.SIGSTOP)
     first.tell()
@@ -189,7 +189,7 @@ def test_a_frozen_one_that_wakes_after_a_takeover_commits_nothing(run, tmp_path)
     second.save()
     assert newest(tmp_path) == 3
     assert first.end().count("is lost") == 1
-    second.save()  # its lease is not released by the other's end
+    second.save()  # the end of the other program does not release the lease
     assert newest(tmp_path) == 4
 
 
@@ -208,7 +208,7 @@ def test_one_of_two_starts_is_refused_with_the_name_of_the_holder(run, tmp_path)
 
 
 def test_a_separate_state_respects_the_lease(run, tmp_path):
-    """The first one's restart would load it over its own commit."""
+    """At its restart the first program would load this State over its own commit."""
     first = run()
     first.save()
     second = run(grace=0.5, margin=0.0)
@@ -254,7 +254,7 @@ def test_a_start_continues_when_the_first_run_has_exited(run, tmp_path):
 
 
 def test_a_program_that_loaded_before_another_one_committed_is_refused(run, tmp_path):
-    """Each step of the first one would be undone by the second one's."""
+    """Otherwise both programs would undo each other's steps."""
     first = run()
     first.save()
     second = run()

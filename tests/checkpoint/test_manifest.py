@@ -1,4 +1,4 @@
-"""Manifests come back as written; hostile ones are refused, naming the field."""
+"""Manifests are read as written; hostile manifests are refused by field."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_round_trip():
 
 
 def test_a_save_reads_each_manifest_once(tmp_path, monkeypatch):
-    """It looks for the highest sequence, for what is kept, and for what is copied."""
+    """For the highest sequence number, the rules, and the mirrored commits."""
     loads, read = json.loads, []
     monkeypatch.setattr(json, "loads", lambda data: read.append(data) or loads(data))
     saver = open_directory(tmp_path, OwnContents())

@@ -1,4 +1,4 @@
-"""The mirror's thread: what comes first, what is told, who waits."""
+"""The mirror's thread: order of uploads, reports, and waits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class NoStateFile(FaultyObjectStore):
 
 
 def state_file(store):
-    """The step that TensorFlow's state file names; None without a state file."""
+    """Returns the step in TensorFlow's state file; None without a state file."""
     if store.stat("checkpoint") is None:
         return None
     target = io.BytesIO()
@@ -216,7 +216,7 @@ def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, c
 
 
 def test_a_manifest_that_once_arrives_changed_is_read_again(tmp_path):
-    """Its commit was passed over for an older one."""
+    """Without a second read, an older commit was restored."""
     fault = errors.CheckpointCorruptedError("arrived with another crc32c")
     store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))

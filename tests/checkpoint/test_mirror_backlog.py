@@ -1,4 +1,4 @@
-"""The mirror's backlog: what comes first where commits are faster than their copies."""
+"""The mirror's backlog: order of uploads if commits are faster than uploads."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_commit_older_than_the_stores_newest_is_not_uploaded(
 
 
 def test_a_marker_alone_is_nothing_to_keep(tmp_path, store):
-    """Of an upload whose folder a newer run has cleared just before the marker."""
+    """A newer run cleared the folder just before this upload wrote its marker."""
     for step in (5, 6, 7):
         uploaded(store, commit(tmp_path, step))
     robbed = folders(store)[0]

@@ -1,4 +1,4 @@
-"""A large file goes up in parts: which, what is used again, what is swept and when."""
+"""Multipart uploads of large files: parts, reuse of parts, and cleanup."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_each_byte_counts_once(tmp_path, killed_at):
 
 
 def killed(store, entry, at):
-    """An upload that dies at some operation; then the next process lives."""
+    """Makes an upload crash at an operation; then the next process runs."""
     store.fail_from(len(store.operations) + at, SimulatedCrash("killed"))
     with pytest.raises(SimulatedCrash):
         uploaded(store, entry, **IN_PARTS)
@@ -149,7 +149,7 @@ def test_a_corrupt_part_of_a_killed_upload_is_sent_again(tmp_path):
 
 
 def test_parts_of_another_size_are_sent_again(tmp_path):
-    """Another version may split files otherwise."""
+    """Another version may divide files differently."""
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     killed(store, entry, at=9)
     uploaded(store, entry, **{**IN_PARTS, "smallest_part": 700})
@@ -176,7 +176,7 @@ def test_a_composed_file_needs_no_parts(tmp_path):
 
 
 def operations_of(entry):
-    """Of an upload that nothing disturbs."""
+    """Returns the operations of an undisturbed upload."""
     store = FaultyObjectStore()
     uploaded(store, entry, **IN_PARTS)
     return store.operations
@@ -221,7 +221,7 @@ def test_a_corrupt_local_file_is_not_composed(tmp_path, make):
 
 
 def test_deleted_parts_end_the_upload(tmp_path):
-    """As a later run does with what an older one is still uploading."""
+    """A later run deletes the parts of a running upload of an older run."""
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     compose = store.compose
 
@@ -251,7 +251,7 @@ def test_parts_of_a_running_upload_are_kept(tmp_path):
 
 
 def test_late_parts_are_deleted_at_the_next_cleanup(tmp_path):
-    """Of an older run that woke after the commit was made by a newer one."""
+    """Parts of an older run that wakes after the commit of a newer run."""
     store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
     retention = Retention(store, RetentionPolicy(), 0)

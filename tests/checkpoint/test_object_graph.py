@@ -25,11 +25,11 @@ from tfpreempt.storage.files import LocalFiles  # noqa: E402
 
 
 class Saves:
-    """Saves of one checkpoint that share what they know of the object graph.
+    """Saves of one checkpoint that share the knowledge of its object graph.
 
     Args:
-        checkpoint: is saved.
-        folder: of the saves.
+        checkpoint: checkpoint to save.
+        folder: directory of the saves.
     """
 
     def __init__(self, checkpoint, folder):
@@ -44,7 +44,7 @@ class Saves:
         return found.graph.search is not None
 
     def save(self):
-        """Saves, and compares all bytes with those that TensorFlow writes."""
+        """Saves, and compares all bytes with TensorFlow's files."""
         saver = self.checkpoint._saver
         find = type(saver)._gather_serialized_tensors
 
@@ -245,7 +245,7 @@ def test_a_preparation_serializes_no_iterator(has_seeds, tmp_path, monkeypatch):
 
 
 def test_a_preparation_reads_no_variable_that_needs_all_workers(tmp_path):
-    """TensorFlow's search asks for an attribute, for which it reads the variable."""
+    """TensorFlow's search reads an attribute, and so the variable."""
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         unreadable = tf.Variable(
             [1.0, 2.0],
@@ -266,7 +266,7 @@ def test_an_object_that_has_nothing_to_save_at_first(tmp_path):
 
 
 class Shifted(private_api.trackable_base.Trackable):
-    """Saves another value than that of the variable that it holds."""
+    """Saves another value than the value of its variable."""
 
     def __init__(self, attribute):
         self.attribute = attribute
@@ -337,7 +337,7 @@ def test_a_save_reads_the_variable_that_a_property_returns_now(tmp_path):
 
 
 def test_small_variables_are_not_divided_among_workers(tmp_path):
-    """Another worker finds the same tensors in each save: none that are small."""
+    """All workers find the same tensors in each save: no small tensors."""
     checkpoint = tf.train.Checkpoint(large=dense(100), small=dense(2))
     graph = attach(checkpoint).graph
     for number in range(2):
@@ -450,7 +450,7 @@ def test_the_second_commit_of_a_directory_makes_no_search(tmp_path, searches):
 
 
 def test_two_directories_of_one_checkpoint_share_a_search(tmp_path, searches):
-    """As the commits and the snapshots of a run do."""
+    """Such as the commits and the snapshots of a run."""
     checkpoint = make()
     _ = checkpoint.save_counter
     for number in range(2):
@@ -465,7 +465,7 @@ def test_two_directories_of_one_checkpoint_share_a_search(tmp_path, searches):
 
 
 def test_a_save_fn_needs_no_preparation(tmp_path, searches):
-    """It may save another checkpoint."""
+    """The save_fn may save another checkpoint."""
     directory = opening.open_directory(
         make(), tmp_path / "run", save_fn=lambda: str(tmp_path / "other")
     )

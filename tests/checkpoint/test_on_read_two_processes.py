@@ -1,4 +1,4 @@
-"""ON_READ variables on two real workers: the chief's save reduces, parts come back."""
+"""ON_READ variables on two real workers: sums in the chief's save, parts restored."""
 
 from __future__ import annotations
 

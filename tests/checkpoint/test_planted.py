@@ -127,7 +127,7 @@ KINDS = [link_to_tree, link_to_file, second_name, pipe, sparse]
 
 @dataclasses.dataclass
 class Job:
-    """One start of a run in a directory, from its lease to its end."""
+    """A start of a run in a directory, from the lease to the end."""
 
     directory: Path
     form: str
@@ -173,7 +173,7 @@ class Job:
 
 
 def tree_of(root: Path) -> dict[str, bytes | None]:
-    """All that lies below a directory: the bytes of files, None of directories."""
+    """Returns the entries below a directory: bytes of files, None for directories."""
     return {
         str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
         for path in root.rglob("*")
@@ -242,7 +242,7 @@ def test_nothing_outside_changes_and_nothing_waits(
 
 
 class WatchedNames(LocalFiles):
-    """Another user makes each file just before it is written, and keeps it open."""
+    """Another user creates each file just before tfpreempt does, and keeps it open."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""Random generators come back bit for bit, without pickles."""
+"""Random generators are restored bit for bit, without pickles."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_corrupt_random_state_is_a_clear_error(data):
 
 
 def hostile_generators():
-    """States of NumPy's global generator that would make it read elsewhere."""
+    """Returns states that make NumPy's global generator read outside its memory."""
     good = np.random.RandomState(1).get_state(legacy=False)
     for position in (-1, 625, 10**6, 1.5, True, None):
         yield {**good, "state": {**good["state"], "pos": position}}
@@ -129,7 +129,7 @@ def test_the_generator_of_keras_is_made_outside_of_a_scope(strategy):
 
 
 def saved_by(worker, *, has_own_numpy):
-    """What a worker saves that has seeded as all others have, or NumPy for itself."""
+    """Returns the save of a worker with the common seed, or with its own NumPy seed."""
     random.seed(3)
     np.random.seed(worker if has_own_numpy else 3)
     tf.random.set_seed(3)
@@ -186,7 +186,7 @@ def nested(depth):
 
 @pytest.mark.parametrize("kind", ["all", "tensorflow", "generator"])
 def test_any_bytes_are_refused_or_read(monkeypatch, rng, kind):
-    """As the fuzz campaign does it with what needs no TensorFlow."""
+    """Like the fuzz campaign for the formats that need no TensorFlow."""
     from campaigns import fuzz
     from campaigns.target import Target
     from tfpreempt.states import TensorFlowRandomState

@@ -1,4 +1,4 @@
-"""Each of two workers writes a share of what both hold; the chief commits all of it."""
+"""Each of two workers writes a share of the common state; the chief commits them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HUGE = [(3000, 4), (5, 2)]
 
 @pytest.fixture(autouse=True)
 def everything(monkeypatch):
-    """However small it is; and every variable that is not an `own` one is mirrored."""
+    """Makes every tensor count as large; variables named `mirrored` are replicated."""
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 1)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1)
     monkeypatch.setattr(bundle_writer, "THREADS", 2)
@@ -65,7 +65,7 @@ def is_mirrored(obj, workers):
 
 
 class Worker:
-    """One worker's program: variables of these shapes, and its saver."""
+    """One worker's program: variables of the given shapes, and its saver."""
 
     def __init__(self, directory, index, shapes=MANY, world=2, files=None, **more):
         self.index = index
@@ -99,7 +99,7 @@ class Worker:
 
 
 class Job:
-    """All workers, which train alike and save together."""
+    """All workers, which train equally and save together."""
 
     def __init__(self, directory, shapes=MANY, world=2, files=None, **more):
         self.directory = directory
@@ -123,7 +123,7 @@ class Job:
         return chief.stage(step).publish("save", list(done))
 
     def check(self, step):
-        """What stock TensorFlow reads of the newest commit is that step, all of it."""
+        """Checks that stock TensorFlow reads this step from the newest commit."""
         candidate = self.workers[0].saver.newest()
         assert candidate.step == step
         variables = [tf.Variable(tf.zeros(shape)) for shape in self.shapes]
@@ -142,7 +142,7 @@ class Job:
         return {path.name: path.stat().st_size for path in sorted(found)}
 
     def left_over(self):
-        """What there is beside commits."""
+        """Returns the files that do not belong to commits."""
         return sorted(
             name
             for name in os.listdir(self.directory)
@@ -216,7 +216,7 @@ def test_the_next_largest_slice_is_cut_if_the_largest_cannot_be():
     dealt = [
         tensor("first", (1000,), can_be_cut=False),
         tensor("second", (950,), can_be_cut=False),
-        tensor("third", (900,)),  # goes to who has the second
+        tensor("third", (900,)),  # assigned to the worker with the second tensor
     ]
     shares = partition([TensorSlice(tensor=each) for each in dealt], 2)
     assert [sum(each.data.nbytes for each in share) for share in shares] == [5700, 5700]
@@ -254,7 +254,7 @@ def test_variables_equal_on_all_workers_are_divided():
     assert all(held(weights, layer.kernel, *optimizer.variables[2:]))
     assert not any(held(counter, total, mean.total, optimizer.iterations))
     assert not any(held(local, tf.Variable([1.0]), layer, None))
-    assert held(weights, workers=2) == [False]  # each of them trains by itself
+    assert held(weights, workers=2) == [False]  # each worker trains separately
 
 
 # --- a save --------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def test_workers_that_have_drifted_apart_are_not_mixed(tmp_path, caplog):
 def test_one_number_that_differs_on_a_worker_is_in_no_commit(
     tmp_path, caplog, world, row
 ):
-    """As in a table of which each worker has looked up other rows."""
+    """As in a table of which each worker has read different rows."""
     job = Job(tmp_path, [(3000, 4), (100, 40)], world)
     job.train(3)
     [chief, *others] = job.workers
@@ -423,7 +423,7 @@ def test_one_number_that_differs_on_a_worker_is_in_no_commit(
 
 
 def test_the_chief_writes_a_tensor_that_differed_before(tmp_path, caplog):
-    """A variable that each worker sets by itself is said once."""
+    """A variable that each worker sets by itself is reported once."""
     job = Job(tmp_path, [(300, 100)] * 8)
     [chief, other] = job.workers
     shared = len(chief.variables) - 1
@@ -444,7 +444,7 @@ def test_the_chief_writes_a_tensor_that_differed_before(tmp_path, caplog):
 
 
 def test_a_data_file_of_which_only_some_is_wanted_is_a_stock_checkpoint(tmp_path):
-    """What is wanted of a data file is not all of it."""
+    """Only a part of a data file belongs to the commit."""
     job = Job(tmp_path, [(40, 40)] * 12)
     job.train(1)
     [chief, other] = job.workers
@@ -462,7 +462,7 @@ def test_a_data_file_of_which_only_some_is_wanted_is_a_stock_checkpoint(tmp_path
 
 
 def test_a_share_that_cannot_be_moved_is_written_by_the_chief(tmp_path, caplog):
-    """It fitted, and is out of reach a moment later."""
+    """The share was valid, and is unreachable a moment later."""
 
     class OutOfReach(FaultyFiles):
         def rename(self, source, target):
@@ -490,7 +490,7 @@ def test_a_worker_with_another_model_writes_nothing_into_the_commit(tmp_path, ca
 
 
 def test_a_late_worker_changes_no_file_of_a_commit(tmp_path):
-    """It was frozen, and given up, in the midst of its write."""
+    """The worker was frozen during its write, and the others continued without it."""
     job = Job(tmp_path)
     job.train(2)
     [chief, other] = job.workers
@@ -592,7 +592,7 @@ def stop_at(tmp_path, victim, index, when="before", error=None):
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
 def test_after_a_crash_anywhere_there_is_one_intact_commit(tmp_path, victim, when):
-    """The order of what threads do differs from one save to the next."""
+    """The order of operations in threads differs between saves."""
     Job(tmp_path / "base").save(1)
     index = 0
     while True:
@@ -657,7 +657,7 @@ class NoPlace(FaultyFiles):
 def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
     tmp_path, caplog, error
 ):
-    """Its generators and its places in the data are in the commit."""
+    """The worker's generators and positions in the data are in the commit."""
     job = Job(tmp_path, files={1: NoPlace(error)})
     with caplog.at_level(logging.WARNING):
         job.save(1)
@@ -683,7 +683,7 @@ def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
 def test_an_unreadable_share_does_not_fail_the_save(
     tmp_path, caplog, monkeypatch, error
 ):
-    """From a GPU, say."""
+    """For example, a share on a GPU."""
 
     def replicated(*arguments, **options):
         raise error
@@ -716,7 +716,7 @@ def shares_on_disk(directory):
 
 
 def test_a_share_of_a_failed_save_is_deleted_by_the_next_save(tmp_path):
-    """The chief was through with it before this worker was."""
+    """The chief had ended the save before this worker."""
     job = Job(tmp_path)
     [chief, other] = job.workers
     job.train(1)

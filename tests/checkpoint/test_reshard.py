@@ -1,4 +1,4 @@
-"""What each worker saved for itself comes back by its rule where the number changed."""
+"""Each worker's own State is restored by its rule if the number of workers changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Joined(Words):
 
 
 def save(directory: Path, world: int, make: Make) -> list[State]:
-    """What so many workers have, after a save of them all."""
+    """Saves the States of a number of workers; returns their values."""
     states, staged = [], []
     savers = []
     for worker in range(world):
@@ -45,7 +45,7 @@ def save(directory: Path, world: int, make: Make) -> list[State]:
 
 
 def restore(directory: Path, world: int, make: Make) -> list[State]:
-    """What so many workers have after a restart."""
+    """Returns the States of a number of workers after a restart."""
     states = []
     for worker in range(world):
         registry = StateRegistry()

@@ -89,12 +89,12 @@ def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
     assert f"Delete {str(three / '40')!r}, or restore" in problem
     save(saver, 40)
     assert (three / "40" / "ckpt.index").exists()
-    (three / "checkpoint").unlink()  # nothing says any more that it was a commit
+    (three / "checkpoint").unlink()  # no trace of the commit is left
     assert steps(three) == [40, 20, 30, 10]
 
 
 def test_a_commit_written_in_place_is_lost_without_its_marker(tmp_path):
-    """As in a bucket; what is left of a save that died there goes."""
+    """As in a bucket; files of a crashed save are removed."""
     save(open_directory(tmp_path, OwnContents()), 40)
     commit = (tmp_path / "40").rename(tmp_path / "commit-run-40")
     state_file = tmp_path / "checkpoint"
@@ -160,7 +160,7 @@ def test_a_commit_that_is_marked_while_others_look_is_not_lost(three, monkeypatc
 
 
 def crash_in_every_operation(directory, do):
-    """Does something in copies of a directory, and dies after each file operation.
+    """Runs a function in copies of a directory, and crashes after each file operation.
 
     Yields:
         Each copy.
@@ -178,7 +178,7 @@ def crash_in_every_operation(directory, do):
 
 
 def start(directory, payload):
-    """The step of what a start there tries first; nothing is lost."""
+    """Returns the step that a start tries first; checks that no commit is lost."""
     open_directory(directory, payload).start()
     found = restore.find_candidates(str(directory), lambda text: None, pytest.fail)
     return found[0].step if found else None
@@ -207,7 +207,7 @@ def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(
 
 
 def test_an_incomplete_witness_is_deleted_with_its_commit(tmp_path):
-    """Its directory stayed, empty but for that, and nobody deleted it any more."""
+    """Otherwise its directory would stay, with only the witness."""
 
     def save_one(files):
         save(open_directory(tmp_path / "run", files=files), 1)
@@ -223,7 +223,7 @@ def test_an_incomplete_witness_is_deleted_with_its_commit(tmp_path):
 
 
 def test_a_killed_save_under_the_name_of_a_deleted_commit_is_no_loss(tmp_path):
-    """TensorFlow's state file still names what somebody deleted by hand."""
+    """TensorFlow's state file still names the commit that was deleted by hand."""
     directory = tmp_path / "run"
     save(open_directory(directory, OwnContents()), 10)
     shutil.rmtree(directory / "10")
@@ -239,7 +239,7 @@ def test_a_killed_save_under_the_name_of_a_deleted_commit_is_no_loss(tmp_path):
 
 
 def test_a_killed_save_of_a_save_fn_is_no_loss(tmp_path):
-    """Its file is whole, and somebody else's, as long as nothing is committed."""
+    """Its file is complete, and belongs to the program until there is a commit."""
     directory = tmp_path / "run"
     payload = FunctionContents(str(directory))
     save(open_directory(directory, payload), 1)
@@ -294,7 +294,7 @@ def test_a_users_save_over_a_commit_without_marker_is_the_users(tmp_path):
 
 
 def test_nothing_is_deleted_if_the_state_file_is_unreadable(three, monkeypatch):
-    """It may name the commit whose marker is gone."""
+    """The file may name the commit without a marker."""
     (three / "20" / "COMMITTED").unlink()
     real = file_reading.open_file
 
@@ -314,7 +314,7 @@ def test_nothing_is_deleted_if_the_state_file_is_unreadable(three, monkeypatch):
 @pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json"])
 @pytest.mark.parametrize("how", ["flip", "remove", "remove both"])
 def test_a_corrupt_flat_commit_is_no_foreign_checkpoint(tmp_path, name, how):
-    """TensorFlow's part of it would be restored, and nothing of the States."""
+    """Otherwise only TensorFlow's part would be restored, without the States."""
     payload = FlatContents(str(tmp_path))
     payload.committed = lambda: None
     saver = open_directory(tmp_path, payload, random_state=Words("r"))
@@ -376,7 +376,7 @@ def test_so_are_others_while_an_older_one_is_there(tmp_path):
 
 
 def test_a_commit_of_a_save_fn_without_its_index_is_reported(tmp_path):
-    """TensorFlow's state file names none of these."""
+    """TensorFlow's state file does not name such commits."""
     saver = open_directory(tmp_path, FunctionContents(str(tmp_path)))
     for step in (1, 2, 3):
         save(saver, step)
@@ -523,7 +523,7 @@ def test_an_incomplete_flat_save_counts_after_a_save_of_the_user(tmp_path):
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_files_of_two_incomplete_saves_are_no_checkpoint(tmp_path, is_settled):
-    """The second one died before it wrote anything: the first one's index was there."""
+    """The second save crashed before its first write, with the first save's index."""
 
     def die(name):
         if name.endswith(".index"):
@@ -580,7 +580,7 @@ def test_an_unreadable_intent_is_an_incomplete_save(tmp_path, record):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json"])
 def test_a_pipe_in_a_commit_is_damage(three, name):
-    """To open one for reading waits until somebody writes."""
+    """Opening a pipe for reading waits for a writer."""
     (three / "20" / name).unlink()
     os.mkfifo(three / "20" / name)
     lost = []

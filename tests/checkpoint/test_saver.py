@@ -19,7 +19,7 @@ from tfpreempt.storage.files import LocalFiles
 
 
 class Own(Words):
-    """Words that no worker takes over from another number of workers."""
+    """Words that no worker restores from another number of workers."""
 
     def reshard(self, files, worker, world):
         pass
@@ -122,7 +122,7 @@ def test_retention_as_asked(tmp_path, keep):
 
 def test_retention_continues_if_another_process_deletes_files(tmp_path, caplog):
     class Slow(LocalFiles):
-        """Somebody tidies up by hand while a commit is written."""
+        """A user deletes files by hand while a commit is written."""
 
         def write(self, path, data):
             shutil.rmtree(tmp_path / "1", ignore_errors=True)
@@ -224,7 +224,7 @@ def test_retention_does_not_count_a_commit_that_was_found_corrupt(tmp_path, keep
     assert saver.newest().step == 1
     save(saver, 3)
     assert sorted(name for name in os.listdir(tmp_path) if name.isdigit()) == kept
-    save(saver, 2)  # a new commit under the damaged one's number is a good one
+    save(saver, 2)  # a new commit with the corrupt commit's number is valid
     assert saver.newest().step == 2
 
 

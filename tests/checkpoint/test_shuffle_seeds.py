@@ -213,7 +213,7 @@ def test_a_state_without_seeds_is_restored_as_tensorflow_does() -> None:
 
 
 def test_an_iterator_ends_with_its_last_reference() -> None:
-    """Its threads end with it, not with the next garbage collection."""
+    """Its threads end at once, not at the next garbage collection."""
     iterator = iter(PIPELINES["repeated last"]())
     keep_seeds(iterator)
     gone = weakref.ref(iterator)

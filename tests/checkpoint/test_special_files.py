@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices and directories where files are expected: nobody waits."""
+"""Pipes, sockets, devices and directories instead of files cause no wait."""
 
 from __future__ import annotations
 

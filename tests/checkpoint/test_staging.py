@@ -88,7 +88,7 @@ SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS if n != QUICK]
 
 
 class Program:
-    """Another process that has the lease, and stands still in a save."""
+    """Another process, which has the lease and is suspended in a save."""
 
     def __init__(self, directory, name):
         self._process = subprocess.Popen(
@@ -100,7 +100,7 @@ class Program:
         assert self._process.stdout.readline(), "it failed"
 
     def go_on(self):
-        """Returns the last line that it prints."""
+        """Resumes the process; returns the last line of its output."""
         said, _ = self._process.communicate("\n", timeout=30)
         assert self._process.returncode == 0
         return said.splitlines()[-1]
@@ -195,7 +195,7 @@ def test_files_of_other_programs_in_the_staging_directory_stay(tmp_path):
 def test_a_save_that_is_renamed_while_it_is_deleted_is_removed_by_the_next_start(
     tmp_path,
 ):
-    """Its owner was frozen before the rename, and wakes while the next one starts."""
+    """Its owner was frozen before the rename, and wakes during the next start."""
     staged = write_part(open_directory(tmp_path, OwnContents()), 2, "old-2")
     commit = save(open_directory(tmp_path / "other", OwnContents()), 2)
     shutil.copy(Path(commit.path, layout.MANIFEST), staged.staging)
@@ -216,7 +216,7 @@ def test_a_save_that_is_renamed_while_it_is_deleted_is_removed_by_the_next_start
 
 
 class Frozen(FlatContents):
-    """A process that is frozen before TensorFlow's first file, then writes them all."""
+    """A process that is frozen before TensorFlow's first file, and wakes later."""
 
     def __init__(self, directory, meanwhile):
         super().__init__(directory, self._freeze)

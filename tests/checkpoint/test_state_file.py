@@ -1,4 +1,4 @@
-"""A State in a file of its own: the old file or the new one, whatever fails."""
+"""A State in a separate file: after a failure the old or the new file exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint directory that is another one than at the start: nothing is saved."""
+"""Nothing is saved if the checkpoint directory is not the directory of the start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(tmp_path):
 
 
 def replace(directory, how):
-    """The file system goes; below its place is another disk, with or without files."""
+    """Unmounts the file system; another disk is at its path, with or without files."""
     directory.parent.rename(directory.parent.with_name("away"))
     if how == "empty":
         directory.mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_a_workers_shard_is_not_written_to_other_storage(run):
 
 
 def test_a_file_system_that_was_mounted_again_has_the_token(run):
-    """As a network file system may have another device, and others inodes, then."""
+    """A network file system may have another device and other inodes after a mount."""
     saver = started(run)
     save(saver, 1)
     shutil.copytree(run, run.parent.with_name("copy"))

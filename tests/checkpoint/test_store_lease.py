@@ -1,4 +1,4 @@
-"""The lease of a place in an object store: one run copies there, and marks commits."""
+"""The lease of an object store: one run uploads, and marks commits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(request, tmp_path):
 
 
 class Other:
-    """Another machine's lease."""
+    """The lease of another machine."""
 
     def __init__(self, store):
         self.place = ObjectStoreLease(store)
@@ -107,7 +107,7 @@ def test_a_holder_that_lost_its_lease_detects_the_loss(store):
 
 
 def expired(store):
-    """Another start, which finds out nothing but that nobody renews it."""
+    """Starts another process, which sees only that the lease is not renewed."""
     pause = Waiting()
     lease = acquired(store, pause)
     assert pause.waited >= PACE.expiry
@@ -297,7 +297,7 @@ MANIFEST = b"""{"format": 1, "step": 3, "sequence": 7, "world_size": 1, "workers
 
 
 def test_a_takeover_writes_the_pending_marker(store):
-    """So that it cannot come to be a commit later, whenever the old one wakes."""
+    """So the old process cannot make a commit later, whenever it wakes."""
     old = Other(store)
     put(store, f"3.7-aa/{layout.MANIFEST}", MANIFEST)
     old.place.record_pending_marker(old.token, "3.7-aa")
@@ -318,7 +318,7 @@ def test_no_marker_is_written_for_an_invalid_folder(store, folder):
 
 
 class Changing(FaultyObjectStore):
-    """What is read of a manifest arrives changed."""
+    """A store that changes the bytes of a manifest on the way."""
 
     def get(self, name, target, **kwargs):
         if not name.endswith(layout.MANIFEST):
@@ -330,7 +330,7 @@ class Changing(FaultyObjectStore):
 
 
 def test_no_marker_is_made_of_a_manifest_that_arrives_changed():
-    """Nothing could replace that marker, and the commit was lost."""
+    """No request could replace that marker, and the commit would be lost."""
     store = Changing()
     marker = catalog.marker_bytes(MANIFEST, 7)
     folder = catalog.folder_name(3, catalog.token_of(marker, 7))

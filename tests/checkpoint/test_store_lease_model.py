@@ -1,7 +1,7 @@
-"""The lease of a place in an object store, in every order of requests.
+"""The lease of an object store, in every order of requests.
 
-As in `lease_world`: a process is what its requests said so far, and any of them may
-take any other one for dead, or never move again.
+As in `lease_world`, a process is the list of the results of its requests. Any process
+may take another process for crashed, or never continue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class World(NamedTuple):
 
 
 class Store:
-    """Says again what was said; stops the process at the first request after."""
+    """Repeats recorded results; stops the process at the next request."""
 
     uri = "model://"
 
@@ -104,7 +104,7 @@ def next_request(kind, name, said):
 
 
 def answers(world, i, kind, *more):
-    """What a request says, and what is there after it."""
+    """Returns the result of a request, and the objects afterwards."""
     objects = dict(world.objects)
     name = more[0] if more else ""
     match kind:
@@ -151,7 +151,7 @@ def moves(kind, world, names):
 
 
 def is_newest(world, name):
-    """Whether the newest record is this process's, or of one that knows not yet."""
+    """Returns whether the newest record belongs to this process."""
     records = {
         n: d for n, d in world.objects if n.startswith("lease/") and d[:1] == b"{"
     }
@@ -200,7 +200,7 @@ def test_every_order_of_requests():
 
 
 class Forgetful(ObjectStoreLease):
-    """A look, and then the act: nobody finishes what was begun."""
+    """A start that checks first and acts later, and completes no pending marker."""
 
     def record_pending_marker(self, token, folder):
         pass

@@ -1,4 +1,4 @@
-"""What a Checkpoint tracks: variables are known without a read, iterators go on."""
+"""Tracked objects: variables are found without a read, iterators continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_iterators_continue_where_they_were():
 
 @pytest.fixture
 def for_all_workers():
-    """A variable that only all workers together can read; alone, it is an error."""
+    """Returns a variable that only all workers together can read."""
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         return tf.Variable(
             [0.0],

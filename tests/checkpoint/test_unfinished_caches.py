@@ -47,7 +47,7 @@ def read(iterator: Any, count: int) -> list[int]:
 
 
 def killed(path: Path, *, after: int, before: int = 4) -> Any:
-    """The state of a run that was killed in its first epoch; its files lie there."""
+    """Returns the state of a run that was killed in its first epoch, with its files."""
     iterator = cached(path)
     read(iterator, before)
     state = iterator._serialize_to_tensors()

@@ -1,4 +1,4 @@
-"""What TensorFlow does not track keeps its name in a Checkpoint."""
+"""Objects that TensorFlow does not track keep their names in a Checkpoint."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def edits(module: Any, rng: random.Random) -> list[Callable[[], Any]]:
 def test_a_repeated_search_equals_a_new_search(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two checkpoints looks into all objects each time."""
+    """One of two checkpoints searches all objects each time."""
     searches = Searches(monkeypatch)
 
     def found(checkpoint: Any) -> Any:
@@ -293,7 +293,7 @@ def quantized() -> Any:
 
 
 def with_trackables_of_its_own() -> Any:
-    """Layers of Keras 3 with objects of TensorFlow, one with its own list."""
+    """Returns layers of Keras 3 with objects of TensorFlow; one has its own list."""
     keras = pytest.importorskip("keras")
 
     class Saving(keras.layers.Layer):  # type: ignore[misc]
@@ -312,7 +312,7 @@ def with_trackables_of_its_own() -> Any:
 
 
 def with_an_override_of_its_own() -> Any:
-    """The object has another list than its class, whose objects were seen before."""
+    """Returns an object with another list than its class."""
     keras = pytest.importorskip("keras")
     layer, variable = keras.layers.Dense(2), tf.Variable(1.0)
     layer.build((None, 3))

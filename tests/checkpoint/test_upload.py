@@ -25,7 +25,7 @@ from tfpreempt.checkpoint.mirror import upload
 from tfpreempt.checkpoint.mirror.mirror_retention import Retention
 from tfpreempt.storage.open_store import open_store
 
-PATIENCE = 20.0  # seconds after which a test that hangs is told so
+PATIENCE = 20.0  # seconds after which a hanging test fails
 
 
 def test_an_upload_is_the_commit_byte_for_byte(tmp_path):
@@ -140,7 +140,7 @@ def test_only_objects_of_tfpreempt_are_deleted(tmp_path):
 
 
 def test_a_temporarily_unreadable_commit_is_not_deleted(tmp_path, broken):
-    """Its manifest says what in the folder is ours; unread, all of it was deleted."""
+    """Without its manifest, all files of the commit were deleted."""
     store = open_store(str(tmp_path / "mirror"))
     retention = Retention(store, RetentionPolicy(), 0)
     for step in (5, 6):
@@ -191,7 +191,7 @@ def test_a_corrupt_local_commit_is_not_uploaded(tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "link above", "pipe"])
 def test_files_outside_of_the_directory_are_not_uploaded(tmp_path, kind):
-    """Another user has put it in place of a file of the commit."""
+    """Another user has replaced a file of the commit by a link."""
     store, entry = FaultyObjectStore(), commit(tmp_path / "run", 5)
     secret = shutil.copytree(tmp_path / "run" / "5", tmp_path / "secret")
     name = entry.manifest.files[0].name

@@ -28,7 +28,7 @@ ENTRIES = [entry(name, data) for name, data in DATA.items()]
 
 
 def commit(store, name, files):
-    """What the catalog would say of files below a name."""
+    """Returns the catalog's entry of files below a name."""
     manifest = Manifest(
         step=1, sequence=1, world_size=1, workers=(), files=tuple(files)
     )

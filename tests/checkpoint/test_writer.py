@@ -248,7 +248,7 @@ def test_a_managers_own_save_is_restored_when_it_is_newer(tmp_path):
 
 
 def test_a_manager_deletes_no_checkpoint_of_another_directory(tmp_path, caplog):
-    """Whoever may write the `checkpoint` file can name any checkpoint there."""
+    """A user with write access to the `checkpoint` file can name any checkpoint."""
     other = Job(tmp_path / "other", "manager")
     other.save(1)
     directory = tmp_path / "ckpt"

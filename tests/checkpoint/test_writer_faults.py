@@ -95,8 +95,10 @@ def test_a_failed_collective_read_does_not_hide_the_first_error(
 def test_a_worker_outside_of_the_collective_read_raises_an_error(
     tmp_path, monkeypatch, kind, files, world
 ):
-    """The others are in it: this is no failure of a save as any other. It is one where
-    there are none, and training goes on."""
+    """The other workers are in the read, so the save cannot just fail.
+
+    In one process it does fail, and training continues.
+    """
 
     def fail(self, *args):
         raise kind("can't start new thread")
@@ -211,7 +213,7 @@ def test_too_many_open_files_are_no_full_disk(tmp_path):
 
 
 def test_an_index_that_tensorflow_cannot_read_is_skipped(tmp_path, caplog):
-    """Its bytes are what the manifest says. It is tried before anything is assigned."""
+    """Its bytes match the manifest. The index is tried before any assignment."""
     Job(tmp_path).save(3)
     save(open_directory(tmp_path, OwnContents()), 4)
     job = Job(tmp_path)

@@ -1,4 +1,4 @@
-"""Local commits of a few bytes, and what a reader finds of them in a store."""
+"""Small local commits, and the commits that a reader finds in a store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.mirror import upload
 
-PATIENCE = 20.0  # seconds after which a test that hangs is told so
+PATIENCE = 20.0  # seconds after which a hanging test fails
 
 
 class Gate:
-    """A store whose puts wait until they are let through."""
+    """A store whose writes wait until the test releases them."""
 
     def __init__(self, store):
         self.store = store
@@ -45,7 +45,7 @@ def uploaded(store, entry, **kwargs):
 
 
 def folders(store):
-    """Every commit that a reader finds, with its bytes checked; newest first."""
+    """Returns the commits that a reader finds, with verified bytes, newest first."""
     problems = []
     found = list(catalog.commits(store, problems.append))
     assert problems == []

@@ -77,13 +77,13 @@ class Forked:
 
 
 def _hear_stops() -> None:
-    """Undoes what nohup, or a shell's background, does to the tests themselves."""
+    """Undoes the effect of nohup, or of a shell's background, on the tests."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
 
 class Run:
-    """One supervisor process in a directory of its own."""
+    """A supervisor process in its own directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -144,7 +144,7 @@ class Run:
         self.process.send_signal(number)
 
     def wait_told(self, name: str) -> str:
-        """Waits for what a worker tells; returns its text, mostly a process id."""
+        """Waits for the text of a worker, often a process id; returns the text."""
         path = self.directory / name
         wait_until(path.exists, name)
         return path.read_text()
@@ -160,7 +160,7 @@ class Run:
         wait_until(lambda: journal.exists() and said in journal.read_text(), event)
 
     def err(self) -> str:
-        """What the supervisor has printed so far."""
+        """The stderr of the supervisor so far."""
         return (self.directory / "err").read_text()
 
     def log(self, worker: int) -> str:

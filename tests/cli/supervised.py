@@ -1,4 +1,4 @@
-"""What a forked supervisor does; imports nothing of pytest."""
+"""Functions of a forked supervisor; imports nothing of pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: what it plans, whom it preempts, what it counts; once as a whole."""
+"""The demo: its plan, its preemptions, its counts; and one complete run."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_nothing_is_lost_on_jax(tmp_path: Path, more: list[str]) -> None:
 def run_demo(
     tmp_path: Path, preemptions: int, more: list[str], environment: Mapping[str, str]
 ) -> str:
-    """Runs the whole demo, and checks the result; returns what it said beside."""
+    """Runs the whole demo, and checks the result; returns its other output."""
     command = [sys.executable, "-m", "tfpreempt", "demo", "--json", "--seed", "4"]
     command += ["--preemptions", str(preemptions), *more]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`tfpreempt doctor`: what it finds out, what follows, and what it leaves behind."""
+"""`tfpreempt doctor`: findings, conclusions, and leftovers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAKES = {"gce-spot": FakeGce, "aws": FakeAws, "azure": FakeAzure}
 
 @pytest.fixture(autouse=True)
 def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of this machine, and a disk that stays."""
+    """Hides the variables of this machine, and makes the disk a persistent one."""
     for name in list(os.environ):
         if name.startswith(("TFPREEMPT_", "GCE_", "AWS_", "SLURM_", "KUBERNETES_")):
             monkeypatch.delenv(name)
@@ -80,7 +80,7 @@ def test_json_has_the_same(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_run_are_read_from_its_journal(tmp_path: Path) -> None:
-    """The newest that is known; what the directory's other records lack is no fault."""
+    """The newest known step counts; missing fields of other records are no fault."""
     journal = Journal(journal_directory(tmp_path), 0, incarnation="0")
     for step, seconds in ((1, 5.0), (2, 45.0), (3, None)):
         journal.record(

@@ -27,7 +27,7 @@ JOB = {"SLURM_JOB_ID": "17"}
 
 
 class Scontrol:
-    """Prints what it was given, by its last but one and last arguments."""
+    """Prints the text for its last two arguments."""
 
     def __init__(self, config: str = "", job: str = "") -> None:
         self.commands: list[list[str]] = []
@@ -41,7 +41,7 @@ class Scontrol:
 
 
 def config(**settings: object) -> str:
-    """As scontrol prints it."""
+    """Returns a configuration as scontrol prints it."""
     told = {"JobRequeue": 1, "RequeueExit": "(null)", "RequeueExitHold": "(null)"}
     lines = [f"{name:23} = {value}" for name, value in {**told, **settings}.items()]
     return "\n".join(["Configuration data as of now", *lines, ""])

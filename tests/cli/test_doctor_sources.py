@@ -1,4 +1,4 @@
-"""What `tfpreempt doctor` makes of each kind of source."""
+"""Results of `tfpreempt doctor` for each kind of source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfpreempt.testing.notice import ScriptedSource
 
 
 class ScriptedPoller(Poller):
-    """Reports what it is told to, or waits; also the watch that it is of."""
+    """Returns the given answers, or waits; also acts as its watch."""
 
     def __init__(self, levels: dict[str, str | None], *, hangs: bool = False) -> None:
         self._levels = levels

@@ -1,4 +1,4 @@
-"""What `tfpreempt doctor` makes of what it has found out."""
+"""Conclusions of `tfpreempt doctor` from its findings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def findings(about: str, seen: DoctorFindings) -> list[DoctorFinding]:
         (1.0, 2.0, Level.OK),
         (1.1, 2.0, Level.PROBLEM),
         (18.6, None, Level.OK),
-        (18.7, None, Level.ADVICE),  # nobody knows, so nobody can say that it is lost
+        (18.7, None, Level.ADVICE),  # unknown, so no loss is reported
         (None, 30.0, Level.PROBLEM),
     ],
 )

@@ -52,7 +52,7 @@ def sign(
 
 
 class Worker:
-    """A worker's signs, and what is known by them; each is seen when it is new."""
+    """A worker's heartbeats, and the detector, which reads each new heartbeat."""
 
     def __init__(self, timeout: float) -> None:
         self.life = WorkerProgress(timeout)
@@ -159,7 +159,7 @@ def test_a_first_step_is_known_though_many_more_are_seen_with_it() -> None:
 
 
 def test_auto_allows_for_data_read_again_before_a_step() -> None:
-    """Such as what fills a shuffle buffer, at the beginning of each epoch."""
+    """Such as filling a shuffle buffer at the beginning of each epoch."""
     worker = Worker(AUTO)
     worker.steps(200.0, stage=WorkerPhase.FIRST)
     worker.steps(1.0, 1.0, 1.0)
@@ -275,7 +275,7 @@ def test_a_stopped_process_is_in_no_exempt_phase() -> None:
 @pytest.mark.slow  # starts a process
 @pytest.mark.parametrize("stage", list(WorkerPhase))
 def test_the_heartbeat_of_an_ended_process_is_ignored(stage: WorkerPhase) -> None:
-    """As in `sh -c "train && export"`: nothing is known of what goes on now."""
+    """As in `sh -c "train && export"`: the progress of the export is unknown."""
     told = Told(1)
     with a_process() as process:
         mine = dataclasses.replace(sign(5, stage=stage), pid=process.pid)
@@ -311,7 +311,7 @@ def test_the_stacks_of_a_process_outlive_it() -> None:
 
 
 def test_a_worker_that_waits_for_a_hung_worker_is_not_hung() -> None:
-    """It is through with its data, say, and stands at the last boundary."""
+    """For example, its data have ended, and it waits at the last boundary."""
     told = Told(2)
     told.tell(0, sign(5, stage=WorkerPhase.WAITS))
     told.tell(1, sign(5))
@@ -327,7 +327,7 @@ def test_one_without_a_handler_is_not_known() -> None:
 
 
 def test_time_in_which_the_supervisor_stood_still_does_not_count() -> None:
-    """Else a job that is suspended, and goes on, would be taken for hung."""
+    """Otherwise a job that is suspended and resumed would count as hung."""
     told = Told(1)
     told.tell(0, sign(5))
     told.look(0.5)
@@ -402,7 +402,7 @@ def test_hangs_have_a_budget(supervised: Run) -> None:
 
 @pytest.mark.slow  # starts a process
 def test_a_slow_worker_may_finish(supervised: Run) -> None:
-    """It is asked to leave, as it would be by a notice, before it is killed."""
+    """The worker first gets SIGTERM, as at a notice, and later SIGKILL."""
     program = WORKER + (
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
         "threading.Event().wait()"

@@ -1,4 +1,4 @@
-"""`tfpreempt inspect`: what lies where, told without a traceback, whatever it is."""
+"""`tfpreempt inspect`: lists any contents without a traceback."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_a_bucket_that_is_itself_the_checkpoint_directory(
 def test_commits_that_were_written_in_place(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a run lays them out whose checkpoint directory is a URL."""
+    """As in a run whose checkpoint directory is a URL."""
     (run / "10").rename(run / "commit-3f2a-periodic-10")
     in_place = ("commit-3f2a-periodic-10", "committed", "local")
     assert summary(run)[0] == in_place

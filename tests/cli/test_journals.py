@@ -73,7 +73,7 @@ def test_a_reader_of_the_current_state_keeps_few_records(
 
 
 def test_a_late_record_belongs_to_the_process_that_made_it(tmp_path: Path) -> None:
-    """A process that was frozen wakes after another one has taken over."""
+    """A frozen process wakes after another process has taken over."""
     run = Scripted(workers=1, is_supervised=False)
     run.start()
     run.preempt()

@@ -135,7 +135,7 @@ def test_unknown_values_are_left_out() -> None:
 
 
 def test_runs_of_one_machine_have_other_labels() -> None:
-    """Else node_exporter takes none of them."""
+    """Otherwise node_exporter refuses the files."""
     status = RunStatus(at=1.0, workers=[])
     texts = [
         generate_latest(metrics.registry(name, lambda: status)).decode()
@@ -267,7 +267,7 @@ def test_a_file_that_cannot_be_written_later_ends_nothing(supervised: Run) -> No
 
 
 class Terminal:
-    """Two descriptors of a terminal, and what was written to it."""
+    """Two descriptors of a terminal, and the written text."""
 
     def __init__(self, columns: int) -> None:
         self.ours, self.theirs = os.openpty()

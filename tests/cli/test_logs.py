@@ -27,7 +27,7 @@ ValueError: boom
 
 
 class Logs:
-    """Makes logs in a directory; keeps what they could not write."""
+    """Creates logs in a directory; records failed writes."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "logs" / "worker-0.log"
@@ -73,7 +73,7 @@ def log(logs: Logs) -> WorkerLog:
 
 
 def write(log: WorkerLog, text: str) -> None:
-    """As the worker does."""
+    """Writes like the worker."""
     data = text.encode()
     while data:
         data = data[os.write(log.writing, data[:60_000]) :]
@@ -190,7 +190,7 @@ def test_the_pump_empties_pipes_until_it_is_closed(logs: Logs) -> None:
 def test_no_link_leads_a_log_elsewhere(
     logs: Logs, tmp_path: Path, name: str, is_late: bool
 ) -> None:
-    """Another user may write to the checkpoint directory, in which the logs lie."""
+    """Another user may write to the checkpoint directory, which contains the logs."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "worker-0.log").write_text("years of work\n")
@@ -251,7 +251,7 @@ def test_a_closed_console_ends_nothing() -> None:
 
 
 class Terminal(io.BytesIO):
-    """Takes nothing while it stands still."""
+    """Accepts no bytes while it is paused."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def ended(worker: int, code: int, at: float = 50.0, asked: bool = False) -> Work
 
 
 def failed(failures: int = 1, *, in_a_row: int = 1) -> BudgetUsed:
-    """What failures at second 50 have spent, one of them in this hour."""
+    """Returns the budget used by failures at second 50, one of them in this hour."""
     return BudgetUsed(failures=failures, in_a_row=in_a_row, failed_at=(50.0,))
 
 
@@ -169,7 +169,7 @@ def test_others_that_train_on_after_one_has_finished_may_hang_too() -> None:
 
 @pytest.mark.parametrize("ends", [(143,), (1,)])
 def test_no_hang_is_detected_after_a_worker_has_exited(ends: tuple[int, ...]) -> None:
-    """The others wait for it, and what is left of them ends by the rules for that."""
+    """The others wait for that worker, and other rules end the remaining workers."""
     assert judge(*ends, hang_due=40.0) in (SendSigterm(), Wait(until=80.0))
 
 
@@ -221,7 +221,7 @@ def test_all_finished() -> None:
 
 
 def test_sigterm_itself_is_a_preemption_whatever_the_restart_code() -> None:
-    """A worker that it ends has no handler yet, which would leave with that code."""
+    """A worker that SIGTERM ends has no handler yet to exit with that code."""
     limits = dataclasses.replace(LIMITS, restart_codes=(42,))
     assert judge(-15, limits=limits) == SendSigterm()
     seen = judge(-15, 42, limits=limits)
@@ -538,7 +538,7 @@ def test_every_situation_has_an_end() -> None:
 
 
 def follow(own: tuple[int | None, ...], *, obeys: bool, stops: bool) -> Action:
-    """Plays the supervisor: workers with None run until they are told to leave."""
+    """Acts as the supervisor: workers with None run until they get SIGTERM."""
     exits = tuple(ended(i, c, at=1.0) for i, c in enumerate(own) if c is not None)
     seen = SupervisorState(
         now=1.0, workers=len(own), exits=exits, stop_at=1.0 if stops else None

@@ -262,7 +262,7 @@ def test_a_signal_to_all_processes_of_a_job_is_a_stop(supervised: Run) -> None:
 
 
 def test_a_worker_starts_with_no_signal_blocked(supervised: Run) -> None:
-    """Else a notice would not reach it; the supervisor blocks what it waits for."""
+    """Otherwise a notice would not arrive: the supervisor blocks its own signals."""
     program = "tell('blocked', repr(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
     assert supervised.run(program)[0] == 0
     assert supervised.wait_told("blocked") == "set()"
@@ -723,7 +723,7 @@ os._exit(sys.stdout.flush() or 0)
 
 
 def test_a_caller_that_ignores_the_ends_of_its_children(supervised: Run) -> None:
-    """What is ignored stays so through exec, and then no child has an exit code."""
+    """An ignored SIGCHLD stays ignored after exec, and then exit codes are lost."""
     program = "sys.exit(143 if restart == 0 else 0)"
     wrapper = [sys.executable, "-c", _IGNORES_CHILDREN]
     code, _, err = supervised.run(program, "--workers", "2", wrapper=wrapper)

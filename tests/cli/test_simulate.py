@@ -187,7 +187,7 @@ def test_signals_that_are_no_notice_are_refused(name: str, tmp_path: Path) -> No
 def test_a_worker_that_ends_before_its_signal_is_reported(
     start: Start, tmp_path: Path
 ) -> None:
-    """Its process id may be a stranger's by then; the pidfd is nobody's."""
+    """Its process id may be reused by then; a pidfd is not."""
     process = start(0)
     with held_workers(tmp_path, [0]) as (worker,):
         process.kill()
@@ -280,7 +280,7 @@ def test_seconds_that_are_no_number_are_refused(seconds: str) -> None:
 
 
 def records(outcome: Outcome, worker: int = 1) -> str:
-    """What a worker of the job records on its way out."""
+    """Records of a worker of the job during its exit."""
     heard = Notice(
         source="signal:SIGTERM", worker=worker, grace_seconds=None, received_at=0.0
     )
@@ -343,7 +343,7 @@ def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
 def test_follow_shows_the_records_of_a_worker_that_continues(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it has heard at all is what one wants to know then."""
+    """The user wants to know whether the worker received the notice."""
 
     def runs_on(worker: RunningWorker, seconds: float) -> bool:
         wait_until(lambda: bool(worker.records()), "the notice")
@@ -361,7 +361,7 @@ def test_follow_shows_the_records_of_a_worker_that_continues(
 def test_follow_ends_with_a_worker_without_records(
     start: Start, tmp_path: Path
 ) -> None:
-    """Its config does not watch this signal, or it was killed: nothing can come."""
+    """Its config does not watch this signal, or it was killed: no record follows."""
     start(0)
     result = simulate(tmp_path, "--signal", "USR1", "--follow", "60")
     assert result.exit_code == 1

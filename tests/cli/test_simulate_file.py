@@ -51,7 +51,7 @@ def test_a_file_that_disappears(
 def test_the_file_is_removed_however_the_command_ends(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    """A job that is started again would find it, and leave, each time."""
+    """Otherwise each restart of the job would find the file, and exit."""
     stop = tmp_path / "stop"
     process = subprocess.Popen(
         [sys.executable, "-m", "tfpreempt", "simulate", "--file", stop],

@@ -1,4 +1,4 @@
-"""`tfpreempt simulate --serve` and `--metadata`: a cloud's server, and what it says."""
+"""`tfpreempt simulate --serve` and `--metadata`: a cloud's server and its replies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def notify(url: str) -> Result:
 
 @pytest.fixture(params=["gce", "aws", "azure"])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, str]]]:
-    """A cloud's server in a process of its own: its name, what a job needs for it."""
+    """Starts a cloud's server; returns its name and a job's environment."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tfpreempt", "simulate", "--serve", request.param],
         stdout=subprocess.PIPE,
@@ -104,7 +104,7 @@ SERVERS: dict[type[SimulatedMetadata], Callable[[str], NoticeSource]] = {
 def test_a_notice_is_up_until_the_job_has_asked(
     server: type[SimulatedMetadata],
 ) -> None:
-    """Whenever that is; and the notice reaches it, each time."""
+    """For any delay of the poll, the job gets the notice."""
     with server() as served:
         for _ in range(2):
             heard = threading.Event()

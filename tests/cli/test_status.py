@@ -1,4 +1,4 @@
-"""`tfpreempt status`: what is said of a run, by journals that these tests write."""
+"""`tfpreempt status`: its output for journals that these tests write."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COMPLETE: dict[str, dict[str, Any]] = {
 
 
 class Run:
-    """A run whose processes are this test."""
+    """A run whose processes are this test process."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -239,7 +239,7 @@ def test_no_step_lags_behind_a_commit(training: Run) -> None:
 
 
 def test_a_start_at_an_older_commit_is_not_at_the_newest(training: Run) -> None:
-    """That one was damaged, say."""
+    """The newest commit may be corrupt."""
     training.commit(50)
     training.decided("failure")
     training.started("restarted")
@@ -402,7 +402,7 @@ def test_a_supervisor_that_a_signal_ended(training: Run) -> None:
 
 
 def test_workers_whose_supervisor_died(run: Run) -> None:
-    """They get time to commit; a worker that has not begun to train has ended."""
+    """They have time to commit; a worker before its first step has ended."""
     run.started()
     run.restored(0)
     run.says(0, 10)
@@ -477,7 +477,7 @@ def test_a_run_that_is_smaller_than_before(run: Run) -> None:
 
 
 def test_machines_that_are_gone_are_no_part_of_a_smaller_run(run: Run) -> None:
-    """They had no time to say so. Who is new, and not heard of yet, is a part."""
+    """They had no time for a record. A new worker without a report is a part."""
     for index in range(3):
         run.supervisor("started", f"worker-{index}", workers=1, first_worker=index)
         run.restored(index)

@@ -39,7 +39,7 @@ TEXT = f"{ESCAPES}\udcff\nstep 9 is committed"  # in a journal, where JSON carri
 
 
 def hostile(value: Any, untouched: tuple[str, ...]) -> Any:
-    """A journal's value in which each text ends in escapes."""
+    """Returns a journal's value in which each text ends with escape codes."""
     if isinstance(value, str):
         return value + TEXT
     if isinstance(value, list):

@@ -66,7 +66,7 @@ def test_all_commits_are_intact(run: Path) -> None:
 def test_one_bar_shows_all_bytes_read(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many that take a moment each take long together."""
+    """Many short reads can take long together."""
     totals: list[int] = []
     shown: list[int] = []
 

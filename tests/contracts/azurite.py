@@ -62,7 +62,7 @@ def serving() -> Iterator[dict[str, str]]:
 
 
 def _create_container(url: str) -> None:
-    """Sends the one request that obstore has no function for."""
+    """Sends the one request without a function in obstore."""
     headers = {
         "x-ms-date": email.utils.formatdate(usegmt=True),
         "x-ms-version": "2021-12-02",

@@ -1,4 +1,4 @@
-"""Every place that the contract of object stores is run against, and its servers."""
+"""All stores of the contract tests of object stores, and their servers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Place:
     """A row of the contract.
 
     Attributes:
-        name: of the row.
-        opens: makes an empty store.
-        has_server: whether it is slow.
-        not_first: why a later put may win over an earlier one; "" if it may not.
-        not_exclusive: why racing puts may both win; "" if they may not.
-        composes: whether it makes one object of others.
-        missing: what is not installed; "" if all is.
-        known: what else it is known not to do, and why, by the test's name.
+        name: name of the row.
+        opens: creates an empty store.
+        has_server: whether the store has a server, and is slow.
+        not_first: why a later put may replace an earlier put; "" if it may not.
+        not_exclusive: why two concurrent puts may both succeed; "" if they may not.
+        composes: whether the store can join objects.
+        missing: names of missing packages or programs; "" if there are none.
+        known: other unsupported features and reasons, by name of the test.
     """
 
     name: str
@@ -168,7 +168,7 @@ def _create_bucket(url: str) -> None:
 
 
 class MotoServer:
-    """moto's S3 in threads of this process; it can be told to fail."""
+    """Moto's S3 in threads of this process; a test can make it fail."""
 
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app
@@ -244,7 +244,7 @@ class Servers:
         return self._gcs
 
     def gcs_of_others(self) -> GcsServer:
-        """One that does as little as HTTP and JSON allow."""
+        """Returns a server with the minimum of HTTP and JSON."""
         if self._gcs_of_others is None:
             server = self._stack.enter_context(GcsServer(max_page=PAGE))
             server.ignore_ranges()

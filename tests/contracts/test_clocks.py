@@ -1,4 +1,4 @@
-"""What every clock promises; and what the fake one adds."""
+"""The promises of every clock, and additional promises of the fake clock."""
 
 from __future__ import annotations
 

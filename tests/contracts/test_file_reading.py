@@ -1,4 +1,4 @@
-"""What a commit asks of a directory."""
+"""Directory operations that a commit needs."""
 
 from __future__ import annotations
 

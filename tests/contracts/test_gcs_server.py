@@ -258,7 +258,7 @@ def test_a_bucket(bucket):
 
 
 def test_simple_uploads_and_plain_addresses(server):
-    """What a raw HTTP client does, as the bench's baseline."""
+    """The requests of a raw HTTP client, such as the bench's baseline."""
     url = f"{server.url}/upload/storage/v1/b/bucket/o?uploadType=media&name=x"
     assert requests.post(url, data=b"1", timeout=10).json()["name"] == "x"
     assert requests.put(f"{server.url}/bucket/y", data=b"2", timeout=10).ok

@@ -1,7 +1,7 @@
-"""The fake metadata servers: their traps, and other people's clients against them.
+"""The fake metadata servers: their traps, and other clients with them.
 
-A fake that only its author's client has met may share that client's mistakes. So
-google-auth and botocore, which work with the real services, are its clients here.
+A fake that only its author's client uses may have the errors of this client. Therefore
+google-auth and botocore, which work with the real services, are clients here.
 """
 
 from __future__ import annotations

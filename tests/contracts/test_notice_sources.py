@@ -1,4 +1,4 @@
-"""What every source of notices promises, on each of them and on the fake."""
+"""The promises of every notice source, on all sources and on the fake."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def source(rig: Rig) -> Iterator[NoticeSource]:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What sources logged; a thread that another test left may log too."""
+    """Returns the log lines of sources; threads of other tests may log too."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -190,7 +190,7 @@ def test_a_server_that_stops_and_resumes_answering(
         rig.settle()
     rig.recover()
     rig.settle()
-    assert len(heard) == 1  # it was up all the time
+    assert len(heard) == 1  # the notice existed all the time
     told = said(caplog)
     assert len(told) == 2, told
     assert "works again" in told[1]
@@ -291,7 +291,7 @@ def test_a_listener_may_close_the_source(
 
 
 def source_threads() -> list[str]:
-    """The threads of sources that poll or ask; those of signals serve all."""
+    """Returns the threads of polling sources; signals share threads."""
     names = [each.name for each in threading.enumerate()]
     kinds = ("tfpreempt-gce", "tfpreempt-aws", "tfpreempt-azure", "tfpreempt-file")
     return [name for name in names if name.startswith((*kinds, "tfpreempt-callable"))]

@@ -1,4 +1,4 @@
-"""The private names of TensorFlow and Keras that we take, on the installed versions.
+"""The private names of TensorFlow and Keras, on the installed versions.
 
 `make matrix` runs this in each of its cells.
 """
@@ -148,7 +148,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_names_for_saves_are_reported_before_a_handler(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
-    """One of the names is a base class, and wanted as soon as ours is imported."""
+    """One of the names is a base class, and needed at the import of tfpreempt."""
     private = importlib.import_module(f"tensorflow.python.{module}")
     monkeypatch.delattr(private, name)
     imported = "tfpreempt.checkpoint.tensors.variables"

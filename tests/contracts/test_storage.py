@@ -1,4 +1,4 @@
-"""One contract, all object stores: the real ones, on real servers, and the fakes."""
+"""One contract for all object stores: real stores on real servers, and fakes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def get(store, name, **kwargs):
 
 
 def expect(why, request):
-    """What a place is known not to do; if it does it after all, the test says so."""
+    """Expects a known failure of a store; fails if the store passes."""
     if why:
         request.applymarker(pytest.mark.xfail(reason=why, strict=True))
 
@@ -299,7 +299,7 @@ def test_an_error_of_the_source_ends_the_put(store, error, at):
 
 
 class Dripping(io.BytesIO):
-    """A file that gives less than it is asked for."""
+    """A file that returns fewer bytes than requested."""
 
     def read(self, size=-1):
         return super().read(min(size, 300_000) if size > 0 else size)

@@ -1,4 +1,4 @@
-"""One contract, all key-value stores: the real ones and the fake."""
+"""One contract for all key-value stores: the real stores and the fake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfpreempt.errors import (
 )
 
 ROOT = Path(__file__).parents[2]
-SOON = 10.0  # seconds in which anything that must happen has happened
+SOON = 10.0  # seconds until every expected event
 
 
 def closing_memory():
@@ -43,7 +43,7 @@ if INSIDE:
 
 @pytest.fixture(params=STORES)
 def opened(request):
-    """The store, and what makes it go away (None: the test cannot do that)."""
+    """Returns the store, and a function that ends the store (None: impossible)."""
     return STORES[request.param]()
 
 
@@ -53,7 +53,7 @@ def store(opened):
 
 
 def in_thread(call):
-    """Runs it in a daemon thread; the list gets its result or its error."""
+    """Runs a function in a daemon thread; the list gets its result or error."""
     results: list[object] = []
 
     def target():

@@ -1,4 +1,4 @@
-"""Three coordinators with their real threads, on one store in one process."""
+"""Three coordinators with real threads, on one store in one process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Decision, Notice, Outcome
 
-SOON = 10.0  # seconds in which anything that must happen has happened
+SOON = 10.0  # seconds until every expected event
 CLOCK = SystemClock()
 
 
 class Member:
-    """A worker: its coordinator, what it recorded, and whether it overran."""
+    """A worker: its coordinator, its records, and whether it passed its deadline."""
 
     def __init__(self, store, worker, world=3, peer_timeout=SOON):
         self.records: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class Member:
         return found.boundary
 
     def save(self):
-        """Saves as told, the chief writes the marker; the last verdict."""
+        """Saves as directed, the marker on the chief; returns the last directive."""
         c = self.coordinator
         verdict = c.wait(SOON)
         assert isinstance(verdict, ev.SaveDirective)
@@ -99,7 +99,7 @@ def members(store):
 
 
 def together(call, members):
-    """Calls it for every member in a thread of its own, as processes would."""
+    """Calls a function for every worker, each in a thread."""
     results = [None] * len(members)
 
     def one(i):
@@ -114,7 +114,7 @@ def together(call, members):
 
 
 def stand(members, *counts):
-    """Where the workers are when the notice comes: inside these intervals."""
+    """Starts the workers' intervals, during which the notice comes."""
     for member, count in zip(members, counts, strict=True):
         member.step_flag.started = count
 
@@ -158,7 +158,7 @@ def test_waiting_can_be_given_up(members):
 
 
 def test_without_a_worker_the_chief_commits_alone(store):
-    """Its state needs no help; the one that is left of the others leaves as lost."""
+    """The chief's state needs no other worker; the remaining worker exits as lost."""
     chief, other = (Member(store, i) for i in range(2))
     store.insert("tfpreempt/0/1/count/2", keys.encode(ev.Tombstone()))
     stand([chief, other], 1, 1)
@@ -187,7 +187,7 @@ def test_a_worker_reported_as_crashed_is_given_up_at_once(store):
 
 
 def test_a_wait_ends_at_the_deadline(store):
-    alone = Member(store, 1)  # nobody gathers
+    alone = Member(store, 1)  # no worker gathers
     alone.notice(grace=0.2)
     while not alone.step_flag.flag:
         threading.Event().wait(0.001)
@@ -226,7 +226,7 @@ def test_a_crashed_worker_is_named_with_the_phase(store):
 
 
 def test_a_save_with_others_that_the_chief_has_given_up_is_ended(store, monkeypatch):
-    """It hung in what the chief did not do any more, for ten such waits."""
+    """Before, the save hung in a collective that the chief had left."""
     alarms = []
     monkeypatch.setattr(
         StoreExecutor, "call_at", lambda self, when, call: alarms.append(call)
@@ -266,7 +266,7 @@ def test_a_main_thread_with_a_directive_is_not_ended(store, monkeypatch):
 
 
 def test_a_wait_is_woken_when_its_deadline_becomes_known(store):
-    """Main waits for others that still train; then a notice comes."""
+    """The main thread waits for workers that still train; then a notice comes."""
     member = Member(store, 1)
     member.boundary(3, last=True)
     waiting = threading.Thread(target=member.coordinator.wait, daemon=True)
@@ -328,7 +328,7 @@ def test_a_peers_notice_is_named_once_on_every_other_worker(members, caplog):
 
 
 def test_a_peers_notice_carries_its_age(members):
-    """The chief says how long after it the commit came, whoever was told to go."""
+    """The chief reports the delay of the commit for a notice on any worker."""
     members[2].notice(ago=60.0)
     together(Member.decision, members)
     for member in members:
@@ -348,7 +348,7 @@ def test_the_commit_at_the_end_of_a_grace_counts_from_its_notice_too(members):
 def test_a_notice_of_unknown_grace_ends_the_training_within_a_long_grace(
     members, monkeypatch
 ):
-    """As SIGTERM of a container does after the notice of a metadata server."""
+    """As SIGTERM of a container after the notice of a metadata server."""
     monkeypatch.setattr(Deadlines, "schedule_final_round", lambda self: None)
     stand(members, 1, 1, 1)
     members[2].notice(grace=0.9 * SOON)  # ends before the wait of an unknown grace
@@ -379,7 +379,7 @@ def test_a_lost_store_ends_every_wait(members, store):
 
 
 def test_a_round_that_is_requested_is_requested_once(store):
-    """What was asked for first is what the round is for."""
+    """The first request determines the purpose of the round."""
     c = Member(store, 0, world=1).coordinator
     c.executor.insert = lambda *args: None  # nobody has heard of it yet
     assert c.periodic(snapshot=True)

@@ -44,7 +44,7 @@ def deadlines_on(
 def test_a_shutdown_stays_pending_for_a_while_after_the_deadline(
     grace: float | None, end: float
 ) -> None:
-    """Also where the notice was served, and training goes on."""
+    """Also after a served notice, while training continues."""
     clock = FakeClock()
     deadlines = deadlines_on(clock)
     assert not deadlines.shutdown_pending
@@ -60,7 +60,7 @@ def test_a_shutdown_stays_pending_for_a_while_after_the_deadline(
 def test_after_a_step_that_outlived_the_wait_the_copy_has_the_whole_time(
     step: float, left: float
 ) -> None:
-    """Before that somebody may count from the notice."""
+    """Before, another worker may count from the notice."""
     clock = FakeClock()
     deadlines = deadlines_on(clock)
     deadlines.shorten(clock.monotonic(), None)
@@ -77,7 +77,7 @@ def test_after_a_step_that_outlived_the_wait_the_copy_has_the_whole_time(
         ((30.0, 60.0), (0.0, 10.0), 30.0),  # and never extends it
         ((30.0, 30.0), (0.0, 29.0), 30.0),  # the same notice again changes nothing
         ((30.0, None), (0.0, 10.0), 30.0),
-        ((60.0, None), (0.0, 10.0), 40.0),  # nobody says: a wait's length
+        ((60.0, None), (0.0, 10.0), 40.0),  # unknown: the timeout
         ((0.0, 60.0), (0.0, 10.0), 30.0),  # 0: the same
     ],
 )
@@ -159,7 +159,7 @@ def wait(
     share: float = 0.0,
     world: int = 2,
 ) -> float:
-    """Seconds that a wait for others takes which begins so long before the end."""
+    """Returns the seconds of a wait for other workers, a given time before the end."""
     clock = FakeClock()
     deadlines = deadlines_on(clock, world=world)
     deadlines.peer_timeout, deadlines.save_seconds = limit, save
@@ -194,12 +194,12 @@ def test_shards_are_waited_for_longer_than_counts_but_not_to_the_end(
     [
         (30.0, 0.0, 21.0),  # there are no shares
         (30.0, 2.0, 21.0),
-        (30.0, 10.0, 15.0),  # to write another one takes 1.5 times as long
+        (30.0, 10.0, 15.0),  # another write takes 1.5 times as long
         (20.0, 13.0, 2.0),  # some wait there is
         (14.0, 16.0, 9.8),  # another one takes too long: only a slow worker helps
         (30.0, 60.0, 21.0),
         (100.0, 10.0, 21.0),  # no wait is longer than `peer_timeout`
-        (None, 60.0, 21.0),  # nobody told a deadline
+        (None, 60.0, 21.0),  # without a deadline
     ],
 )
 def test_a_deadline_reserves_time_for_the_share_of_a_silent_worker(

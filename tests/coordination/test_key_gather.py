@@ -12,7 +12,7 @@ from tfpreempt.coordination.protocol_types import Key, StepCount, Tombstone
 
 
 class RecordingExecutor:
-    """Stands for the executor: the test says what is read, and who is reported dead."""
+    """Replaces the executor: the test determines the values and the crashed workers."""
 
     def __init__(self) -> None:
         self.inserted: list[str] = []

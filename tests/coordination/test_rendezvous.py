@@ -1,4 +1,4 @@
-"""Before training: one plan for all, or the same error for all."""
+"""Before training: one plan for all workers, or the same error for all."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def start(
     timeout=10.0,
     proposing=0.0,
 ):
-    """Every worker in its thread; what each returned or raised.
+    """Starts every worker in a thread; returns the result or error of each worker.
 
-    The store ends with them: who waits for a worker that never comes would wait on.
+    The store ends afterwards, because waits for a missing worker would not end.
     """
     store = InMemoryStore()
 
@@ -96,7 +96,7 @@ def test_the_chiefs_error_is_raised_there_and_sent_to_the_others():
 
 
 def test_a_chief_that_waits_itself_has_more_time_than_a_worker():
-    """For another run's lease, say, while its workers wait for its plan."""
+    """For example, for another run's lease, while its workers wait for the plan."""
     begun = threading.Event()
 
     def propose():
@@ -115,7 +115,7 @@ def test_a_missing_worker_is_named_in_time():
 
 
 def test_a_worker_that_answers_at_the_timeout_is_not_missing(monkeypatch):
-    """The chief looked whom it lacked, and there was nobody: a ValueError."""
+    """Before, the chief's list of missing workers was empty: a ValueError."""
 
     def in_turn(do, jobs, *, watch, **how):
         answers = [do(job) for job in jobs]
@@ -128,7 +128,7 @@ def test_a_worker_that_answers_at_the_timeout_is_not_missing(monkeypatch):
 
 
 def test_a_crashed_worker_is_not_waited_for(monkeypatch):
-    """It was for five minutes, though the service had reported it after ten seconds."""
+    """Before, the wait took five minutes, although the service reported after 10 s."""
     monkeypatch.setattr(InMemoryStore, "dead_workers", lambda store: frozenset({2}))
     for error in start([0, 1], timeout=600.0):
         assert isinstance(error, PeerTimeoutError)

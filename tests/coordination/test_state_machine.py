@@ -1,4 +1,4 @@
-"""Single rows of the table; what they do together is for tests/cluster."""
+"""Single rows of the table; tests/cluster tests their interaction."""
 
 from __future__ import annotations
 

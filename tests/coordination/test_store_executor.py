@@ -17,11 +17,11 @@ from tfpreempt.coordination.store_executor import (
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import CoordinationServiceUnavailableError
 
-SOON = 10.0  # seconds in which anything that must happen has happened
+SOON = 10.0  # seconds until every expected event
 
 
 class Answers:
-    """Collects what callbacks are given; `take` waits for the next."""
+    """Collects the arguments of callbacks; `take` waits for the next."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -159,7 +159,7 @@ def test_crashed_workers_are_reported_until_the_request_ends(executor, store):
 
 
 class Silent(InMemoryStore):
-    """Its host is frozen from the third question on, until it thaws."""
+    """A store whose host is frozen from the third request on, until it resumes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compares searches of an object graph that reuse their last result with new ones."""
+"""Compares searches of an object graph with and without reuse of the last result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ T = TypeVar("T")
 
 
 class Searches:
-    """Makes each search twice: once with the last result, once through all objects.
+    """Makes each search twice: with the last result, and through all objects.
 
     Attributes:
-        answers: what `Reached.is_unchanged` has answered to searches with a last
-            result.
+        answers: results of `Reached.is_unchanged` in searches with a last result.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +24,7 @@ class Searches:
         self._patch = monkeypatch
 
     def results(self, repeated: Callable[[], T], new: Callable[[], T]) -> tuple[T, T]:
-        """Returns what both searches find."""
+        """Returns the results of both searches."""
         is_unchanged = object_graph.Reached.is_unchanged
 
         def record(reached: object_graph.Reached) -> bool:

@@ -1,4 +1,4 @@
-"""What stands in for what Python 3.10 lacks, on every Python."""
+"""Replacements for features that Python 3.10 lacks, on every Python."""
 
 from __future__ import annotations
 

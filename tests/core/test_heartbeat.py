@@ -71,7 +71,7 @@ def test_the_heartbeat_of_a_process_is_read(file: HeartbeatFile) -> None:
 
 
 def test_the_last_sign_is_that_of_the_end(file: HeartbeatFile) -> None:
-    """The thread is ended by then: what it told before would stand for ever."""
+    """The thread has ended by then: its last heartbeat would stay for ever."""
     with start(file, "stage = heartbeat.WorkerPhase.APART"):
         pass
     assert newest(file).stage is WorkerPhase.APART
@@ -101,7 +101,7 @@ def test_a_process_that_is_stopped_writes_none(file: HeartbeatFile) -> None:
 def test_a_worker_in_a_pid_namespace_of_its_own_is_signalled(
     file: HeartbeatFile,
 ) -> None:
-    """The worker has process id 1 there, which is another process here."""
+    """The worker has process id 1 there, which is another process outside."""
     wrapper = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*wrapper, "true"], check=False).returncode:
         pytest.skip("a pid namespace needs CAP_SYS_ADMIN")

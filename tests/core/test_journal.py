@@ -1,4 +1,4 @@
-"""The journal: one whole line per event, whatever happens to the file."""
+"""The journal: one complete line per event, for any damage to the file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXIT = events.Exit(outcome=events.Outcome.COMMITTED, code=143, step=5)
 
 
 def test_the_directory_of_a_journal_lasts(tmp_path: Path, synced: list[Path]) -> None:
-    """Else what is on the disk of its files is lost with the name of a parent."""
+    """Without a sync of its parents, a loss of power removes the files."""
     Journal(tmp_path / "new" / "journal", 0)
     assert sorted(synced) == [tmp_path, tmp_path / "new"]
 
@@ -75,7 +75,7 @@ def test_a_record_has_times_worker_incarnation_and_the_event(tmp_path: Path) -> 
 
 
 def test_a_value_that_cannot_be_copied_is_recorded_as_text(tmp_path: Path) -> None:
-    """A user's notice source may say anything."""
+    """A user's notice source may have any value."""
     lock = threading.Lock()
     Journal(tmp_path, 0).record(dataclasses.replace(NOTICE, detail=lock))
     (record,) = read_journal(tmp_path)
@@ -252,7 +252,7 @@ def test_a_full_file_is_followed_by_a_new_file(
 def test_a_file_with_the_highest_number_loses_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program has made the file: a run does not make a million files."""
+    """Another program created the file: a run does not create a million files."""
     monkeypatch.setattr("tfpreempt.core.journal.SEGMENT_BYTES", 100)
     (tmp_path / "worker-0.999999.jsonl").write_bytes(b"{}\n" * 100)
     journal = Journal(tmp_path, 0)
@@ -275,7 +275,7 @@ def test_the_records_of_a_file_that_others_can_write_are_left_out(
 def test_a_missing_directory_is_not_created_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file system that was unmounted: what lies below its place is another disk."""
+    """The file system was unmounted: its path is now on another disk."""
     journal = Journal(tmp_path / "run" / "journal", 0)
     (tmp_path / "run").rename(tmp_path / "away")
     journal.record(EXIT)

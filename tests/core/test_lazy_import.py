@@ -1,4 +1,4 @@
-"""Without TensorFlow: what needs it says which to install, all else works."""
+"""Without TensorFlow, features that need it name the package; all others work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_name_that_needs_tensorflow_names_the_install_command(program: str) ->
     assert sys.executable in last
     for extra in ("tensorflow", "and-cuda", "tensorflow-tpu", "tensorflow-cpu"):
         assert extra in last
-    assert "libtpu==0.0.14" in last  # with what pip takes, TensorFlow's import aborts
+    assert "libtpu==0.0.14" in last  # with pip's choice, TensorFlow's import aborts
 
 
 def test_a_module_that_is_half_imported_is_not_taken_for_its_name() -> None:

@@ -1,4 +1,4 @@
-"""Log lines in processes that configure `logging`, or that leave it to tfpreempt."""
+"""Log lines in processes with and without a configuration of `logging`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_handler_of_the_program_is_the_only_handler(is_before: bool) -> None:
 
 @pytest.mark.parametrize("closing", ["sys.stderr.close()", "sys.stderr = None"])
 def test_no_line_fails_a_program_that_has_closed_stderr(closing: str) -> None:
-    """As a daemon does; logging's own report of the error would be an error too."""
+    """As a daemon does; logging's own error report would also fail."""
     program = f"import sys; {closing}; say(); sys.stderr = sys.__stderr__"
     assert stderr_of(program, "show_log_lines()") == ""
 
@@ -117,7 +117,7 @@ def test_lines_during_a_save_come_once() -> None:
     "call", ["tfpreempt.Checkpoint('somewhere')", "tfpreempt.save_all_states()"]
 )
 def test_programs_without_a_handler_see_the_lines_too(call: str) -> None:
-    """A program that evaluates checkpoints, or that saves named States only."""
+    """A program that evaluates checkpoints, or only saves named States."""
     lines = stderr_of("say()", "import tfpreempt", call)
     assert lines.endswith(USUAL)
     assert all(each.startswith("tfpreempt: ") for each in lines.splitlines())

@@ -1,4 +1,4 @@
-"""What Python objects hold, found by a walk."""
+"""Objects that a walk through references finds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Model:
 
 
 def paths(wanted: Any, **roots: Any) -> list[str]:
-    """Where something is found."""
+    """Returns the object paths of a value."""
     places = object_graph.walk(roots, object_graph.is_user_code)
     return [place.path for place in places if place.value is wanted]
 
@@ -163,7 +163,7 @@ def test_a_library_is_one_outside_of_site_packages(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of `pip install --target` and PYTHONPATH, beside modules of the program."""
+    """As with `pip install --target` and PYTHONPATH, beside modules of the program."""
     record = tmp_path / "a_library-1.0.dist-info" / "RECORD"
     record.parent.mkdir()
     record.write_bytes(b"a_library/__init__.py,,\none_file_library.py,,\n\xff,,\n")

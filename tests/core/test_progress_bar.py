@@ -1,4 +1,4 @@
-"""A bar for bytes: on a terminal, and only of what takes long."""
+"""A progress bar for bytes: only on a terminal, and only for long operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfpreempt.core import progress_bar
 
 
 class Terminal(io.StringIO):
-    """Standard error of somebody who looks at it."""
+    """A standard error on a terminal."""
 
     def isatty(self):
         return True

@@ -1,4 +1,4 @@
-"""The memory that is available, of this machine and of its control groups."""
+"""The available memory of this machine and of its control groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owned thread: what its owner learns of its end."""
+"""Managed threads: the owner's view of their end."""
 
 from __future__ import annotations
 

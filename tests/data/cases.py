@@ -78,7 +78,7 @@ def shuffled() -> Any:
 
 
 def by_worker(context: Any) -> Any:
-    """What each worker makes for itself."""
+    """Returns the data that each worker makes for itself."""
     size = context.get_per_replica_batch_size(12)
     numbers = tf.data.Dataset.range(SIZE)
     return numbers.shard(context.num_input_pipelines, context.input_pipeline_id).batch(
@@ -87,7 +87,7 @@ def by_worker(context: Any) -> Any:
 
 
 def make_cases(directory: Path) -> dict[str, Callable[[], Any]]:
-    """Each by its name; a fresh one with every call."""
+    """Returns the cases by name, newly created in every call."""
     numbers = np.arange(SIZE)
     return {
         "arrays": lambda: from_arrays(numbers, batch_size=BATCH, seed=1),
@@ -129,7 +129,7 @@ def make_cases(directory: Path) -> dict[str, Callable[[], Any]]:
 
 
 def read(strategy: Any, iterator: Any, most: int = 30) -> list[Any]:
-    """For each batch, for each component, for each replica here: what it has."""
+    """Returns the values of each batch, component and replica here."""
     found = []
     for _ in range(most):
         try:
@@ -141,7 +141,7 @@ def read(strategy: Any, iterator: Any, most: int = 30) -> list[Any]:
 
 
 def per_replica(strategy: Any, batch: Any) -> Sequence[Any]:
-    """The values of each replica of this process."""
+    """Returns the values of each replica of this process."""
     return strategy.experimental_local_results(batch)  # type: ignore[no-any-return]
 
 

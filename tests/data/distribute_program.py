@@ -1,10 +1,9 @@
-"""Compares `distribute` with TensorFlow's own, in each case; prints what differs.
+"""Compares `distribute` with TensorFlow's function; prints the differences.
 
 Usage: distribute_program.py CHECKPOINTS STRATEGY [DEVICES], where STRATEGY is "one",
-"mirrored" with so many logical devices, or "mwms" with TF_CONFIG. For each case: both
-are read to the end; then ours is read for a while, saved by a `tf.train.Checkpoint` in
-the files of this process, and what a fresh one gives after the restore is compared with
-the rest.
+"mirrored" with DEVICES logical devices, or "mwms" with TF_CONFIG. In each case both
+iterators are read to the end. Then an iterator of tfpreempt is read for a while, and
+saved by a `tf.train.Checkpoint`. A new iterator must yield the rest after the restore.
 """
 
 from __future__ import annotations

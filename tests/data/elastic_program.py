@@ -1,13 +1,13 @@
-"""Trains some steps of a run that goes over to other numbers of workers and replicas.
+"""Trains some steps of a run that changes its numbers of workers and replicas.
 
 Usage: elastic_program.py CHECKPOINTS LOOP DATA DEVICES HOW [BATCH], where LOOP is
 "loop" or "fit", DATA names the data, DEVICES is the number of replicas of each worker,
-and HOW is "preempted": worker 0 gets a SIGTERM after its first step; or "whole". Under
-TF_CONFIG by MultiWorkerMirroredStrategy, else by MirroredStrategy.
+and HOW is "preempted" (worker 0 gets a SIGTERM after its first step) or "whole". With
+TF_CONFIG the strategy is MultiWorkerMirroredStrategy, otherwise MirroredStrategy.
 
-Prints what this worker's replicas trained on, as `took STEP [[ids], ...]`, and in the
-end the weights, which count exactly what was trained when: a sample that was in step s
-of epoch e has 16**e * (s + 1) more.
+The program prints the samples of this worker's replicas as `took STEP [[ids], ...]`,
+and finally the weights, which record the step of each sample: a sample of step s of
+epoch e adds 16**e * (s + 1).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_data(kind, batch):
 
 
 def worth(step, batch):
-    """What a sample is worth in a step: a number that tells the step."""
+    """Returns the value of a sample in a step; the value identifies the step."""
     in_epoch = SIZE // batch
     return 16 ** (step // in_epoch) * (step % in_epoch + 1)
 
@@ -127,7 +127,7 @@ def fit(checkpoints, data, devices, is_preempted, batch):
     strategy = make_strategy(devices)
 
     class Counting(keras.Model):
-        """Counts what it sees."""
+        """Counts its elements."""
 
         def __init__(self):
             super().__init__()
@@ -212,13 +212,13 @@ def is_chief(strategy):
 
 
 def show(number, parts):
-    """What the replicas of this worker took in a step; in one write, between others."""
+    """Prints the samples of the replicas of this worker in a step, in one write."""
     sys.stdout.write(f"took {number} {json.dumps(parts)}\n")
     sys.stdout.flush()
 
 
 def finish(seen, means, total):
-    """What has come out."""
+    """Prints the results."""
     values = np.asarray(seen.numpy()).tolist()
     found = {"seen": values, "means": means, "total": total}
     sys.stdout.write(f"result {json.dumps(found)}\n")

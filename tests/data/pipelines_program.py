@@ -1,4 +1,4 @@
-"""What `tfpreempt.data` gives in another process, with two logical devices.
+"""Results of `tfpreempt.data` in another process, with two logical devices.
 
 Reads the path of a saved position from its arguments; prints JSON.
 """
@@ -40,13 +40,13 @@ def continued(path, dropped):
 
 
 def joined(iterator, strategy):
-    """The global batches, put together from what the replicas get."""
+    """Returns the global batches, joined from the batches of the replicas."""
     parts = (strategy.experimental_local_results(batch[0]) for batch in iterator)
     return [np.concatenate(each).tolist() for each in parts]
 
 
 def retraced(strategy):
-    """What a function adds up that is traced anew for general shapes only."""
+    """Returns the sums of a function that is traced again only for general shapes."""
 
     @tf.function(reduce_retracing=True)
     def total(iterator):

@@ -1,7 +1,7 @@
-"""What `distribute` gives where batches are copied to the devices ahead of the step.
+"""Results of `distribute` if batches are copied to the devices before the step.
 
-Two logical devices of the CPU, of which one is not the host's, stand for GPUs. Prints
-what was found as JSON, by the name of each function below.
+Two logical devices of the CPU, one of which is not the host's device, stand for GPUs.
+Prints the results as JSON, by the name of each function below.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOUND = {}
 
 
 def found(function: Any) -> Any:
-    """Notes what the function finds."""
+    """Records the result of the function."""
     FOUND[function.__name__] = function
     return function
 
@@ -65,7 +65,7 @@ def whole(slices: Any) -> list[int]:
 
 
 def rest(iterator: Any) -> list[list[int]]:
-    """All global batches that are left."""
+    """Returns all remaining global batches."""
     left = (strategy().experimental_local_results(each) for each in iterator)
     return [*map(whole, left)]
 
@@ -108,7 +108,7 @@ def place_behind_what_was_read() -> dict[str, Any]:
 
 @found
 def function_that_holds_the_iterator() -> dict[str, Any]:
-    """It goes on from what is restored after it was traced, from the end too."""
+    """A traced function continues from the restored position, also from the end."""
     iterator = distributed()
     step = tf.function(lambda: strategy().experimental_local_results(next(iterator)))
     taken = [whole(step()) for _ in range(2)]
@@ -128,7 +128,7 @@ def expected() -> list[list[int]]:
 
 @found
 def places_by_any_iterator() -> list[list[int]]:
-    """One device goes on where two were, and two where one was."""
+    """A position of two devices is restored on one device, and vice versa."""
     one = tf.distribute.OneDeviceStrategy("CPU:0")
     taken = []
     with tempfile.TemporaryDirectory() as directory:
@@ -145,7 +145,7 @@ def places_by_any_iterator() -> list[list[int]]:
 
 @found
 def error() -> dict[str, Any]:
-    """It is there for long when the steps before it take their batches."""
+    """The error occurs long before the earlier batches are used."""
     is_met = threading.Event()
 
     def load(number: Any) -> Any:
@@ -174,7 +174,7 @@ def error() -> dict[str, Any]:
 
 @found
 def optional_and_loop() -> list[Any]:
-    """Sums of the first two batches, and of all that follow in one call."""
+    """Returns sums of the first two batches, and of all later batches in one call."""
 
     @tf.function
     def one(iterator: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`distribute` gives what TensorFlow's strategies give, and goes on from its place."""
+"""`distribute` yields the batches of TensorFlow's strategies, and can resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on with other numbers of workers and replicas, with the same batches."""
+"""A run resumes with other numbers of workers and replicas, with the same batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Batches = dict[int, list[int]]
 
 @pytest.fixture
 def here(zygote: Zygote) -> Iterator[Place]:
-    """Where a run and its restarts are."""
+    """Directory of a run and its restarts."""
     with place(zygote) as made:
         yield made
 
@@ -48,7 +48,7 @@ def start(
 
 
 def batches(cluster: Cluster) -> Batches:
-    """The global batch of each step, put together from what all replicas took."""
+    """Returns the global batch of each step, joined from all replicas."""
     world = len(cluster.workers)
     found: dict[int, dict[int, list[int]]] = {}
     for index, worker in enumerate(cluster):
@@ -64,9 +64,9 @@ def batches(cluster: Cluster) -> Batches:
 def train(
     here: Place, way: str, data: str, *sizes: tuple[int, int]
 ) -> tuple[Batches, list[dict[str, Any]]]:
-    """Trains with the first size, is preempted, goes on with the next; what came out.
+    """Trains with the first size, is preempted, and resumes with the next size.
 
-    No step may be trained twice, or left out.
+    No step may be trained twice or skipped. Returns the results.
     """
     taken: Batches = {}
     for number, size in enumerate(sizes, start=1):
@@ -125,7 +125,7 @@ def test_as_many_replicas_in_other_processes_have_the_same_weights(
 def test_a_position_in_other_units_is_not_one_in_global_batches(
     here: Place, way: str, data: str, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
-    """The data begin anew in a loop, and are read again in a fit; and it is said."""
+    """A loop reads its data from the start, a fit again; a warning says so."""
     start(here, way, data, first, "preempted").expect(*[RESTART] * max(first[0], 1))
     cluster = start(here, way, data, second, "whole")
     cluster.expect(*[0] * max(second[0], 1))

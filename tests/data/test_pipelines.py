@@ -1,4 +1,4 @@
-"""Every epoch is a permutation, and a saved position goes on with it and all others."""
+"""Every epoch is a permutation, and a saved position continues in all epochs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def indexed(**more):
 
 
 def enlarged():
-    """With what users put behind."""
+    """Adds operations that users append."""
 
     def double(samples, more):
         return samples, {"twice": 4 * more["half"]}
@@ -182,7 +182,7 @@ def test_fact_the_op_has_the_bug_that_is_avoided():
 
 
 def test_orders_look_random():
-    """As many neighbours stay neighbours as by chance, 2 in an epoch."""
+    """The number of neighbors that stay neighbors is as by chance: 2 in an epoch."""
     dataset = data.from_arrays(np.arange(60_000), batch_size=60_000, seed=1)
     orders = [next(iter(dataset)).numpy() for _ in range(10)]
     stay = sum(int((np.abs(np.diff(order)) == 1).sum()) for order in orders)
@@ -267,7 +267,7 @@ def test_bad_arguments(make, message):
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("steps", [None, 9])
 def test_fit_resumes_exactly(library, steps):
-    """`fit` reads as it does; only what it would train with is recorded."""
+    """`fit` reads the data as usual; only the batches for training are recorded."""
     keras = pytest.importorskip(library)
     length = steps or BATCHES
 
@@ -321,7 +321,7 @@ def test_fit_resumes_exactly(library, steps):
 
 @pytest.fixture(scope="module")
 def elsewhere(zygote, tmp_path_factory):
-    """What a fresh process finds, which has two devices besides."""
+    """Returns the results of a new process with two devices."""
     dataset = pipelines_program.dataset()
     for _ in range(2):
         iter(dataset)

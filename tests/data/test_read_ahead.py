@@ -1,4 +1,4 @@
-"""Batches are copied to the devices ahead of the step, and the place is training's."""
+"""Batches are copied to the devices early; the position is that of training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("read_ahead_program.py")
 
 @pytest.fixture(scope="module")
 def found(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program finds."""
+    """Returns the results of the program."""
     done = zygote.run(PROGRAM, directory=tmp_path_factory.mktemp("ahead"), limit=200)
     assert done.returncode == 0, done.stderr
     whole: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -18,12 +18,12 @@ Transition = tuple[str, str, str]  # source, target, event
 
 
 def svg(title: str, states: Sequence[str], transitions: Iterable[Transition]) -> str:
-    """The whole file.
+    """Returns the text of the SVG file.
 
     Args:
-        title: for those who can't see it.
-        states: the columns, in order.
-        transitions: between them.
+        title: description for readers who cannot see the image.
+        states: states in the order of the columns.
+        transitions: transitions between the states.
     """
     lines = rows(states, transitions)
     longest = CAPITAL * max(map(len, states))
@@ -64,7 +64,7 @@ def svg(title: str, states: Sequence[str], transitions: Iterable[Transition]) ->
 def rows(
     states: Sequence[str], transitions: Iterable[Transition]
 ) -> list[tuple[str, str, list[str]]]:
-    """Source, events, targets: events of one state that lead to the same are one."""
+    """Returns source, events and targets; events with equal targets are joined."""
     targets = defaultdict(set)
     for source, target, event in transitions:
         targets[source, event].add(target)

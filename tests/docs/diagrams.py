@@ -1,12 +1,12 @@
-"""Draws the state diagrams of the docs from the tables that the code runs by.
+"""Draws the state diagrams of the docs from the tables of the code.
 
     python -m tests.docs.diagrams       writes docs/img/*.svg, and docs/agreement.md
 
-For those of the agreement one worker of two is walked through all that the table lets
-it do, whatever the store and the other worker answer: `tests/cluster` searches what
-real clusters do, here every answer is taken for possible. An arrow is a change of a
-role's state, with the events that cause it. An event that leads to one state from four
-or more is a line of text below instead. That of a fit is the table of its phases.
+For the agreement, one worker of two makes all transitions that the table allows, for
+every reply of the store and of the other worker. (`tests/cluster` explores the replies
+of real clusters; here every reply is possible.) An arrow is a change of a role's state,
+with its events. An event that leads to one state from four or more states is a line of
+text below the diagram instead. The diagram of a fit shows the table of its phases.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Arrow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
-    """A worker on its way: what it knows and what it has asked for."""
+    """A state of the worker, and its open requests."""
 
     state: WorkerState
     asked: frozenset[Action]
@@ -67,7 +67,7 @@ class Stage:
 
 
 def arrows() -> set[Arrow]:
-    """All of them, of both roles."""
+    """Returns all transitions of both roles."""
     found: set[Arrow] = set()
     for settings in SETTINGS:
         state, actions = state_machine.INITIAL
@@ -109,7 +109,7 @@ def changes(
 
 
 def events(stage: Stage) -> Iterator[tuple[ev.ProtocolEvent, frozenset[Action]]]:
-    """What may happen next, with what is still asked for then."""
+    """Returns the possible next events, with the open requests after each event."""
     for action in stage.asked:
         for event in answers(action):
             yield event, stage.asked - {action}
@@ -118,7 +118,7 @@ def events(stage: Stage) -> Iterator[tuple[ev.ProtocolEvent, frozenset[Action]]]
 
 
 def answers(action: Action) -> Iterator[ev.ProtocolEvent]:
-    """What the store may say to what the table asked."""
+    """Returns the possible replies of the store to a request."""
     match action:
         case ev.ReadCounter():
             yield ev.CounterRead(1, 1)
@@ -144,7 +144,7 @@ def answers(action: Action) -> Iterator[ev.ProtocolEvent]:
 
 
 def happenings(stage: Stage) -> Iterator[ev.ProtocolEvent]:
-    """What may happen that nobody asked for."""
+    """Returns the possible events without a request."""
     state = stage.state
     if state.main is MainThreadState.ENDED:
         yield ev.NextRound()
@@ -167,7 +167,7 @@ def happenings(stage: Stage) -> Iterator[ev.ProtocolEvent]:
 
 
 def said(role: str, found: set[Arrow]) -> dict[str, tuple[list[str], str]]:
-    """Events that lead to one state from many: these, and that state."""
+    """Returns the events that lead to one state from many states, with this state."""
     by_event = defaultdict(list)
     for arrow in found:
         if arrow.role == role:
@@ -180,7 +180,7 @@ def said(role: str, found: set[Arrow]) -> dict[str, tuple[list[str], str]]:
 
 
 def draw(role: str, found: set[Arrow]) -> str:
-    """One role's diagram."""
+    """Draws the diagram of a role."""
     states = [state.name for state in ROLES[role]]
     in_text = said(role, found)
     drawn = [
@@ -192,7 +192,7 @@ def draw(role: str, found: set[Arrow]) -> str:
 
 
 def tell(role: str, found: set[Arrow]) -> str:
-    """What stands below a role's diagram."""
+    """Returns the text below a role's diagram."""
     states = {state.name for state in ROLES[role]}
     lines = [f"![The states of {role}](img/agreement-{role}.svg)", ""]
     for event, (sources, target) in sorted(said(role, found).items()):
@@ -215,7 +215,7 @@ def draw_fit() -> str:
 
 
 def drawings() -> dict[str, str]:
-    """All of them, by the path of the file under docs/."""
+    """Returns all diagrams, by path under docs/."""
     found = arrows()
     of_roles = {f"img/agreement-{role}.svg": draw(role, found) for role in ROLES}
     return {**of_roles, "img/fit-phases.svg": draw_fit()}
@@ -226,7 +226,7 @@ def _listed(names: list[str]) -> str:
 
 
 def section(role: str) -> re.Pattern[str]:
-    """Where the page has a role's diagram and the lines below it."""
+    """Returns the part of the page with a role's diagram and its text."""
     begin = f"<!-- {role}: drawn by tests/docs/diagrams.py -->\n"
     return re.compile(f"(?<={begin}).*?(?=<!-- end -->)", re.DOTALL)
 

@@ -3,9 +3,8 @@
     tfpreempt demo --steps 600
     python -m tests.docs.loss demo-out/<its folder>
 
-The loss of each step, the mean so far as Keras keeps it, is what worker 0 printed: of
-the job that was preempted, and of the one that was not. The
-style is that of the plots of docs/performance.md.
+The loss of each step is Keras' mean so far, as printed by worker 0 of the preempted job
+and of the uninterrupted job. The style is that of the plots of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Life = list[tuple[int, float]]
 
 
 def lives(job: Path) -> list[Life]:
-    """The steps of each start of a job, with their losses."""
+    """Returns the steps of each start of a job, with their losses."""
     log = (job / "logs/worker-0.log").read_text(encoding="utf-8", errors="replace")
     by_restart = itertools.groupby(STEP.findall(log), key=lambda found: found[1])
     return [

@@ -18,7 +18,7 @@ def read(page: str) -> str:
 
 
 def every_block(text: str) -> list[str]:
-    """All code blocks of a text, whatever their language."""
+    """Returns all code blocks of a text, in any language."""
     return re.findall(r"^```\w+\n(.*?)^```$", text, re.M | re.S)
 
 
@@ -30,5 +30,5 @@ def unlabelled_blocks(text: str) -> list[str]:
 
 
 def blocks(page: str, language: str = "python") -> list[str]:
-    """Its code blocks in a language, in order."""
+    """Returns the code blocks of a page in a language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", read(page), re.M | re.S)

@@ -51,10 +51,10 @@ def draw(figure: Figure, rows: Sequence[Row], path: Path, digest: str) -> None:
     """Draws a figure into a file.
 
     Args:
-        figure: what to draw.
-        rows: its rows.
-        path: of the SVG.
-        digest: is written into it, to tell later of which rows it was drawn.
+        figure: figure to draw.
+        rows: rows of the figure.
+        path: path of the SVG file.
+        digest: digest of the rows, which is written to the file to detect an old plot.
     """
     with mpl.rc_context(STYLE):
         canvas = Canvas(layout="constrained")
@@ -68,7 +68,7 @@ def draw(figure: Figure, rows: Sequence[Row], path: Path, digest: str) -> None:
 
 
 def dots(canvas: Canvas, figure: Figure, rows: Sequence[Row]) -> None:
-    """A line for each row; each side is a dot at its median, and a line to its p95."""
+    """Draws a line for each row: a dot at each median, and a line to the p95."""
     canvas.set_size_inches(INCHES, 0.9 + 0.24 * len(rows) * (len(figure.sides) + 0.6))
     axes = canvas.subplots()
     axes.set_xscale(figure.scale)
@@ -100,7 +100,7 @@ def dots(canvas: Canvas, figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _bar(row: Row) -> float | None:
-    """Where the bar is on the axis; None where it is for something else, or is none."""
+    """Returns the position of the bar; None without a bar on this axis."""
     match row.get("bar_of"):
         case "ratio":
             return float(row["bar"] * row["theirs"])
@@ -111,7 +111,7 @@ def _bar(row: Row) -> float | None:
 
 
 def lines(canvas: Canvas, figure: Figure, rows: Sequence[Row]) -> None:
-    """Time over workers, where nobody is dead and where some are."""
+    """Draws time over workers, without and with crashed workers."""
     canvas.set_size_inches(INCHES, 3.2)
     panels = canvas.subplots(1, 2, sharey=True)
     protocols = list(dict.fromkeys(row["protocol"] for row in rows))

@@ -28,12 +28,12 @@ PACKAGE = ROOT / "tfpreempt"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hop:
-    """One function on the route.
+    """A function on the route.
 
     Attributes:
-        thread: the name of the thread.
-        file: relative to the package.
-        function: its qualified name.
+        thread: name of the thread.
+        file: path relative to the package.
+        function: qualified name of the function.
     """
 
     thread: str
@@ -62,14 +62,14 @@ class Station:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Page:
-    """One page of docs/.
+    """A page of docs/.
 
     Attributes:
-        name: of the file in docs/.
-        title: the heading of the page.
-        traced: the kind and the phase of the row of the bench that the page is made of.
+        name: file name in docs/.
+        title: heading of the page.
+        traced: kind and phase of the bench's row from which the page is made.
         text: the introduction.
-        stations: the parts of the route, in order.
+        stations: parts of the route, in order.
     """
 
     name: str
@@ -251,7 +251,7 @@ def split(page: Page, route: Sequence[Hop]) -> Iterator[tuple[Station, list[Hop]
 
 
 def item(part: Sequence[Hop]) -> str:
-    """Neighbours in one package, on one thread."""
+    """Returns a list item for neighboring functions of one package, on one thread."""
     first, places = part[0], []
     for file, of_file in itertools.groupby(part, key=lambda hop: hop.file):
         names = ", ".join(f"`{hop.function}`" for hop in of_file)

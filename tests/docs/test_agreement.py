@@ -1,4 +1,4 @@
-"""docs/agreement.md is what the table is, and so are the drawings."""
+"""docs/agreement.md and its diagrams show the present table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of docs/checkpoints show: programs run, names exist."""
+"""Programs on the pages of docs/checkpoints run, and their names exist."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ UNSEEN = {
 
 
 def bases() -> dict[str, set[str]]:
-    """Each class of the package and what it is derived from, by the last name.
+    """Returns each class of the package with its base classes, by the last name.
 
-    It is read from the source: to import all modules takes TensorFlow.
+    The source is read, because the import of all modules takes TensorFlow.
     """
     return {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
@@ -38,7 +38,7 @@ def bases() -> dict[str, set[str]]:
 
 
 def ancestors(name: str, of: dict[str, set[str]]) -> set[str]:
-    """All that a class is derived from, and itself."""
+    """Returns a class and all of its base classes."""
     return {name}.union(*(ancestors(each, of) for each in of.get(name, ())))
 
 
@@ -51,7 +51,7 @@ def test_every_error_that_a_user_meets_has_its_row() -> None:
 
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_a_row_has_every_part(name: str, row: str) -> None:
-    """What happened, what to do; what is lost stands there or above the table."""
+    """Event and action; the loss is in the row or above the table."""
     assert all(len(cell.strip()) > 5 for cell in row.split("|"))
     also = re.findall(r"Also an? `(?:[a-z]\w*\.)*(\w+)`", row)
     if hasattr(errors, name):

@@ -1,4 +1,4 @@
-"""What pages show that no other test runs; and that none of them is left out."""
+"""Examples of pages that no other test runs; every example is run by a test."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ handler = tfpreempt.PreemptionCheckpointHandler(None, tf.train.Checkpoint(v=v), 
 
 
 def test_every_python_block_has_its_test() -> None:
-    """Each takes the blocks of a page as many as they are, so none is passed over."""
+    """Each test takes all blocks of its page, so no block is skipped."""
     assert {page for page in PAGES if blocks(page)} == set(RUN_BY)
     for page, module in RUN_BY.items():
         source = (ROOT / f"tests/docs/{module}.py").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_every_python_block_has_its_test() -> None:
 
 
 def run(zygote: Zygote, directory: Path, *parts: str) -> str:
-    """Runs a program to its end; returns what it printed."""
+    """Runs a program to its end; returns its output."""
     program = directory / "program.py"
     program.write_text("\n".join(parts), encoding="utf-8")
     done = zygote.run(program, directory=directory)
@@ -190,7 +190,7 @@ def test_every_block_names_its_language() -> None:
 
 
 def command_named(name: str) -> click.Command:
-    """One of `tfpreempt`'s."""
+    """Returns a command of `tfpreempt`."""
     command = main.get_command(click.Context(main), name)
     assert command is not None, name
     return command

@@ -14,7 +14,7 @@ import pytest
 from tests.docs.pages import ROOT, blocks, read
 from tests.multiprocess.harness import Place
 
-# One program: each page goes on with the model and the data of the first.
+# One program: each page uses the model and the data of the first page.
 PAGES = (
     "fit/index.md",
     "fit/restored-state.md",
@@ -112,7 +112,7 @@ def source() -> str:
 
 @pytest.mark.parametrize("message", messages())
 def test_a_message_of_the_page_exists(message: str) -> None:
-    """Word for word, but for what `...` leaves open and what is filled in."""
+    """Word for word, except for `...` and for inserted values."""
     known = source()
     filled_in = "signal:SIGTERM", "None s", "ModelCheckpoint", "filepath="
     examples = "|".join(map(re.escape, ["...", " failed", *filled_in]))

@@ -42,7 +42,7 @@ SUMMARIES = ROOT / "tests/fakes/summaries"
 
 
 def environment(directory: Path, bucket: GcsServer) -> dict[str, str]:
-    """Of a shell in which `python` and `tfpreempt` are on the path."""
+    """Returns a shell's environment with `python` and `tfpreempt` on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return worker_environment(directory, {"PATH": path} | bucket.environment())
 
@@ -64,7 +64,7 @@ def results(directory: Path) -> tuple[bytes, bytes, dict[str, list[Any]]]:
 def test_two_preemptions_at_random_change_no_result(
     zygote: Zygote, here: Place, rng: random.Random
 ) -> None:
-    """One of the worker, and one of the machine, whose disk is lost."""
+    """A preemption of the worker, and one of the machine with its disk."""
     make_images, train = blocks(PAGE)
     *_, command = blocks(PAGE, "bash")[0].splitlines()
     undisturbed, preempted = here.path / "undisturbed", here.path / "preempted"

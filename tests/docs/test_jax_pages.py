@@ -42,7 +42,7 @@ print("final", found.hexdigest(), float(loss) if handler.run_calls else "", flus
 
 
 def program(folder: Path, index: int) -> Path:
-    """A program of the page, in a file; it takes its time, and says how it ends."""
+    """Writes a program of the page to a file; adds pauses, and prints its end."""
     path = folder / "program.py"
     text = blocks("loops-on-jax.md")[index]
     path.write_text(f"{BEFORE}\n{text}\n{AFTER}", encoding="utf-8")
@@ -57,7 +57,7 @@ def chance() -> random.Random:
 
 
 def folders(tmp_path: Path) -> list[Path]:
-    """One for a run without a notice, one for the other."""
+    """Returns the directories of a run without a notice and of a run with a notice."""
     made = [tmp_path / "undisturbed", tmp_path / "run"]
     for each in made:
         each.mkdir()
@@ -67,7 +67,7 @@ def folders(tmp_path: Path) -> list[Path]:
 def test_the_loop_resumes_exactly_under_the_supervisor(
     tmp_path: Path, chance: random.Random
 ) -> None:
-    """Two workers, of which one gets SIGTERM."""
+    """One of the two workers gets SIGTERM."""
     finals = []
     for folder in folders(tmp_path):
         path, logs = program(folder, 0), folder / "logs"

@@ -1,4 +1,4 @@
-"""The picture of a run through preemptions shows what the demo's jobs printed."""
+"""The plot of the preempted run shows the losses that the demo's jobs printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README's examples are what they say: they are taken from its text and run."""
+"""The examples of README are taken from its text and run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 
 
 def block(containing: str) -> str:
-    """The one program that has a text in it."""
+    """Returns the one program that contains a text."""
     (found,) = (each for each in BLOCKS if containing in each)
     return str(found)
 
 
 def environment() -> dict[str, str]:
-    """As a user's shell has it: `python` and `tfpreempt` are on the path."""
+    """Returns a user's environment: `python` and `tfpreempt` are on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
 

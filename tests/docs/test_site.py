@@ -1,4 +1,4 @@
-"""The site is built of the pages without a warning, and without what lies elsewhere."""
+"""The site is built without a warning, and needs no other files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
 
 
 def tables() -> list[str]:
-    """What the helps of the commands have whose lines are to stay as they are."""
+    """Returns the preformatted lines of the commands' help texts."""
     context = click.Context(main)
     names = main.list_commands(context)
     helps = [inspect.cleandoc(main.get_command(context, each).help) for each in names]

@@ -1,4 +1,4 @@
-"""One program for each test. TensorFlow is imported when the first one is made."""
+"""One program for each test. TensorFlow is imported with the first program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEED_NO_TENSORFLOW = {
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test-fast` need not even import what it will not run."""
+    """Ignores tests that `make test-fast` does not run, to save their imports."""
     if collection_path.suffix != ".py" or collection_path.name in NEED_NO_TENSORFLOW:
         return None
     return "not tensorflow" in config.option.markexpr or None

@@ -1,4 +1,4 @@
-"""A user's program in one process, whose notices a test presses."""
+"""A user's program in one process; the test triggers its notices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Button:
 
 
 class Program:
-    """A user's program: one variable, one button, an exit that is counted."""
+    """A user's program: a variable, a button for notices, and a counted exit."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class Program:
         self.exits += 1
 
     def handler(self, given: Any = None, **more: Any) -> PreemptionCheckpointHandler:
-        """A handler that goes on after a commit."""
+        """Returns a handler that continues after a commit."""
         config = {
             "exit_fn": self.leave,
             "signals": (),
@@ -77,7 +77,7 @@ class Program:
 
 
 def is_told() -> bool:
-    """Whether this process was told of a notice that its next boundary serves."""
+    """Whether this process has a notice that its next boundary serves."""
     here = current_session.current()
     return here is not None and here.step_flag.flag
 

@@ -34,10 +34,10 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 
 class Gate:
-    """The disk: whoever writes a large tensor waits until it is opened.
+    """Stands for the disk: each write of a large tensor waits until the gate is opened.
 
     Attributes:
-        holds: so many writers; None: all.
+        holds: number of writes that wait; None: all.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Gate:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """What is saved is all taken from TensorFlow, and waits for the gate."""
+    """Makes tfpreempt write all tensors, through the gate."""
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     gate = Gate()
@@ -86,7 +86,7 @@ def commits(program: Program) -> list[tuple[int, str]]:
 def test_training_continues_while_a_save_is_written(
     program: Program, disk: Gate
 ) -> None:
-    """It holds its step, whatever is trained meanwhile, and is no commit before."""
+    """The save has the state of its step, and is not a commit before its end."""
     handler = program.handler(save_freq=3)
     steps(program, handler, 3)
     handler.run(program.step)
@@ -186,7 +186,7 @@ def test_close_waits_for_it(program: Program, disk: Gate) -> None:
 
 
 def test_the_copy_elsewhere_is_of_it_too(program: Program, disk: Gate) -> None:
-    """Who waits for the mirror means every save that was begun before."""
+    """A wait for the mirror includes every save that has begun."""
     store = FaultyObjectStore(uri="memory://asynchronous")
     with program.handler(save_freq=3, mirror_dir=store) as handler:
         steps(program, handler, 4)
@@ -243,7 +243,7 @@ def test_a_notice_waits_for_the_save_if_there_is_time_for_both(
 def test_a_notice_gives_up_a_save_that_would_take_too_long(
     program: Program, disk: Gate
 ) -> None:
-    """The newest step counts: the older one is never committed behind it."""
+    """The newest step matters; the older save is not committed afterwards."""
     grace = 6.0
     others = set(threading.enumerate())
     handler = program.handler(save_freq=3, config={"grace_period": grace})
@@ -284,7 +284,7 @@ def test_a_notice_ends_the_wait_for_the_save_before(
 def test_an_exit_does_not_wait_for_a_save_that_was_given_up(
     program: Program, disk: Gate
 ) -> None:
-    """Its disk hangs, say, for all of a long grace."""
+    """The disk may hang for the whole grace period."""
     disk.holds = 1
     handler = program.handler(save_freq=3, config={"grace_period": 90.0})
     steps(program, handler, 4)
@@ -302,7 +302,7 @@ def test_an_exit_does_not_wait_for_a_save_that_was_given_up(
 def test_the_duration_of_a_save_is_known_at_a_notice(
     program: Program, disk: Gate
 ) -> None:
-    """Saves that training waits for are measured, others are all that there is."""
+    """Synchronous saves are measured; without them, asynchronous saves must do."""
     with program.handler(save_freq=3) as handler:
         deadlines = handler._session.coordinator.deadlines
         steps(program, handler, 4)
@@ -339,7 +339,7 @@ def test_a_notice_at_its_very_step_leaves_with_it(program: Program, disk: Gate) 
 def test_a_periodic_save_by_time_follows_the_arguments_of_the_program(
     program: Program, disk: Gate
 ) -> None:
-    """TensorFlow writes, at the boundary, as the options say."""
+    """With such options TensorFlow writes at the boundary."""
     every = datetime.timedelta(seconds=0.05)
     written: list[str] = []
     options = tf.train.CheckpointOptions(experimental_write_callbacks=[written.append])
@@ -370,7 +370,7 @@ def test_by_time_it_is_asynchronous_too(program: Program, disk: Gate) -> None:
 def test_a_failed_save_is_replaced_by_the_final_save(
     program: Program, disk: Gate
 ) -> None:
-    """Nothing was trained since, but nothing was committed either."""
+    """No step was trained since, but the failed save is not a commit."""
     handler = program.handler(save_freq=3)
     steps(program, handler, 3)
     handler._session.saves.try_save(handler._run)
@@ -383,7 +383,7 @@ def test_a_failed_save_is_replaced_by_the_final_save(
 
 
 def test_another_handler_waits_for_it(program: Program, disk: Gate) -> None:
-    """It takes the lease over; what is staged in the directory is left over then."""
+    """The other handler takes the lease over, and would delete the unfinished save."""
     first = program.handler(save_freq=3)
     steps(program, first, 4)
     assert disk.reached.wait(LIMIT)
@@ -422,7 +422,7 @@ def test_a_copy_that_cannot_be_made_ends_no_training(
 
 
 def test_a_save_that_was_given_up_writes_nothing_more(program: Program) -> None:
-    """Whoever is to leave needs the disk for the newest step."""
+    """The disk is needed for the commit of the newest step."""
     data = np.zeros(64 << 20, np.uint8)
     tensor = bundle_writer.DenseTensor(
         name="x", dtype=4, shape=data.shape, data=data, can_be_cut=False
@@ -461,7 +461,7 @@ class RecordingFiles(LocalFiles):
 
 
 def test_a_save_need_not_be_waited_for(program: Program, disk: Gate) -> None:
-    """It holds its step and its metrics; the next save waits for it."""
+    """The save keeps its step and its metrics; the next save waits for it."""
     handler = program.handler()
     steps(program, handler, 2)
     assert handler.wait_for_save(0.0)
@@ -486,7 +486,7 @@ def test_a_save_need_not_be_waited_for(program: Program, disk: Gate) -> None:
 def test_an_error_of_an_asynchronous_save_is_raised_once(
     program: Program, disk: Gate
 ) -> None:
-    """Of `save(wait=False)` and of a periodic save; older commits are valid."""
+    """For `save(wait=False)` and for a periodic save; older commits stay valid."""
     disk.opened.set()
     handler = program.handler(save_freq=4)
     steps(program, handler, 1)

@@ -52,7 +52,7 @@ def test_a_directory_that_cannot_be_one(
 def test_a_warning_names_the_skipped_and_the_used_commit(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A damaged manifest does not say how old it is: here the whole commit is newer."""
+    """A corrupt manifest does not show its age; here the other commit is newer."""
     handler = program.handler()
     for _ in range(2):
         handler.run(program.step)
@@ -66,7 +66,7 @@ def test_a_warning_names_the_skipped_and_the_used_commit(
 def test_a_directory_without_an_intact_commit(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training that began anew would write over what may yet be put right."""
+    """Training from scratch would overwrite files that can still be repaired."""
     handler = program.handler()
     for _ in range(2):
         handler.run(program.step)
@@ -126,7 +126,7 @@ def test_a_timeout_that_is_none(program: Program, timeout: Any) -> None:
 def test_files_that_are_no_commit_do_not_prevent_a_start(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other files, and a first save of ours that died before its marker."""
+    """Other files, and a first save of a process that crashed before the marker."""
     program.directory.mkdir()
     (program.directory / "faiss.index").write_bytes(b"vectors")
     program.handler().close()
@@ -210,7 +210,7 @@ def test_a_parameter_server_cluster(program: Program) -> None:
 
 
 def test_a_checkpoint_of_another_model(program: Program) -> None:
-    """F: what does not match is named, nothing is assigned, the commit stays."""
+    """F: the error names the difference, nothing is assigned, the commit stays."""
     with program.handler() as handler:
         handler.run(program.step)
     shape = tf.Variable([[0.0]])
@@ -249,7 +249,7 @@ def test_a_checkpoint_of_another_model(program: Program) -> None:
 def test_arguments_that_cannot_work(
     program: Program, argument: str, value: object
 ) -> None:
-    """F: named, with what was received; nothing is left behind."""
+    """F: the error names the argument and its value; no file is left."""
     with pytest.raises(errors.ConfigurationError, match=argument) as raised:
         PreemptionCheckpointHandler(
             None, program.checkpoint, program.directory, **{argument: value}
@@ -308,13 +308,13 @@ def test_a_grace_that_cannot_be(grace: Any) -> None:
 
 @pytest.mark.parametrize("name", ["KILL", "STOP", "NOPE", 9, 4711, "SEGV"])
 def test_a_signal_that_cannot_be_watched(name: str | int) -> None:
-    """F: unknown, or one that cannot mean a notice."""
+    """F: an unknown signal, or a signal that cannot be a notice."""
     with pytest.raises(errors.ConfigurationError, match=str(name)):
         TerminationConfig(signals=(name,))
 
 
 def test_tensorflows_config_with_a_bad_grace(program: Program) -> None:
-    """F: what TensorFlow's object lets through is found here."""
+    """F: TensorFlow's object does not check the value, so tfpreempt does."""
     config = tf.distribute.experimental.TerminationConfig(grace_period=float("nan"))
     with pytest.raises(errors.ConfigurationError, match="grace_period"):
         PreemptionCheckpointHandler(None, program.checkpoint, program.directory, config)
@@ -354,7 +354,7 @@ def test_something_that_is_no_checkpoint(program: Program) -> None:
 
 
 def test_nested_run(program: Program) -> None:
-    """F: refused, and the outer run goes on."""
+    """F: the inner run is refused, and the outer run continues."""
     with program.handler() as handler:
 
         def outer() -> str:

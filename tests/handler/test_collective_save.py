@@ -1,4 +1,4 @@
-"""Saves without agreement: two workers on one store, in this process."""
+"""Saves without an agreement: two workers on one store, in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 5.0
 
 
 def quiet() -> Any:
-    """As the coordinator is while there is no notice."""
+    """Returns the fields of a coordinator without a notice."""
     return types.SimpleNamespace(
         state=types.SimpleNamespace(notice=None, round=1),
         deadlines=types.SimpleNamespace(peer_timeout=SECONDS),
@@ -33,7 +33,7 @@ def quiet() -> Any:
 
 
 class OpenMembers:
-    """The faults that they were told of."""
+    """Records the faults."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -46,7 +46,7 @@ class OpenMembers:
 
 
 class Member:
-    """One that only remembers what it was asked."""
+    """A participant that only records its calls."""
 
     step = 1
 
@@ -136,7 +136,7 @@ def test_a_worker_that_is_through_is_not_waited_for(
 def test_a_part_that_failed_is_missing_although_its_worker_is_through(
     pair: list[CollectiveSaves],
 ) -> None:
-    """It is no worker that trained less: the others would rely on that commit."""
+    """The worker has not trained less: the others would rely on this commit."""
 
     def fail(name: str) -> FakeSave:
         raise SaveError("no room")
@@ -183,7 +183,7 @@ def test_the_final_state_is_committed_with_the_present_workers(
 def test_every_worker_knows_whether_the_newest_save_is_committed(
     pair: list[CollectiveSaves],
 ) -> None:
-    """A notice at its step is served by it; at another step it is not."""
+    """A save serves a notice at its step, but no notice at another step."""
     chief, other = Member(), Member()
 
     def stands() -> list[bool]:
@@ -218,7 +218,7 @@ def test_a_save_that_failed_on_the_chief_counts_on_no_worker(
 
 
 class Slow(Member):
-    """One whose part is written when it is allowed."""
+    """A participant whose part is written when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def test_the_next_one_waits_until_all_parts_of_it_are_there(
 def test_a_late_chief_finds_the_parts_of_the_other_workers(
     pair: list[CollectiveSaves],
 ) -> None:
-    """It may have been busy with a validation of its own for longer than any limit."""
+    """The chief may have been in its own validation for longer than any timeout."""
     chief, other = Slow(), Slow()
     for run in (chief, other):
         run.opened.set()
@@ -301,7 +301,7 @@ def test_a_late_chief_finds_the_parts_of_the_other_workers(
 def test_a_commit_of_the_chief_counts_on_every_worker(
     pair: list[CollectiveSaves],
 ) -> None:
-    """Also where another worker had not the time to see that its part is through."""
+    """Also if another worker had no time to see that its part is complete."""
     runs = [Slow(), Slow()]
     for saves, run in zip(pair, runs, strict=True):
         begin(saves, run, "periodic-1")
@@ -335,7 +335,7 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
 def test_a_save_that_was_given_up_counts_on_no_worker(
     pair: list[CollectiveSaves],
 ) -> None:
-    """Both workers save anew at the same step, and need not wait to know it."""
+    """Both workers save again at the same step, without waiting for the old save."""
     runs = [Slow(), Slow()]
     for saves, run in zip(pair, runs, strict=True):
         begin(saves, run, "periodic-1")
@@ -351,7 +351,7 @@ def test_a_save_that_was_given_up_counts_on_no_worker(
 def test_a_save_that_was_given_up_waits_for_no_worker(
     pair: list[CollectiveSaves],
 ) -> None:
-    """Who has to leave does not wait for it, and it waits for no part of others."""
+    """A worker that exits does not wait for the save, and the save for no worker."""
     chief, other = Slow(), Slow()
     begin(pair[0], chief, "periodic-1")
     pair[0].end_async_within(0.0)
@@ -366,7 +366,7 @@ def test_a_save_that_was_given_up_waits_for_no_worker(
 def test_in_a_round_the_part_of_a_worker_that_is_through_is_waited_for(
     pair: list[CollectiveSaves],
 ) -> None:
-    """All have agreed to save, also who stands at its end."""
+    """All workers have agreed to save, also a worker at its end of training."""
     chief, other = Slow(), Slow()
     pair[1].finishing()
     staging = {chief: lambda name: chief.stage(name, CancellationToken())}

@@ -46,13 +46,13 @@ def run(
     after: str = "time.sleep(30)",
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program that is told to go.
+    """Runs a program that receives a notice.
 
     Args:
-        arguments: of its config.
-        before: what it does first.
-        after: what it does then, if it is not ended.
-        **environment: more of its environment.
+        arguments: arguments of the program's config.
+        before: code before the notice.
+        after: code after the notice, if the process still runs.
+        **environment: more environment variables.
     """
     program = PROGRAM.replace("{arguments}", arguments)
     program = program.replace("{before}", before).replace("{after}", after)
@@ -65,14 +65,14 @@ def run(
 
 
 def test_the_config_gets_the_index_of_the_exiting_worker() -> None:
-    """Of TF_CONFIG's cluster: there is no handler yet that could know it."""
+    """The index comes from TF_CONFIG, because no handler exists yet."""
     done = run("grace_period=0.3", TF_CONFIG=json.dumps(CLUSTER))
     assert done.returncode == 143, done.stderr
     assert done.stdout == "leaves as worker 1 of 2\n"
 
 
 def test_the_lease_of_the_directory_ends_with_the_process(tmp_path: Path) -> None:
-    """A start on another machine cannot see that this process is dead."""
+    """A start on another machine cannot see that this process has ended."""
     before = (
         "counter = tfpreempt.states.StepCounter('step'); tfpreempt.save_all_states()"
     )
@@ -83,7 +83,7 @@ def test_the_lease_of_the_directory_ends_with_the_process(tmp_path: Path) -> Non
 
 
 def test_an_exit_function_that_raises_ends_the_program_by_its_error() -> None:
-    """As at a boundary; here no program is there to catch it."""
+    """As at a boundary, but here no code of the program catches the error."""
     done = run("exit_fn=fail")
     assert done.returncode == 1, done.stderr
     assert "ValueError: the exit function is wrong" in done.stderr
@@ -137,7 +137,7 @@ def test_ctrl_c_under_a_notice_is_the_users() -> None:
 
 
 def test_a_child_that_fails_has_no_part_in_the_notice() -> None:
-    """It is forked with what was kept for its parent's handler."""
+    """The child inherits the notice that is kept for its parent's handler."""
     fork = """
 import sys
 if os.fork() == 0:

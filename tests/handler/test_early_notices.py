@@ -1,4 +1,4 @@
-"""Who has a notice that comes where a handler begins to listen, or has ended to."""
+"""Owner of a notice that comes while a handler begins or ends to listen."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ LONG = 600.0  # seconds of grace that no test waits for
 
 
 class Bell(Button):
-    """A source of its own for what is protected."""
+    """A notice source of the protected program."""
 
     def ring(self) -> None:
-        """The machine is going away; returns when protection has heard it."""
+        """Triggers a notice; returns when the early-notice handler has it."""
         self._tell("rung")
 
 
 class Ways:
-    """The ways out that protection took; none of them ends this process.
+    """Counts the exits of the early-notice handler; none of them ends this process.
 
     Attributes:
-        taken: how many.
-        bell: what the config listens to.
+        taken: number of exits.
+        bell: notice source of the config.
     """
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class Ways:
 
 @pytest.fixture
 def out() -> Iterator[Ways]:
-    """Where protection ends the process, and protection that is closed at the end."""
+    """Provides the exits, and closes the early-notice handler at the end."""
     yield Ways()
     if current_session._protection is not None:
         current_session._protection.close()
 
 
 class LastSave(tfpreempt.State):
-    """Its save calls a function once the loop is over."""
+    """A State whose save calls a function after the loop."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         super().__init__("last-save")
@@ -76,11 +76,11 @@ class LastSave(tfpreempt.State):
             self._call()
 
     def load(self, fileobj: IO[bytes]) -> None:
-        """It holds nothing."""
+        """Does nothing."""
 
 
 def train(program: Program, grace: float | None, call: Callable[[], None]) -> None:
-    """A loop, and `call` in the midst of the commit of its end."""
+    """Runs a loop, and calls `call` during the final commit."""
     state = LastSave(call)
     try:
         with program.handler(config={"grace_period": grace}) as handler:
@@ -97,7 +97,7 @@ def train(program: Program, grace: float | None, call: Callable[[], None]) -> No
 def test_a_notice_in_the_last_commit_is_protections_after_it(
     program: Program, out: Ways
 ) -> None:
-    """The handler has no boundary any more, so nobody else would leave."""
+    """The handler has no further boundary, so no other code would exit."""
     tfpreempt.handle_early_notices(out.config())
     train(program, None, program.button.press)
     assert out.taken == 1
@@ -126,7 +126,7 @@ def test_with_a_known_grace_the_program_may_end_by_itself(
 def test_a_grace_that_outlasts_the_training_is_not_forgotten(
     program: Program, out: Ways, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its commit was made at once, and training has ended before the machine goes."""
+    """The commit was made at once, and training ended before the machine did."""
     tfpreempt.handle_early_notices(out.config())
     with program.handler(config={"grace_period": LONG}) as handler:
         handler.run(program.step)
@@ -160,7 +160,7 @@ def test_a_known_deadline_holds_after_a_final_save_that_fails(program: Program) 
 
 
 def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -> None:
-    """Where nothing is protected too."""
+    """Without early notices, too."""
     train(program, None, program.button.press)
     with program.handler() as handler:
         handler.run(program.step)
@@ -180,7 +180,7 @@ def test_a_handled_notice_is_not_pending(program: Program, out: Ways) -> None:
 def test_a_notice_that_the_handler_was_closed_before_is_protections(
     program: Program, out: Ways
 ) -> None:
-    """Both poll the same file, say, and protection has looked first."""
+    """Both may poll the same file, and the early-notice handler polled first."""
     tfpreempt.handle_early_notices(out.config())
     with program.handler() as handler:
         handler.run(program.step)
@@ -206,7 +206,7 @@ def test_closed_protection_sets_off_no_alarm(program: Program, out: Ways) -> Non
 def test_a_handler_that_begins_to_listen_gets_the_notice(
     program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between protection's look, that nobody listens, and what it keeps."""
+    """Between the check for a listening handler and the storage of the notice."""
     opened = []
 
     def seconds_to_wait(_: Notice) -> float:
@@ -241,7 +241,7 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
     with current_session.handling_notices_during_setup(config):
         out.bell.ring()
     assert out.taken == 0
-    out.bell.ring()  # nobody makes one any more
+    out.bell.ring()  # no further handler is created
     assert out.taken == 1
 
 
@@ -261,7 +261,7 @@ def test_a_start_that_fails_under_a_notice_leaves(
     caplog: pytest.LogCaptureFixture,
     grace: float | None,
 ) -> None:
-    """It is no failure: the notice was kept for a handler that will not be there."""
+    """This is not a failure: the notice was kept for a handler that never exists."""
     end_a_handler_of_two_workers(program, monkeypatch)
     config = out.config(grace)
     tfpreempt.handle_early_notices(config)
@@ -275,7 +275,7 @@ def test_a_start_that_fails_under_a_notice_leaves(
     fail(is_told=True)
     assert out.taken == 1
     assert "OSError: no disk" in caplog.text
-    fail(is_told=False)  # the exit function came back, and the notice is served
+    fail(is_told=False)  # the exit function returned, and the notice is served
     assert out.taken == 1
 
 
@@ -293,7 +293,7 @@ def test_ctrl_c_in_a_start_is_the_users_under_a_notice_too(
 def test_a_start_hears_the_signals_of_its_own_config_too(
     program: Program, out: Ways
 ) -> None:
-    """Another config is protected, which does not know them."""
+    """The early-notice handler has another config without these signals."""
     tfpreempt.handle_early_notices(out.config())
     own = Ways()
     config = TerminationConfig(exit_fn=own.leave, signals=("USR1",))

@@ -1,4 +1,4 @@
-"""All workers end well, or all are started again: two of them, in one process."""
+"""All workers finish, or all restart: two workers in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Store(InMemoryStore):
-    """One whose service reports deaths."""
+    """A store whose service reports crashes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,11 +33,11 @@ class Store(InMemoryStore):
 
 
 class Worker(FakeRun):
-    """One worker's handler, its session, and how it closed.
+    """A worker's handler, its session, and the result of its close.
 
     Args:
-        number: of two.
-        store: of both.
+        number: number of the worker, 0 or 1.
+        store: store of both workers.
     """
 
     is_resumed = is_unconfirmed = is_at_end = False
@@ -78,14 +78,14 @@ class Worker(FakeRun):
         return self
 
     def end(self) -> BaseException | str | None:
-        """How that went: what was raised, or "finished"."""
+        """Returns the raised error, or "finished"."""
         self.thread.join(LIMIT)
         assert self.ended is not None, "it still waits"
         return self.ended
 
     @property
     def reason(self) -> str:
-        """Of its exit, by the journal; it may fail after an exit that came back."""
+        """Returns the first exit in the journal. Training may fail after this exit."""
         left = next(event for event in self.events if isinstance(event, Exit))
         return f"{left.outcome.value}: {left.detail}"
 
@@ -104,13 +104,13 @@ def store() -> Store:
 
 @pytest.fixture
 def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]]:
-    """The chief and another worker, which have made a step."""
+    """Returns the chief and another worker, which have trained a step."""
     monkeypatch.setattr(session, "SnapshotScheduler", lambda *args: FakeRun())
     monkeypatch.setattr(FakeRun, "look", lambda self: None, raising=False)
     hard: list[str] = []
 
     def exit_hard(end: Callable[[], None]) -> None:
-        """Raises in a worker's thread; in another one it is noted."""
+        """Calls `end`, which raises in a worker's thread; records other threads."""
         name = threading.current_thread().name
         if name.startswith("tfpreempt-"):
             hard.append(name)
@@ -128,12 +128,12 @@ def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]
 def held_in_commit(
     chief: Worker, other: Worker, error: Exception | None = None
 ) -> threading.Event:
-    """Both close, and the chief stays in its final commit until that is set.
+    """Closes both workers; the chief blocks in its final commit until the event is set.
 
     Args:
-        chief: of the pair.
-        other: of the pair.
-        error: what the commit fails by then.
+        chief: the chief.
+        other: the other worker.
+        error: error with which the commit then fails.
     """
     begins, may_go_on = threading.Event(), threading.Event()
 
@@ -164,7 +164,7 @@ def test_no_worker_ends_before_the_chief_has_committed(pair: list[Worker]) -> No
 def test_a_slow_worker_is_waited_for(
     pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chief gives its word late, and the other one says late that it has it."""
+    """The chief's outcome and the other worker's reply are late."""
     monkeypatch.setattr(deadlines, "BYES", 0.1)
     insert = store.insert
 
@@ -216,7 +216,7 @@ def in_place_of_final_save(
 def test_all_restart_if_a_worker_crashes_after_its_last_step(
     pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is started again by its platform, and needs the chief."""
+    """The platform restarts the worker, and the worker needs the chief."""
     chief, other = pair
     in_place_of_final_save(monkeypatch, other, threading.Event().wait)
     chief.in_commit = lambda: store.dead.add(1)
@@ -236,7 +236,7 @@ GONE = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
 def test_the_loss_of_a_noticed_worker_at_the_end_is_no_failure(
     pair: list[Worker], store: Store, has_told: bool
 ) -> None:
-    """It trained on to the end within its grace, and was gone in the final save."""
+    """The worker trained to the end in its grace period, and ended in the save."""
     chief, _ = pair
     store.dead.add(1)
     chief.error = SaveError(f"Could not write step 12: unhealthy ({GONE}")
@@ -293,7 +293,7 @@ def test_a_chief_that_is_frozen_is_waited_for_no_longer_than_it_may_be_silent(
 def test_a_notice_that_leaves_time_for_the_final_commit_changes_no_end(
     pair: list[Worker], is_chief: bool
 ) -> None:
-    """It comes while the chief is at it, to one of them."""
+    """The notice comes to one worker during the chief's commit."""
     chief, other = pair
     may_go_on = held_in_commit(chief, other)
     notify((chief if is_chief else other).session, grace=3.0)
@@ -317,8 +317,10 @@ def test_a_worker_without_time_inserts_lost_and_all_follow(
 
 
 def test_a_worker_that_exits_early_is_not_missing(pair: list[Worker]) -> None:
-    """`close(timeout)` leaves others that still train, and so does the interpreter's
-    end: by their own choice, and nobody starts them again."""
+    """A worker may exit early by `close(timeout)` or at the end of the interpreter.
+
+    The worker chose this exit, and the platform does not restart it.
+    """
     chief, other = pair
     other.limit = 0.2
     other.begin()
@@ -328,7 +330,7 @@ def test_a_worker_that_exits_early_is_not_missing(pair: list[Worker]) -> None:
 
 
 def test_the_chief_cannot_leave_early(pair: list[Worker]) -> None:
-    """Its commit is what all end by."""
+    """All workers need the chief's commit."""
     chief, other = pair
     chief.limit = 0.2
     chief.begin()
@@ -340,7 +342,7 @@ def test_the_chief_cannot_leave_early(pair: list[Worker]) -> None:
 def test_a_preempted_worker_does_not_hide_the_chiefs_full_disk(
     pair: list[Worker],
 ) -> None:
-    """All leave by the code on which platforms start again, the chief too."""
+    """All workers, also the chief, exit with the restart code."""
     chief, other = pair
     may_go_on = held_in_commit(chief, other, SaveError("the disk is full"))
     deadlines = other.session.coordinator.deadlines
@@ -354,7 +356,7 @@ def test_a_preempted_worker_does_not_hide_the_chiefs_full_disk(
 def test_a_finished_worker_handles_a_notice_for_the_training_workers(
     pair: list[Worker],
 ) -> None:
-    """Their exit functions return: its own end is yet to come."""
+    """Their exit functions return; the worker's own end comes later."""
     chief, other = pair
     for worker in pair:
         worker._exit = lambda *args, **more: None  # type: ignore[method-assign]
@@ -430,7 +432,7 @@ def test_an_exit_function_that_returns_makes_no_success_of_a_loss(
 def test_an_exit_function_that_returns_is_called_once(
     pair: list[Worker], store: Store
 ) -> None:
-    """Also where the other worker had told that it goes."""
+    """Also if the other worker had announced its exit."""
     chief, _ = pair
     left: list[bool] = []
     chief._exit = lambda committed, *args, **more: left.append(committed)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What a process tells of itself where its supervisor watches for hangs."""
+"""Heartbeats of a process whose supervisor watches for hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sign() -> Heartbeat:
 
 
 class Noting(State):
-    """Notes what the process tells while it is saved."""
+    """Records the phases of the process during its save."""
 
     def __init__(self) -> None:
         super().__init__("noting")
@@ -90,7 +90,7 @@ def test_saves_and_paused_detection_have_no_timeout(program: Program) -> None:
 
 @contextlib.contextmanager
 def opened_once_apart(opened: threading.Event) -> Iterator[None]:
-    """It is set once main may take as long as it takes."""
+    """Context manager: sets the event when the main thread may take any time."""
 
     def work() -> None:
         try:
@@ -228,7 +228,7 @@ def test_an_evaluation_with_checks_gives_signs(program: Program) -> None:
 
 
 def test_a_process_after_a_failed_step_still_has_a_timeout(program: Program) -> None:
-    """Where it hangs on its way out, nobody else ends it."""
+    """If the process hangs during its exit, only the supervisor ends the process."""
 
     def fail() -> None:
         raise ValueError("a bad batch")

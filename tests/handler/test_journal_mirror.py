@@ -1,4 +1,4 @@
-"""The journal beside the commits in an object store, for who has lost the machine."""
+"""The journal in an object store, for use after the loss of the machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.tensorflow
 def mirror(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """The URI of a place for copies, in a working directory without a journal."""
+    """Returns the URI of a mirror, in a working directory without a journal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
     monkeypatch.setenv("TFPREEMPT_SCRATCH_DIR", str(tmp_path / "scratch"))
@@ -57,7 +57,7 @@ def report(place: str, *options: str) -> Result:
 
 
 def commits(place: str) -> list[Any]:
-    """Those that the report has."""
+    """Returns the commits of the report."""
     done = report(place, "--json")
     return [] if done.exit_code else json.loads(done.stdout)["commits"]
 
@@ -101,7 +101,7 @@ def test_the_report_is_readable_after_the_loss_of_the_machine(
 def test_a_machine_that_was_lost_without_a_word(
     program: Program, mirror: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left of it but what was copied while it trained."""
+    """Only the records that were uploaded during training remain."""
     monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror.EVERY", 0.1)
     handler = program.handler(mirror_dir=mirror, save_freq=1)
     for _ in range(3):
@@ -237,7 +237,7 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(
 
 
 def machine(directory: Path, store: Any, number: int) -> JournalMirror:
-    """Another machine with an empty disk: its first records, not uploaded yet."""
+    """Returns the journal of another machine with an empty disk, before its upload."""
     journal = Journal(directory / f"machine-{number}", 0)
     for _ in range(2):
         journal.record(Fault(where="save", error=f"of machine {number}"))
@@ -246,7 +246,7 @@ def machine(directory: Path, store: Any, number: int) -> JournalMirror:
 
 
 def errors_in(store: Any, target: Path, local: Path | None = None) -> list[str]:
-    """What the records of all machines say, in order."""
+    """Returns the errors in the records of all machines, in order."""
     target.mkdir()
     fetch(store, target, local)
     return [record["error"] for record in read_journal(target)]

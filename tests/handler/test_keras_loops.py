@@ -1,4 +1,4 @@
-"""Loops of the user's own with a Keras model: all of the model comes back."""
+"""Custom loops with a Keras model: the whole model is restored."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ X = tf.reshape(tf.range(12.0), (4, 3)) / 12
 
 
 class Loop:
-    """A program with a model, whose steps can be left and gone on with.
+    """A program with a model, which can stop after any step and resume.
 
     Args:
-        directory: of the checkpoints.
-        keras: either line.
-        make: the model, from the line.
-        step: what a step returns.
+        directory: checkpoint directory.
+        keras: the module of either Keras.
+        make: creates the model.
+        step: runs a step, and returns its result.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Loop:
         self._step = step
 
     def start(self, until: int) -> list[bytes]:
-        """A start of the program; what its steps returned."""
+        """Starts the program; returns the results of its steps."""
         self._keras.backend.clear_session(*([False] if self._is_new else []))
         self._keras.utils.set_random_seed(7)
         model = self._make(self._keras)
@@ -67,7 +67,7 @@ class Loop:
 
 @pytest.fixture
 def goes_on(tmp_path: Path, line: str) -> Iterator[Callable[..., None]]:
-    """Checks that a loop in two parts gives what one in a piece does."""
+    """Checks that a loop in two parts has the results of a loop in one part."""
 
     def check(make: Callable[[Any], Any], step: Callable[[Any], Any]) -> None:
         keras = importlib.import_module(line)
@@ -87,7 +87,7 @@ def call(model: Any) -> Any:
 
 
 def learn(model: Any) -> Any:
-    """A step of a model that has its optimizers in a list."""
+    """Trains a step of a model with a list of optimizers."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(X, training=True) ** 2)
     weights = model.trainable_variables
@@ -131,7 +131,7 @@ def test_numbers_without_a_seed(goes_on: Callable[..., None], line: str) -> None
 def test_layers_and_optimizers_in_lists(
     goes_on: Callable[..., None], line: str
 ) -> None:
-    """Nothing is built when the handler restores."""
+    """No layer is built when the handler restores."""
 
     def make(keras: Any) -> Any:
         class Listed(keras.Model):

@@ -1,4 +1,4 @@
-"""What handlers do with the leases of their directory and of their store."""
+"""Leases of a handler: of the directory, and of the object store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is gone, by the words of TensorFlow (2.21) where a collective fails."""
+"""Recognition of crashed workers by TensorFlow's (2.21) errors of collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workers restore the same snapshot, or none: two of them, in threads."""
+"""All workers restore the same snapshot, or none: two workers in threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 10.0
 
 
 class Memory:
-    """What a worker has, newest first; `damaged` does not verify."""
+    """The snapshots of a worker, newest first; `damaged` ones fail the verification."""
 
     def __init__(self, *attempts: str, damaged: Collection[str] = ()) -> None:
         self.attempts = attempts
@@ -35,7 +35,7 @@ class Memory:
 
 
 def agree(chief: Memory, other: Memory | None) -> list[Agreed]:
-    """What the two agree on, each in a thread."""
+    """Returns the agreed snapshot of both workers, each in a thread."""
     store = InMemoryStore()
     agreed: dict[int, Agreed] = {}
 

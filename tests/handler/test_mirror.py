@@ -1,4 +1,4 @@
-"""A handler with an object store: copies, the way out, starts on other machines."""
+"""A handler with an object store: uploads, exits, starts on other machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT = 20.0
 
 
 class Stuck(FaultyObjectStore):
-    """A store that takes nothing until it is told to."""
+    """A store that accepts no object until it is released."""
 
     def __init__(self) -> None:
         super().__init__(uri=f"memory://{uuid.uuid4()}")
@@ -46,7 +46,7 @@ class Stuck(FaultyObjectStore):
 
 @pytest.fixture
 def store() -> FaultyObjectStore:
-    """One of its own: the process refuses to copy two runs to one place."""
+    """Returns a separate store: a process mirrors only one run to a path."""
     return FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
 
 
@@ -71,7 +71,7 @@ def train(program: Program, store: Any, steps: int, **more: Any) -> None:
 
 
 def steps(store: Any) -> list[int]:
-    """Of the commits that are whole, newest first."""
+    """Returns the steps of the complete commits, newest first."""
     found = list(catalog.commits(store, lambda problem: None))
     for each in found:
         for entry in each.manifest.files:
@@ -99,7 +99,7 @@ def test_every_commit_is_copied_and_the_end_waits(
 def test_a_commit_that_cannot_be_read_back_is_valid(
     program: Program, store: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For its copy; the next one is copied."""
+    """Only its upload fails; the next commit is uploaded."""
 
     def fail(path: str) -> NoReturn:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
@@ -201,13 +201,13 @@ def test_a_corrupt_copy_falls_back_to_the_older_one(
     assert newest.manifest.files[0].name in caplog.text
     third = elsewhere()
     with third.handler(mirror_dir=store) as handler:
-        assert handler.total_run_calls == 5  # ranks above the damaged one
+        assert handler.total_run_calls == 5  # newer than the corrupt commit
 
 
 def test_a_start_is_refused_if_all_mirrored_copies_are_corrupt(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
-    """As it is where all commits on a disk are."""
+    """As with corrupt commits on a disk."""
     train(program, store, 3)
     for commit in list(catalog.commits(store, pytest.fail)):
         store.damage(f"{commit.name}/{commit.manifest.files[0].name}")

@@ -1,4 +1,4 @@
-"""A handler whose object store is away, at the start and at the end: what is said."""
+"""Log lines of a handler whose object store is unreachable at the start or the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 class Silent(FaultyObjectStore):
-    """A store that cannot be listed, at least within the time that it is given."""
+    """A store whose listing does not answer within the given time."""
 
     def __init__(self, error: errors.CheckpointError, needs: float) -> None:
         super().__init__(uri=f"memory://{uuid.uuid4()}")

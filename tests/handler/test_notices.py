@@ -1,4 +1,4 @@
-"""Notices and boundaries: what `run()` and its like do, in one process."""
+"""Notices and boundaries: `run()` and related calls, in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 
 def test_exit_fn_that_returns_and_a_second_notice(program: Program) -> None:
-    """A.6: training goes on after the commit; the next notice works again."""
+    """A.6: training continues after the commit; the next notice works too."""
     with program.handler() as handler:
         for calls in (3, 6):
             while handler.total_run_calls < calls:
@@ -45,13 +45,13 @@ def test_exit_fn_that_returns_and_a_second_notice(program: Program) -> None:
 def test_a_notice_within_a_periodic_save_waits_for_no_step(
     program: Program, async_save: bool
 ) -> None:
-    """It is served with that commit."""
+    """The periodic commit serves the notice."""
 
     class Told(State):
         was_told = False
 
         def sync(self) -> None:
-            """It is not tried before."""
+            """Exists so that there is no trial save."""
 
         def save(self, fileobj: IO[bytes]) -> None:
             if not self.was_told:
@@ -137,7 +137,7 @@ def test_steps_longer_than_the_grace_period_cause_a_warning(
 def test_a_save_that_does_not_fit_after_a_step_causes_a_warning(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its length is known: the last one took so long."""
+    """The duration of the last save is known."""
     with program.handler(config={"grace_period": 10.0}) as handler:
         here = current_session.current()
         assert here is not None
@@ -150,7 +150,7 @@ def test_a_save_that_does_not_fit_after_a_step_causes_a_warning(
 
 
 def test_a_check_that_is_refused_is_no_boundary(program: Program) -> None:
-    """It leaves the counts as they were, so that the workers' stay equal."""
+    """The counts do not change, so they stay equal on all workers."""
     with program.handler() as handler:
         handler.run(program.step)
         here = current_session.current()
@@ -183,7 +183,7 @@ def test_a_check_after_close_is_refused(program: Program) -> None:
 def test_an_error_in_a_bare_step_commits_no_incomplete_step(
     program: Program,
 ) -> None:
-    """The step of a bare loop goes on behind the check."""
+    """In a loop without `run()`, the step continues after the check."""
 
     def half_a_step() -> NoReturn:
         with program.handler() as handler:
@@ -228,7 +228,7 @@ def test_a_program_that_catches_the_exit_continues(program: Program) -> None:
 def test_a_signal_that_was_served_is_not_served_again(
     program: Program, grace: float | None
 ) -> None:
-    """By a handler made within the grace, nor when it is said again on the way out."""
+    """Neither by a later handler in the grace period, nor if the signal is repeated."""
     config = {"signals": ("USR1",), "sources": (), "grace_period": grace}
     first = program.handler(config=config | {"exit_fn": None})
 
@@ -253,7 +253,7 @@ def test_a_signal_that_was_served_is_not_served_again(
 def test_a_notice_that_is_still_up_is_served_again(
     program: Program, tmp_path: Path
 ) -> None:
-    """A file that is there says of this moment that the machine goes."""
+    """An existing notice file means that the machine will be taken away now."""
     file = tmp_path / "preempted"
     config = {"signals": (), "sources": (), "notice_file": file, "exit_fn": None}
     first = program.handler(config=config)
@@ -307,7 +307,7 @@ def test_the_end_of_a_scope_is_a_boundary(program: Program) -> None:
 
 
 def test_tensorflows_own_config(program: Program) -> None:
-    """A.5: its watcher function and its exit function are taken over."""
+    """A.5: its watcher function and its exit function are used."""
     told = threading.Event()
     config = tf.distribute.experimental.TerminationConfig(
         termination_watcher_fn=told.is_set, exit_fn=program.leave, grace_period=0
@@ -438,7 +438,7 @@ def test_a_data_error_first_in_a_step_commits_the_state_before(
 
 
 def test_data_that_fail_within_a_step_commit_nothing(program: Program) -> None:
-    """What was assigned before is half a step; the platform starts it again."""
+    """The assigned values are half of a step; the platform restarts the program."""
     data = LostReader(program.button.press)
 
     def step() -> None:
@@ -454,7 +454,7 @@ def test_data_that_fail_within_a_step_commit_nothing(program: Program) -> None:
 
 
 def test_a_reader_that_keeps_its_position_in_saved_state(program: Program) -> None:
-    """It may have moved on before it failed: a batch would be left out in silence."""
+    """The reader may have advanced before its error: a batch would be skipped."""
 
     class Placed(LostReader):
         def __next__(self) -> float:
@@ -485,7 +485,7 @@ def test_an_error_in_a_step_that_run_does_not_call_commits_nothing(
 def test_a_loop_that_failed_can_be_tried_again_in_its_directory(
     program: Program,
 ) -> None:
-    """The handler of the first try is nobody's any more, and nobody can close it."""
+    """The program has no reference to the first handler, and cannot close it."""
 
     def attempt(step: Callable[[], Any]) -> int:
         handler = program.handler()

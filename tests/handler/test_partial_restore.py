@@ -1,4 +1,4 @@
-"""`restore="partial"`: what fits a commit is restored, what does not is named."""
+"""`restore="partial"`: matching values are restored, the others are named."""
 
 from __future__ import annotations
 

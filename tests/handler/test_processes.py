@@ -1,4 +1,4 @@
-"""What a process does with its handler besides training: forks, threads, saves."""
+"""A process with a handler, besides training: forks, threads, saves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def python(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Python:
 def test_a_forked_child_leaves_the_checkpoint_alone(
     python: Python, tmp_path: Path
 ) -> None:
-    """Its end is not the end of training."""
+    """The end of the child is not the end of training."""
     done = python(
         """
 h = make()
@@ -90,7 +90,7 @@ for number in range(1000):
 
 
 def test_a_refused_block_closes_its_handler(python: Python, tmp_path: Path) -> None:
-    """After an error that the other workers were told of."""
+    """After an error that was reported to the other workers."""
     done = python(
         """
 h = make()
@@ -109,7 +109,7 @@ except tfpreempt.errors.UsageError as error:
 def test_a_forked_child_is_refused_its_parent_s_handler(
     python: Python, tmp_path: Path
 ) -> None:
-    """Its threads are the parent's: a wait in the child would last for ever."""
+    """The threads belong to the parent: a wait in the child would never end."""
     done = python(
         """
 import faulthandler
@@ -196,7 +196,7 @@ print("main goes on")
 def test_more_signals_on_the_way_out_change_nothing(
     python: Python, tmp_path: Path
 ) -> None:
-    """A launcher and its scheduler send one each; the platform counts the code."""
+    """A launcher and its scheduler may both send a signal; the exit code matters."""
     done = python(
         """
 import atexit
@@ -219,7 +219,7 @@ finally:
 def test_a_program_that_stays_can_be_ended_again(
     python: Python, tmp_path: Path
 ) -> None:
-    """As a notebook does, it catches SystemExit, and trains on."""
+    """Like a notebook, the program catches SystemExit and trains on."""
     done = python(
         """
 for _ in range(2):
@@ -303,7 +303,7 @@ h.run(step); h.run(step)
 def test_a_program_without_standard_streams_leaves_with_the_restart_code(
     python: Python, tmp_path: Path
 ) -> None:
-    """A test runner, or a daemon, has closed them: nothing at the end needs one."""
+    """A test runner or a daemon may have closed the streams; the exit needs none."""
     done = python(
         """
 h = make()
@@ -346,7 +346,7 @@ except Again:
 def test_a_save_before_the_first_run_holds_the_restored_generators(
     python: Python, tmp_path: Path
 ) -> None:
-    """The next start draws what an undisturbed run would have drawn."""
+    """The next start draws the numbers of an uninterrupted run."""
     first = python(
         "np.random.seed(7); h = make()\nfor _ in range(3): h.run(step)\nh.save()",
         tmp_path,
@@ -368,7 +368,7 @@ def test_a_save_before_the_first_run_holds_the_restored_generators(
 def test_a_program_that_fails_finishes_the_upload_first(
     python: Python, tmp_path: Path, where: str
 ) -> None:
-    """Where the disk dies too, nothing else is left of the run."""
+    """If the disk is lost too, only the upload remains of the run."""
     done = python(
         f"""
 from tfpreempt.storage.local import LocalStore
@@ -393,7 +393,7 @@ h.save()
 def test_a_data_reader_killed_with_the_group_is_a_preemption(
     python: Python, tmp_path: Path
 ) -> None:
-    """The error passes no handler, and may come before the notice is heard of."""
+    """The error does not pass through the handler, and may come before the notice."""
     done = python(
         """
 os.setsid()
@@ -423,7 +423,7 @@ def kill_group():
 def test_readers_outlive_a_signal_to_the_group_until_the_commit(
     python: Python, tmp_path: Path
 ) -> None:
-    """As systemd and Slurm send it; the step that runs still gets its batch."""
+    """As systemd and Slurm send it; the running step still gets its batch."""
     done = python(
         KILL_GROUP
         + """

@@ -1,4 +1,4 @@
-"""While nothing happens nothing is kept: memory, threads, descriptors."""
+"""Idle steps use no additional memory, threads or descriptors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_quiet_steps_keep_no_memory(program: Program) -> None:
 
 
 def test_handlers_leave_no_threads_and_no_descriptors(program: Program) -> None:
-    """Each of them watches a signal, and holds the lease of its directory."""
+    """Each handler watches a signal, and has the lease of its directory."""
 
     def handlers(count: int) -> None:
         for _ in range(count):
@@ -60,5 +60,5 @@ def test_handlers_leave_no_threads_and_no_descriptors(program: Program) -> None:
 
 
 def open_descriptors() -> int:
-    """Of this process."""
+    """Returns the number of open descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))

@@ -36,7 +36,7 @@ class InTwoSeconds(Save):
 def test_the_next_save_is_planned_as_one_that_the_chief_makes_alone(
     tmp_path: pathlib.Path, share: float, planned: float
 ) -> None:
-    """Eight workers wrote a share each; what the commit says is what was measured."""
+    """Eight workers wrote a share each; the commit records the measured duration."""
     deadlines = Deadlines(
         types.SimpleNamespace(),  # type: ignore[arg-type]  # waits for nothing
         FakeClock(),

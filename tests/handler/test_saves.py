@@ -1,4 +1,4 @@
-"""What is saved, when, and what a restart finds, in one process."""
+"""Saves of one process: contents, times, and the restart."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_save_fn_that_returns_a_path(program: Program) -> None:
 def test_a_save_fn_that_returns_none(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A.4: nothing to commit: a warning, and the exit goes on."""
+    """A.4: without a path there is no commit; a warning, and the exit continues."""
     handler = program.handler(config={"save_fn": lambda: None})
     handler.run(program.step)
     program.button.press()
@@ -100,7 +100,7 @@ def test_a_save_fn_that_returns_none(
 
 
 def test_a_save_fn_that_raises(program: Program) -> None:
-    """Nothing is lost in silence: the exit goes on, and says that it is a loss."""
+    """The exit continues, and the log reports the loss."""
 
     def save_fn() -> str:
         if handler.total_run_calls > 1:
@@ -124,7 +124,7 @@ def test_a_save_fn_that_raises(program: Program) -> None:
 def test_stock_tensorflow_restores_the_latest_checkpoint(
     program: Program, is_managed: bool
 ) -> None:
-    """It is a path, as of a CheckpointManager, and the newest of `checkpoints()`."""
+    """The value is a path, like that of a CheckpointManager."""
     manager = None
     if is_managed:
         manager = tf.train.CheckpointManager(
@@ -170,7 +170,7 @@ def test_save_freq_steps_and_by_hand(program: Program) -> None:
 
 
 def test_save_freq_so_much_time(program: Program) -> None:
-    """`save_freq=timedelta(...)`: commits go on while training does; nobody leaves."""
+    """`save_freq=timedelta(...)`: training continues during and after the commits."""
     every = datetime.timedelta(seconds=0.1)
     with program.handler(save_freq=every) as handler:
         end = time.monotonic() + LIMIT
@@ -197,7 +197,7 @@ def test_a_complete_run_started_again_has_nothing_to_do(program: Program) -> Non
 
 
 def test_an_evaluation_after_a_restart_at_the_last_step(program: Program) -> None:
-    """It was preempted in the evaluation; the next start evaluates to the end."""
+    """A preemption in the evaluation; the next start evaluates to the end."""
     found = JsonState("found", [])
     handler = program.handler(config={"exit_fn": None})
     for _ in range(3):
@@ -255,7 +255,7 @@ def test_an_end_without_a_step_keeps_variables_of_the_first_step(
 def test_a_step_that_creates_missing_variables_is_a_step(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where a save came after it, and nothing has moved since."""
+    """Also if a save followed the step, and no value has changed since."""
     tracked = tf.train.Checkpoint(late=tf.Variable(3.0))
     program.checkpoint = tracked
     with program.handler() as handler:
@@ -344,7 +344,7 @@ def test_unrestored_variables_are_named_before_the_next_save(
 def test_variables_restored_by_alternating_steps_are_not_named(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of a GAN, of which each optimizer makes its variables in its first step."""
+    """As in a GAN, whose optimizers create their variables in their first steps."""
 
     def train(program: Program, steps: int) -> None:
         kept = program.variable
@@ -425,7 +425,7 @@ def test_after_a_failed_save_the_end_is_committed_or_close_raises(
 
 
 def test_a_state_that_fails_in_the_final_save(program: Program) -> None:
-    """What it raises passes through, and the handler is closed all the same."""
+    """The error is raised unchanged, and the handler is closed."""
 
     class Broken(State):
         def save(self, fileobj: IO[bytes]) -> None:
@@ -463,7 +463,7 @@ def test_two_open_handlers_are_both_saved(program: Program) -> None:
 
 
 def test_a_checkpoint_of_a_plain_manager_is_restored(program: Program) -> None:
-    """G.2: a CheckpointManager's own checkpoint is where a run goes on."""
+    """G.2: a run resumes from a checkpoint of a CheckpointManager."""
     program.variable.assign([5.0, 6.0])
     manager = tf.train.CheckpointManager(
         program.checkpoint, str(program.directory), max_to_keep=1
@@ -535,7 +535,7 @@ def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
 def test_a_second_handler_in_the_directory_of_an_open_one_is_refused(
     program: Program, tmp_path: Path, is_used: bool
 ) -> None:
-    """One would restore the other's numbers, whether anybody trains by then or not."""
+    """One handler would restore the other's counts, even if no handler trains."""
     first = program.handler()
     if is_used:
         first.run(program.step)
@@ -586,7 +586,7 @@ def test_a_handler_that_trained_on_after_its_exit_does_not(program: Program) -> 
 
 
 def test_the_journal_has_the_facts_for_a_report(program: Program) -> None:
-    """How long a start took, when the first step was made, what a save held up."""
+    """Duration of a start, time of the first step, time lost by a save."""
     with program.handler() as handler:
         for _ in range(3):
             handler.run(program.step)

@@ -1,4 +1,4 @@
-"""Workers that share no disk: what each has on its own when all start."""
+"""Workers without a shared disk: the state of each worker's disk at a start."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def begin(
 
 
 def on_both_workers(do: Callable[[int], None]) -> None:
-    """Does it for both at once, each in a thread."""
+    """Runs a function for both workers at once, each in a thread."""
     threads = [threading.Thread(target=do, args=(worker,)) for worker in range(2)]
     for thread in threads:
         thread.start()
@@ -85,14 +85,14 @@ def write(start: Agreed, step: int) -> Save:
 
 
 class Machines:
-    """Two workers' starts, each with a directory of its own; no handlers."""
+    """The starts of two workers with separate directories, without handlers."""
 
     def __init__(self, folder: Path) -> None:
         self.disks = [folder / f"disk-{worker}" for worker in range(2)]
         self.store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
 
     def start(self) -> list[Agreed]:
-        """All workers start."""
+        """Starts all workers."""
         keys, starts = InMemoryStore(), []
         agreed: dict[int, Agreed] = {}
         for worker, disk in enumerate(self.disks):
@@ -106,7 +106,7 @@ class Machines:
         return [agreed[0], agreed[1]]
 
     def save(self, starts: list[Agreed], step: int) -> None:
-        """One commit of both workers."""
+        """Makes one commit of both workers."""
         parts = [write(start, step) for start in starts]
         parts[0].publish("save", [0, 1])
         assert self.workers_of_the_newest() == (0, 1)
@@ -250,7 +250,7 @@ def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
 
 
 def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) -> None:
-    """By all: who gave it up before would fail, and the chief then too."""
+    """All workers wait: if a worker gave up, it would fail, and then the chief too."""
     waits = LeaseWait(this_process(0.0), PACE)
     holder = dataclasses.replace(this_process(LONGEST_GRACE), boot="another")
     waits.expiry_reason(ObservedLease(token=holder.token, holder=holder, renewals=b""))
@@ -264,7 +264,7 @@ def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) ->
 def test_a_directory_that_a_worker_has_open_is_refused_by_all(
     tmp_path: Path, which: int
 ) -> None:
-    """Also where the others have dropped their handler of it."""
+    """Also if the other workers no longer have a handler for the directory."""
     keys, refused = InMemoryStore(), []
 
     def refuse(worker: int) -> None:

@@ -1,4 +1,4 @@
-"""The session and the way out, without TensorFlow: a memory store, a fake handler."""
+"""The session and the exit, without TensorFlow: a store in memory, a fake handler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LIMIT = 10.0
 
 
 class FakeMirror:
-    """A mirror of a run that copies nothing."""
+    """A mirror that uploads nothing."""
 
     status = MirrorStatus(uri="gs://nowhere")
 
@@ -87,7 +87,7 @@ class FakeSave(StagedSave):
 
 
 class FakeRun:
-    """A run that saves nothing and remembers what it was asked."""
+    """A run that saves nothing, and records its calls."""
 
     has_moved = True
     amid = ""
@@ -201,14 +201,14 @@ def notify(current: session.Session, grace: float | None = None) -> None:
 
 
 def boundary(current: session.Session) -> None:
-    """As `run()` does."""
+    """Acts like `run()` before a step."""
     current.step_flag.started += 1
     if current.step_flag.flag:
         current.wait_at_boundary()
 
 
 def test_one_session_a_process(current: session.Session) -> None:
-    """All handlers share it; the shortest time-out holds; one cluster only."""
+    """All handlers share the session; the shortest timeout holds; one cluster only."""
     assert current_session.find_session(None, 3.0) is current
     assert current.coordinator.deadlines.peer_timeout == 3.0
     other = Resolver({"worker": ["a", "b"]}, ("worker", 1))
@@ -217,7 +217,7 @@ def test_one_session_a_process(current: session.Session) -> None:
 
 
 def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
-    """FACTS 2.7: rounds follow each other where the exit function returns."""
+    """FACTS 2.7: rounds follow each other if the exit function returns."""
     run = FakeRun()
     current.open(run)
     for _ in range(3):
@@ -233,7 +233,7 @@ def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> No
 
 
 def test_a_failed_save_is_logged(current: session.Session) -> None:
-    """Nothing is lost in silence: fault and exit are recorded, the way out is taken."""
+    """The fault and the exit are recorded, and the process exits."""
     run = FakeRun()
     run.error = OSError("the disk has gone")
     current.open(run)
@@ -262,8 +262,10 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
 
 @pytest.mark.slow  # waits in real time
 def test_a_wait_for_other_workers_has_its_own_phase() -> None:
-    """Its supervisor must not take that for something that takes as long as it takes:
-    the others may hang."""
+    """The supervisor must not take the wait for a phase without a time limit.
+
+    The other workers may hang.
+    """
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
     waiting = session.Session(cluster, InMemoryStore(), "0", 5.0, [])
     run = FakeRun()
@@ -284,7 +286,7 @@ def test_a_wait_for_other_workers_has_its_own_phase() -> None:
 
 
 class Saving(FakeRun):
-    """Its periodic saves are waited for by training; tells that one has begun."""
+    """A run with synchronous periodic saves, which reports when a save begins."""
 
     saves_async = False
 
@@ -298,9 +300,9 @@ class Saving(FakeRun):
 
 
 def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
-    """A notice comes while the chief waits for the part of one that is a step behind.
+    """A notice comes while the chief waits for the part of a slower worker.
 
-    Told to stop at the boundary of that save, the other would wait there for the chief.
+    If that worker stopped at the boundary of this save, both would wait for each other.
     """
     store, runs = InMemoryStore(), [Saving(), Saving()]
     workers = [
@@ -332,7 +334,7 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the peers are told."""
+    """Returns the errors that are reported to the peers."""
     sent: list[str] = []
     service = SimpleNamespace(report_error=lambda message, code: sent.append(message))
     monkeypatch.setattr(frameworks, "adapter", lambda *question: service)
@@ -404,7 +406,7 @@ def test_all_open_handlers_are_saved(current: session.Session) -> None:
 def test_an_incomplete_upload_is_passed_to_the_exit(
     current: session.Session,
 ) -> None:
-    """One of two is enough."""
+    """One incomplete upload of two is enough."""
     first, second = FakeRun(), FakeRun()
     second.is_mirrored = False
     for run in (first, second):
@@ -427,7 +429,7 @@ def test_a_program_saves_no_states_while_a_fit_runs(current: session.Session) ->
 
 
 class Pressed(FakeRun):
-    """A handler during whose save somebody presses Ctrl-C, once or twice."""
+    """A handler during whose save Ctrl-C is pressed once or twice."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -446,7 +448,7 @@ def leave(committed: bool, cluster: Cluster, *, mirrored: bool = True) -> None:
 def test_ctrl_c_in_the_save_of_a_preemption_changes_nothing(
     current: session.Session,
 ) -> None:
-    """The commit is what the grace is for, and the exit is on its way anyway."""
+    """The commit uses the grace period, and the process exits anyway."""
     run, before = Pressed(1), signal.getsignal(signal.SIGINT)
     run._exit = leave  # type: ignore[method-assign]
     current.open(run)
@@ -485,7 +487,7 @@ def test_ctrl_c_on_the_way_out_does_not_change_its_code(
 def test_a_loss_leaves_as_deaf_to_ctrl_c(
     current: session.Session,
 ) -> None:
-    """It leaves from where the error came, not from a boundary."""
+    """The exit starts where the error was raised, not at a boundary."""
     run = FakeRun()
     run._exit = leave  # type: ignore[method-assign]
     current.open(run)
@@ -546,7 +548,7 @@ def test_the_time_for_a_share_is_known_before_the_wait_for_peers(
 def test_ctrl_c_in_a_save_is_honoured_after_it(
     current: session.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is done about it is said while the save is still under way."""
+    """The message about Ctrl-C is logged during the save."""
 
     class Told(Pressed):
         def stage(self, name: str) -> FakeSave:
@@ -577,7 +579,7 @@ def test_a_programs_own_ctrl_c_is_called_after_the_save(
 
 
 def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
-    """Who is through waits for workers that may train for days."""
+    """A finished worker waits for workers that may train for days."""
     with pytest.raises(KeyboardInterrupt), defer_sigint(lambda: False):
         signal.raise_signal(signal.SIGINT)
 
@@ -601,7 +603,7 @@ def test_handlers_that_end_in_one_round_do_not_share_a_mark(
 def test_an_exit_from_another_thread_ends_the_process(
     code: int | str | None, status: int
 ) -> None:
-    """`exit_hard` gives the code of SystemExit and flushes what was printed."""
+    """`exit_hard` exits with the code of SystemExit, and flushes the output."""
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -619,7 +621,7 @@ def test_an_exit_from_another_thread_ends_the_process(
 def test_an_end_that_is_not_saved_is_no_success(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the end of the interpreter has to close the handler."""
+    """If the end of the interpreter has to close the handler."""
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     pid = os.fork()
@@ -682,7 +684,7 @@ def test_an_error_at_the_end_is_sent_while_threads_can_start(
 
 
 def test_the_code_of_a_watched_exit_can_be_changed() -> None:
-    """As that of any SystemExit which a program catches and raises again."""
+    """A program may catch any SystemExit, and raise it again with another code."""
     watched = exiting.WatchedExit()
     assert watched.code is None
     watched.code = 7
@@ -690,7 +692,7 @@ def test_the_code_of_a_watched_exit_can_be_changed() -> None:
 
 
 def forked(program: Callable[[], None]) -> int:
-    """The exit code of a process that runs this; 99 if it comes to its end."""
+    """Returns the exit code of a function in a forked process; 99 at its end."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -702,7 +704,7 @@ def forked(program: Callable[[], None]) -> int:
 
 @pytest.mark.slow  # starts a process
 def test_a_forked_child_sends_nothing_at_its_end(current: session.Session) -> None:
-    """Its error is not that of the training, which goes on."""
+    """An error in the child is not an error of the training, which continues."""
     run = FakeRun()
     current.open(run)
 
@@ -716,7 +718,7 @@ def test_a_forked_child_sends_nothing_at_its_end(current: session.Session) -> No
 
 @pytest.mark.slow  # starts a process
 def test_a_way_out_that_never_ends_is_ended() -> None:
-    """With the code that it was to have, and another error on its way."""
+    """The exit code is the intended code, although another error was raised."""
 
     def program() -> None:
         exit = exiting.WatchedExit(7)
@@ -825,7 +827,7 @@ class FullDisk(io.StringIO):
 
 
 class Stuck(io.StringIO):
-    """A pipe that nobody reads."""
+    """A pipe without a reader."""
 
     def flush(self) -> None:
         threading.Event().wait()
@@ -849,7 +851,7 @@ def test_a_print_during_the_exit_finds_a_stream(
 def test_a_stream_of_the_program_without_an_attribute_closed_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the class of a program that writes to the terminal and to a file."""
+    """Such as a class that writes to the terminal and to a file."""
 
     class Tee:
         def write(self, text: str) -> None:
@@ -868,7 +870,7 @@ def test_a_stream_of_the_program_without_an_attribute_closed_stays(
 def test_a_stream_that_cannot_be_flushed_is_given_up_at_the_end_alone(
     stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A terminal that was paused, or a disk that is full now, may go on later."""
+    """A paused terminal or a full disk may work again later."""
     monkeypatch.setattr(exiting, "FLUSH_LIMIT", 0.1)
     monkeypatch.setattr(sys, "stdout", stream)
     exiting.keep_streams()
@@ -879,7 +881,7 @@ def test_a_stream_that_cannot_be_flushed_is_given_up_at_the_end_alone(
 
 @pytest.mark.slow  # starts a process
 def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
-    """Nobody could catch it there, and the deadline is over."""
+    """No code could catch the error there, and the deadline has passed."""
 
     def fail(committed: bool, cluster: Cluster) -> None:
         raise ValueError("of an exit function")
@@ -901,7 +903,7 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
 def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
     is_in_step: bool,
 ) -> None:
-    """The way out of a step begins a tenth of the grace before its end; here 0.1 s."""
+    """The exit of a step begins when 10 % of the grace period is left; here 0.1 s."""
 
     def hang(outcome: Outcome, why: str = "", code: int | None = None) -> None:
         threading.Event().wait()
@@ -929,7 +931,7 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
 
 
 def test_an_exit_function_that_returns_ends_nothing() -> None:
-    """Training goes on where the user's exit function returns."""
+    """Training continues if the user's exit function returns."""
     exiting.exit_hard(lambda: None)
 
 
@@ -951,7 +953,7 @@ def test_the_last_boundary_can_still_start_threads() -> None:
 
 
 def test_the_first_failure_is_named_by_all() -> None:
-    """Errors follow each other through a cluster; each names the first one."""
+    """One error causes others in a cluster; each worker names the first error."""
     store = InMemoryStore()
     sent: list[tuple[str, int | None]] = []
     notes: list[list[str]] = []
@@ -985,7 +987,7 @@ def test_the_first_failure_names_the_lost_worker() -> None:
 
 
 class Spec:
-    """What is used of a tf.train.ClusterSpec."""
+    """The part of a tf.train.ClusterSpec that tfpreempt uses."""
 
     def __init__(self, jobs: dict[str, Any]) -> None:
         self._jobs = jobs
@@ -995,7 +997,7 @@ class Spec:
 
 
 class Resolver:
-    """What is used of a resolver."""
+    """The part of a cluster resolver that tfpreempt uses."""
 
     def __init__(self, jobs: dict[str, Any], task: tuple[str | None, int | None]):
         self.task_type, self.task_id = task
@@ -1015,7 +1017,7 @@ class Resolver:
 def test_workers_are_numbered_chief_first(
     jobs: dict[str, Any], task: tuple[str, int], expected: tuple[int, int]
 ) -> None:
-    """The chief is 0, whatever the order of the jobs in TF_CONFIG."""
+    """The chief is worker 0, for any order of the jobs in TF_CONFIG."""
     found = read_cluster(Resolver(jobs, task))
     assert (found.worker, found.num_workers) == expected
 
@@ -1029,7 +1031,7 @@ def test_workers_that_the_program_does_not_know_of_are_named(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As where each is started as a worker, and the model is made in no strategy."""
+    """The processes are started as workers, but the model uses no strategy."""
     task = {"type": "worker", "index": len(workers) - 1}
     told = {"cluster": {"worker": workers}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))

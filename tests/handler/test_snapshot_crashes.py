@@ -1,4 +1,4 @@
-"""Killed at every step of taking a snapshot: there is a whole one, never a damaged."""
+"""A process killed at any operation of a snapshot leaves an intact snapshot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMORY = SnapshotMemory(directory="/never", bytes=1 << 40)
 def snapshots(
     directory: Path, text: str = "", files: FaultyFiles | None = None
 ) -> tuple[Snapshots, OwnContents, Words]:
-    """Those of worker 1 of 2, and what they are made of."""
+    """Returns the snapshots of worker 1 of 2, with their contents."""
     registry, contents = StateRegistry(), OwnContents()
     word = Words("word", text, per_worker=True, registry=registry)
     opened = open_directory(
@@ -46,10 +46,10 @@ def take_third(directory: Path, files: FaultyFiles) -> None:
 
 
 def look(directory: Path) -> list[int]:
-    """The steps of the snapshots that are whole, newest first; each is all of a piece.
+    """Returns the steps of the intact snapshots, newest first; checks their contents.
 
     Raises:
-        AssertionError: what is offered is not whole.
+        AssertionError: a snapshot is incomplete.
     """
     made, contents, word = snapshots(directory)
     found = made.find()
@@ -100,7 +100,7 @@ def test_after_a_kill_anywhere_the_newest_intact_snapshot_is_present(
         assert found[0] == (3 if is_marked else 2), operation
         assert len(found) <= KEPT
         seen.add(found[0])
-        # The next start clears up, and what it takes has room.
+        # The next start cleans up, so the next snapshot has room.
         made, _, _ = snapshots(directory, "4")
         made.directory.start()
         take(made, 4)

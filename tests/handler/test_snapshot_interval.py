@@ -1,4 +1,4 @@
-"""How often snapshots are taken, from what they cost."""
+"""The interval of snapshots, computed from their cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfpreempt.handler.activity import SHARE, SHORTEST, WARM_UP, IntervalPolicy
 
 
 def warm() -> IntervalPolicy:
-    """Of a process whose first snapshot was taken, and whose steps take 0.1 s."""
+    """Returns the policy after a first snapshot, for steps of 0.1 s."""
     interval = IntervalPolicy()
     interval.undisturbed(10.0, 100)
     interval.after(stood=3.0, beside=1.0, steps=0)

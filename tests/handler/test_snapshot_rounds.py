@@ -35,7 +35,7 @@ SAID = "no more snapshots are taken"
 
 
 class Worker:
-    """One run, with its side of a round, and the session around it."""
+    """A run, its side of a round, and the session around the run."""
 
     def __init__(self, number: int, directory: Path) -> None:
         self.directory = directory
@@ -87,7 +87,7 @@ def pair(tmp_path: Path) -> list[Worker]:
 
 
 def take(pair: list[Worker], round: int, *, wait: bool = True) -> bool:
-    """One round; whether all have captured theirs."""
+    """Makes a round; returns whether all workers captured their state."""
     saves = [worker.begin(round) for worker in pair]
     said = [save.stage(PLAIN) for save in saves]
     chief = pair[0]
@@ -102,7 +102,7 @@ def take(pair: list[Worker], round: int, *, wait: bool = True) -> bool:
 
 
 def in_common(pair: list[Worker]) -> set[str]:
-    """What all could go on from."""
+    """Returns the snapshots that all workers have."""
     assert all(len(worker.whole) <= KEPT for worker in pair)
     return set.intersection(*[set(worker.whole) for worker in pair])
 
@@ -207,7 +207,7 @@ def test_a_snapshot_does_not_wait_for_a_commit_that_is_written(
 def test_a_notice_waits_for_no_snapshot(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for the one before nor for one that was asked for before it came."""
+    """Neither for the last snapshot, nor for a snapshot requested before the notice."""
     released, write = threading.Event(), pair[1].snapshots.directory.contents.write
 
     def slow(captured: Any) -> Any:
@@ -321,7 +321,7 @@ def test_a_worker_without_a_snapshot_joins_the_collectives_of_states(
 def test_a_worker_outside_of_a_collective_read_stops_training(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch, takes: bool
 ) -> None:
-    """The others are in it, and would take its next step for its part of it."""
+    """The other workers are in the read, and would mistake its next step for it."""
 
     def fail(*args: Any) -> Any:
         raise CollectiveReadError("no memory")
@@ -400,7 +400,7 @@ def test_all_workers_of_the_machine_need_memory_at_once(tmp_path: Path) -> None:
 def test_the_first_one_has_a_bound_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_known: bool
 ) -> None:
-    """Also where no variable says how large it is, nor a commit on the disk."""
+    """Also if neither a variable nor a commit on the disk tells the size."""
     made, _, _ = snapshots(tmp_path)
     made.memory = dataclasses.replace(made.memory, bytes=17_000)
     if is_known:
@@ -421,7 +421,7 @@ def test_the_first_one_has_a_bound_too(
 def test_snapshots_of_other_directories_are_deleted_for_room(
     tmp_path: Path,
 ) -> None:
-    """As for the first of many fits, each of which has a directory of its own."""
+    """Such as snapshots of the first of many fits, each with its own directory."""
     memory = SnapshotMemory(directory=str(tmp_path), bytes=1)
     first, second, peers = (
         Path(directory_for(memory, name, worker))

@@ -1,4 +1,4 @@
-"""When the chief asks for a snapshot, and what it takes for its cost."""
+"""The times at which the chief requests a snapshot, and the measured cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP = 0.1
 
 
 class Training:
-    """The run, its snapshots, and what is around them; a clock that is set."""
+    """The run, its snapshots and their surroundings, with a fake clock."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -157,7 +157,7 @@ def test_no_snapshot_is_requested_after_a_notice(training: Training) -> None:
 
 
 def test_a_refused_snapshot_is_retried_later(training: Training) -> None:
-    """A disk that hangs for a moment, or memory that is short, is no end of them."""
+    """A disk that hangs briefly, or too little memory, does not end the snapshots."""
 
     def until_asked() -> float:
         training.asked.clear()

@@ -1,4 +1,4 @@
-"""Snapshots in memory that was lent, in one process; a killed one just stops here."""
+"""Snapshots in a supervisor's memory, in one process; a kill is simulated by a stop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOON = 0.05
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SnapshotMemory:
-    """Is lent to this process, which takes snapshots as often as it can."""
+    """Gives memory to this process, which takes snapshots as often as possible."""
     lent = SnapshotMemory(directory=str(tmp_path / "memory"), bytes=1 << 24)
     os.mkdir(lent.directory)
     for name, value in lent.to_environment().items():
@@ -314,7 +314,7 @@ def test_a_state_that_was_saved_since_is_newer(
 def test_the_newest_of_several_commits_is_restored(
     start: Make, memory: SnapshotMemory
 ) -> None:
-    """A snapshot names the newest one that was made, not what a start began from."""
+    """A snapshot names the newest commit, not the commit that the start restored."""
     program = start()
     handler = program.handler()
     for _ in range(2):
@@ -427,7 +427,7 @@ def test_their_rounds_keep_no_keys(start: Make, memory: SnapshotMemory) -> None:
 def test_a_snapshot_stays_for_the_next_handler_without_a_step(
     start: Make, memory: SnapshotMemory
 ) -> None:
-    """As of the first of two fits, which a restart skips."""
+    """Such as the handler of the first of two fits, which a restart skips."""
     program = start()
     handler = program.handler()
     train_until(program, handler, lambda: snapshots(memory))

@@ -121,7 +121,7 @@ def test_a_loose_state_with_a_handler(program: Program) -> None:
 
 
 def test_a_separate_state_uses_the_lease_of_the_handler(program: Program) -> None:
-    """Under one of its own, in the same directory, the handler would lose its."""
+    """With a separate lease in the same directory, the handler would lose its lease."""
     words = Words("words", "alone")
     with program.handler() as handler:
         before = holder(program.directory)
@@ -189,7 +189,7 @@ def test_a_pipeline_resumes_with_the_step(program: Program) -> None:
 
 
 def numbers(seed: int) -> Any:
-    """A pipeline of ours, without an end."""
+    """Returns an endless pipeline of tfpreempt.data."""
     data = tfpreempt.data.from_index(lambda i: i, 20, batch_size=4, seed=seed)
     return data.repeat()
 

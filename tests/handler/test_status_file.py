@@ -1,4 +1,4 @@
-"""What a worker says of itself for who looks on: when, where, and where not."""
+"""The status file of a worker: when and where it is written, and where not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Worker:
-    """One that tells of itself, and what it would say."""
+    """A worker with a status file, and its current status."""
 
     def __init__(self, journal: Path) -> None:
         self.path = status_path(journal, 0)

@@ -1,4 +1,4 @@
-"""What a handler tells of itself for who looks on."""
+"""The status that a handler reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tells() -> bool:
 
 
 class Watched(State):
-    """Waits in its save until that is told."""
+    """A State whose save waits until the test has seen the status."""
 
     def __init__(self, program: Program) -> None:
         super().__init__("watched")

@@ -1,4 +1,4 @@
-"""What TensorFlow raises, told apart."""
+"""Classification of TensorFlow's errors."""
 
 from __future__ import annotations
 

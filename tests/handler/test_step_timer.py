@@ -9,7 +9,7 @@ from tfpreempt.handler.activity import StepTimer
 
 
 class Loop:
-    """A loop of which one step is over, on a clock that the test moves."""
+    """A loop with a finished step, on a clock that the test advances."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -23,7 +23,7 @@ class Loop:
         self.clock.advance(seconds)
 
     def steps(self, count: int, seconds: float) -> None:
-        """Of the interval that is started, and of those after it."""
+        """Trains the steps of this interval and of the following intervals."""
         for _ in range(count):
             self.step(seconds)
             self.started += 1
@@ -55,7 +55,7 @@ def test_it_is_the_mean_without_the_first_which_traces() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 100.0])
 def test_an_evaluation_between_steps_is_not_step_time(seconds: float) -> None:
-    """Neither as steps, of which it would be many short ones, nor as their time."""
+    """Its batches are not counted as steps, and its time is not step time."""
     loop = Loop()
     for _ in range(3):
         loop.steps(4, seconds=2.0)

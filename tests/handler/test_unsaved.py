@@ -1,4 +1,4 @@
-"""What a step changes and no commit holds is named once, and nothing else is."""
+"""Values that a step changes and no commit has are named once; others are not named."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def what_was_seen(kept: tf.Variable) -> Callable[[], Any]:
 
 
 class Net(keras.Model):
-    """A user's model, whose base class has lists of its own."""
+    """A user's model, whose base class has its own lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def test_a_step_that_a_strategy_runs_is_searched(
 def test_an_iterator_that_starts_from_the_beginning_is_named(
     program: Program, make: Any, is_named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that begins behind what was read is as good as a kept one."""
+    """An iterator that skips the consumed elements is as good as a saved iterator."""
     iterator = make()
     with program.handler() as handler:
         for _ in range(3):
@@ -362,7 +362,7 @@ def test_a_loop_over_the_data_service_gets_advice_that_applies(
 
 
 class Seen(State):
-    """A user's State, of what lies in another object."""
+    """A user's State that saves a value of another object."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__("seen")
@@ -376,7 +376,7 @@ class Seen(State):
 
 
 class Holder(State):
-    """A user's State that holds what it does not save alone."""
+    """A user's State that references a value without saving it."""
 
     def __init__(self, held: Any) -> None:
         super().__init__("holder")
@@ -426,7 +426,7 @@ def test_a_state_may_save_by_a_checkpoint_of_its_own(
 
 @dataclasses.dataclass
 class Step:
-    """A user's step with data of its own, which equal others by its fields."""
+    """A user's step with data; two such steps are equal by their fields."""
 
     weights: np.ndarray[Any, Any]
     number: int = 0

@@ -45,7 +45,7 @@ URL = "gs://bucket/run"
 
 
 class Cloud:
-    """A bucket, and machines that have a scratch directory each."""
+    """A bucket, and machines that each have a scratch directory."""
 
     def __init__(
         self, server: GcsServer, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -60,7 +60,7 @@ class Cloud:
         self.go_to("first")
 
     def go_to(self, machine: str) -> None:
-        """What starts from now on is on this machine."""
+        """Makes later starts run on this machine."""
         self._monkeypatch.setenv(VARIABLE, str(self.folder / machine))
 
     @property
@@ -77,7 +77,7 @@ class Cloud:
         return [each.step for each in catalog.commits(store, pytest.fail)]
 
     def empty(self) -> None:
-        """The user deletes all that is in the bucket."""
+        """Deletes all objects of the bucket, as the user may."""
         store = open_store(URL)
         for name in list(store.list()):
             store.delete(name)
@@ -90,7 +90,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
 
 
 def train(steps: int, **more: object) -> tuple[list[float], int]:
-    """A program from its start to its end: the weights, and where it has begun."""
+    """Runs a program to its end; returns the weights, and the step of its start."""
     with current_session.new_process():
         program = Program(URL)  # type: ignore[arg-type]
         with program.handler(**more) as handler:
@@ -101,10 +101,10 @@ def train(steps: int, **more: object) -> tuple[list[float], int]:
 
 
 def die_after(step: int, *, deletes: bool = False) -> None:
-    """A program that dies behind its commit of a step, before the upload begins.
+    """Runs a program that crashes after its commit of a step, before the upload.
 
     Args:
-        step: of the commit.
+        step: step of the commit.
         deletes: whether the program deletes the commit that it restored.
     """
     with current_session.new_process(), pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def test_a_start_lists_the_mirror_before_and_under_its_lease_and_not_again(
 
 
 def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
-    """The weights, a State and the generators are what they were."""
+    """The weights, a State and the generators have the saved values."""
     word = Words("word", "before")
     with current_session.new_process():
         program = Program(URL)  # type: ignore[arg-type]
@@ -228,7 +228,7 @@ def test_the_journal_of_a_deleted_run_is_deleted(
 def test_a_commit_of_another_machine_takes_precedence(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though it has committed less than what died here."""
+    """Even if it is older than the commits of the crashed process on this machine."""
     train(2)
     die_after(9)
     cloud.go_to("second")
@@ -241,7 +241,7 @@ def test_a_commit_of_another_machine_takes_precedence(
 def test_a_copy_that_was_not_noted_is_known_again(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process died between the marker and the note; then one more commit."""
+    """The process crashed between the marker and the note; then one more commit."""
     train(2)
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -256,7 +256,7 @@ def test_a_copy_that_was_not_noted_is_known_again(
 def test_a_worker_on_another_disk_becomes_the_chief(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own commits, which never reached the bucket, have the higher sequences."""
+    """Its own commits have higher sequence numbers, but were never uploaded."""
     train(2)
     for step in (8, 9):
         die_after(step)
@@ -318,7 +318,7 @@ def test_a_bucket_that_does_not_answer_ends_the_start(
 
 
 def test_two_programs_at_once(cloud: Cloud) -> None:
-    """On one machine they share the scratch directory."""
+    """On one machine both programs share the scratch directory."""
     with current_session.new_process():
         first = Program(URL).handler()  # type: ignore[arg-type]
         with pytest.raises(errors.ConfigurationError, match="is open in"):
@@ -402,7 +402,7 @@ def local_commit(folder: Path, steps: int) -> Path:
 
 
 def test_a_run_of_an_earlier_version_is_continued(cloud: Cloud, tmp_path: Path) -> None:
-    """It committed in the bucket itself, each commit under a name of its save."""
+    """That version committed in the bucket itself, under names of its saves."""
     for steps in (2, 3):
         commit = local_commit(tmp_path / f"old-{steps}", steps)
         put(commit, f"commit-{steps}abc-0/")

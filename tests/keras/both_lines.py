@@ -1,4 +1,4 @@
-"""What tests of callbacks share: both lines of Keras, how states travel and look."""
+"""Helpers of the callback tests for both Keras: saved states and comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN_TO_A_FIT = {
     *("params", "_model", "model", "csv_file", "writer", "filepath", "filename"),
     *("log_dir", "_log_write_dir", "_train_dir", "_val_dir", "_write_filepath"),
     *("_writers", "_prev_summary_state", "_batch_start_time", "_epoch_start_time"),
-    "_previous_epoch_iterations",  # a tensor, which comes back as a NumPy number
+    "_previous_epoch_iterations",  # a tensor, which is restored as a NumPy number
 }
 
 
@@ -27,13 +27,13 @@ def callbacks_of(line):
 
 
 def travelled(states):
-    """As a commit writes them and another process reads them."""
+    """Returns states after a commit and a read by another process."""
     header = json.loads(json.dumps(states.header))
     return EncodedValue(header=header, arrays=tuple(map(bytes, states.arrays)))
 
 
 def looks(callbacks):
-    """Everything that can be compared in callbacks and their progress bars."""
+    """Returns all comparable values of callbacks and their progress bars."""
     found = []
     for callback in callbacks:
         found.append(

@@ -1,4 +1,4 @@
-"""What the tests of Keras share: no garbage collection while they run."""
+"""No garbage collection during the Keras tests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 @pytest.fixture(scope="package", autouse=True)
 def uncollected() -> Iterator[None]:
-    """Leaves the models of finished tests where they are; they need 2 GiB or less.
+    """Keeps the models of finished tests in memory, at most 2 GiB.
 
-    To collect them takes TensorFlow up to 140 s at a time, half the time of these
-    tests; what is frozen is not looked at later either.
+    A garbage collection of these models takes TensorFlow up to 140 s, half of the time
+    of these tests. Frozen objects are not traversed by later collections.
     """
     gc.disable()
     yield

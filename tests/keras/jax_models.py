@@ -8,11 +8,11 @@ import jax
 
 
 def make(keras: Any, kind: str, steps: int) -> Any:
-    """A model, unbuilt and compiled.
+    """Returns a compiled model without variables.
 
     Args:
         keras: Keras 3 on JAX.
-        kind: see `matrix.KINDS`.
+        kind: name in `matrix.KINDS`.
         steps: steps_per_execution.
     """
     layers = [

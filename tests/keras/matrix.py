@@ -1,14 +1,15 @@
-"""The matrix of exact resumes: its cells, a pairwise cover, the program that runs them.
+"""The matrix of exact resumes: its cells, a pairwise cover, and a program to run cells.
 
     python -m tests.keras.matrix LINE DIRECTORY
 
-reads cells as JSON lines and writes a line for each, `result {...}`. A cell is a fit
-that is interrupted by SIGTERM once or more, and goes on each time with fresh objects in
-the same process; it is compared, byte for byte, with one that was left alone. Logical
-devices, determinism and seeds belong to a process, so this is one of its own.
+The program reads cells as JSON lines, and writes a line `result {...}` for each cell. A
+cell is a fit that is interrupted by SIGTERM at least once, and resumes each time with
+new objects in the same process. The result is compared, byte for byte, with an
+uninterrupted fit. Logical devices, determinism and seeds belong to a process, so the
+program is a separate process.
 
-The order of the samples is kept by the model itself: a metric, in all replicas, hashes
-their indices as they come, and is never reset. Its value is in each epoch's logs.
+The model itself records the order of the samples: a metric, in all replicas, hashes
+their indices and is never reset. Its value is in each epoch's logs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ HELD_OUT = 43  # 6 batches of validation
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One combination."""
+    """A combination of features."""
 
     line: str
     data: str
@@ -100,7 +101,7 @@ def _pairwise(every: Sequence[Cell]) -> list[Cell]:
     chosen: list[Cell] = []
 
     def worth(cell: Cell) -> tuple[int, ...]:
-        """How much it adds; then the quicker one."""
+        """Returns the number of new pairs of a cell, and its speed for ties."""
         is_new = _undisturbed(cell) not in map(_undisturbed, chosen)
         return len(pairs(cell) & uncovered), -cell.devices * cell.steps, -is_new
 
@@ -120,7 +121,7 @@ def pairs(cell: Cell) -> frozenset[Any]:
 
 @functools.cache
 def _undisturbed(cell: Cell) -> Cell:
-    """What it is compared with."""
+    """Returns the result without interruptions."""
     return dataclasses.replace(cell, interruption="none")
 
 
@@ -128,7 +129,7 @@ def _undisturbed(cell: Cell) -> Cell:
 
 
 def cuts(cell: Cell) -> list[tuple[str, int, int]]:
-    """Where the signals come: hook, epoch, batch."""
+    """Returns the points of the signals: hook, epoch, batch."""
     last = BATCHES - 1 if cell.steps == 1 else 8
     return {
         "first": [("end", 0, cell.steps - 1)],
@@ -151,7 +152,7 @@ def at_random(cell: Cell) -> list[tuple[str, int, int]]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is compared."""
+    """The compared values."""
 
     weights: str
     optimizer: str
@@ -194,7 +195,7 @@ class Program:
         self.undisturbed = functools.cache(self.train_undisturbed)
 
     def run_cell(self, cell: Cell, directory: Path) -> dict[str, Any]:
-        """Trains with interruptions; what differs from a training without."""
+        """Trains with interruptions; returns the differences from a plain fit."""
         began = time.monotonic()
         expected = self.undisturbed(_undisturbed(cell), directory)
         place = directory / cell.id
@@ -223,7 +224,7 @@ class Program:
     def train(
         self, cell: Cell, directory: Path, left: list[Any] | None = None
     ) -> Outcome:
-        """One start of the program; without our callback where `left` is None."""
+        """Makes one start of the program; without the callback if `left` is None."""
         directory.mkdir(exist_ok=True)
         self.keras.backend.clear_session(*self.without_collecting)
         self.keras.utils.set_random_seed(7)
@@ -300,7 +301,7 @@ class Program:
         return [ours, *found, interrupter(kinds.Callback, left)]
 
     def data(self, kind: str) -> dict[str, Any]:
-        """Fresh data: what `fit` takes."""
+        """Returns new arguments of `fit` for the data."""
         tf, x, y = self.tf, self.x[:SAMPLES], self.y[:SAMPLES]
         if kind == "tfdata":
             data = tf.data.Dataset.from_tensor_slices((x, y))
@@ -328,7 +329,7 @@ class Program:
         return {"x": rows.map(lambda row: (x[row], y[row])).batch(BATCH)}
 
     def keras_alone_on_two_devices(self) -> None:
-        """What the matrix leaves out, without our callback."""
+        """Runs the combinations that the matrix omits, without the callback."""
         cell = Cell(
             line=self.line, data="tfdata", devices=2, steps=4, interruption="first"
         )
@@ -427,7 +428,7 @@ def interrupter(base: type, left: list[Any]) -> Any:
 
 
 def preempt() -> None:
-    """SIGTERM to this process; returns when the loop will see it."""
+    """Sends SIGTERM to this process; returns when the loop can see the notice."""
     from tests.handler.program import is_told
 
     os.kill(os.getpid(), signal.SIGTERM)
@@ -438,7 +439,7 @@ def preempt() -> None:
 
 
 def digest(variables: Iterable[Any]) -> str:
-    """Of all bytes of all replicas."""
+    """Returns a digest of all bytes of all replicas."""
     from tfpreempt.checkpoint.tensors.variables import local_parts
 
     parts = [
@@ -451,7 +452,7 @@ def digest(variables: Iterable[Any]) -> str:
 
 
 def main(line: str, directory: Path) -> None:
-    """Runs what stands in the standard input."""
+    """Runs the cells from the standard input."""
     program = Program(line)
     for request in map(json.loads, sys.stdin):
         try:

@@ -1,4 +1,4 @@
-"""States of tf.data iterators as bytes, and what is left to read of one."""
+"""States of tf.data iterators as bytes, and the remaining elements of an iterator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfpreempt.checkpoint.tensors.iterator_state import pack, unpack
 
 
 def serialize(iterator):
-    """Refuses what tf.data calls external state."""
+    """Returns the state as bytes; refuses a state that tf.data calls external."""
     file = io.BytesIO()
     write_parts(file, None, pack(iterator._serialize_to_tensors()["_STATE"]))
     return file.getvalue()

@@ -1,6 +1,6 @@
-"""Small fits that are preempted and started again, in the process of the tests.
+"""Small fits that are preempted and restarted, in the process of the tests.
 
-A start makes everything anew, the model, the data and the callbacks, and forgets what
+A start creates the model, the data and the callbacks again, and resets the state that
 tfpreempt keeps for a process. Notices come from a button, not from signals.
 """
 
@@ -36,17 +36,17 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 class Machine:
-    """What a test does to a program.
+    """The test's influence on a program.
 
     Args:
         line: "keras" or "tf_keras".
-        directory: for checkpoints and other files.
+        directory: directory for checkpoints and other files.
 
     Attributes:
-        cuts: where notices are still to come: hook, epoch, batch. The hooks are "begin"
-            and "end" of a train batch, "test" (the begin of a test batch), "epoch"
-            (the end of an epoch, batch 0).
-        codes: what the process was left with so far.
+        cuts: remaining points of notices: hook, epoch, batch. The hooks are "begin" and
+            "end" of a train batch, "test" (the begin of a test batch), "epoch" (the end
+            of an epoch, batch 0).
+        codes: exit codes of the process so far.
     """
 
     def __init__(self, line: str, directory: Path) -> None:
@@ -144,7 +144,7 @@ class Machine:
         return model
 
     def arrays(self) -> dict[str, Any]:
-        """What `fit` takes."""
+        """Returns arguments of `fit`."""
         return {"x": X, "y": Y, "batch_size": BATCH, "shuffle": True}
 
     def fit(
@@ -158,7 +158,7 @@ class Machine:
 
     @property
     def commits(self) -> list[int]:
-        """The steps that are committed, of those that are kept."""
+        """Returns the steps of the kept commits."""
         found = self.checkpoints.glob("*/COMMITTED")
         return sorted(int(path.parent.name.partition(".")[0]) for path in found)
 
@@ -171,7 +171,7 @@ def _method(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def values(model: Any) -> dict[str, bytes]:
-    """All that a model and its optimizer hold."""
+    """Returns all values of a model and its optimizer."""
     optimizer = model.optimizer.variables
     found = [*model.variables, *(optimizer() if callable(optimizer) else optimizer)]
     metrics = [v for metric in model.metrics for v in metric.variables]
@@ -199,10 +199,10 @@ def machine(line: str) -> Iterator[Machine]:
 
 
 class Seen:
-    """What was trained on, batch by batch: the first feature of each sample.
+    """The trained samples, batch by batch: the first feature of each sample.
 
     Attributes:
-        epochs: by number, the batches in their order.
+        epochs: batches in their order, by number of the epoch.
     """
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class Seen:
         self._epoch = 0
 
     def model(self, machine: Machine) -> Any:
-        """A model that notes what it is given, and learns nothing."""
+        """Returns a model that records its inputs, and learns nothing."""
         note = self._note
 
         class Watched(machine.keras.Model):

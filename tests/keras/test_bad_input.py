@@ -1,6 +1,6 @@
-"""What cannot work is refused, before training, by name and with a fix.
+"""Unsupported programs are refused before training, with a name and advice.
 
-Nothing is deleted then, and the right program still goes on.
+No file is deleted, and the correct program resumes afterwards.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_callback_can_be_pickled(
 
 @LINES
 def test_a_callback_is_an_instance_of_keras_callback(line: str, tmp_path: Path) -> None:
-    """Of both lines at once, for libraries that sort callbacks by their class."""
+    """Of both Keras at once, for libraries that sort callbacks by class."""
     keras = importlib.import_module(line)
     callback = PreemptionCallback(tmp_path)
     assert isinstance(callback, keras.callbacks.Callback)
@@ -120,7 +120,7 @@ def test_subclasses_of_a_program_work_as_those_of_other_classes(
 
 @LINES
 def test_a_subclass_may_inherit_from_keras_callback_as_well(on: Machine) -> None:
-    """As users write who know only Keras' own class; `model` is read-only there."""
+    """As users write who know only Keras' class; `model` is read-only there."""
     callback = on.keras.callbacks.Callback
     mine = type("Mine", (PreemptionCallback, callback), {})(on.checkpoints)
     on.model().fit(X, Y, batch_size=BATCH, callbacks=[mine], verbose=0)
@@ -147,7 +147,7 @@ def test_the_class_of_a_callback_imports_no_keras(
 
 @pytest.fixture(scope="module")
 def interrupted_runs() -> Iterator[dict[str, Path]]:
-    """For each Keras, checkpoints of a run that was interrupted in its second epoch."""
+    """Returns, for each Keras, checkpoints of a run interrupted in its second epoch."""
     with machine("keras") as on, machine("tf_keras") as legacy:
         for each in (on, legacy):
             each.start()
@@ -161,7 +161,7 @@ def interrupted_runs() -> Iterator[dict[str, Path]]:
 def interrupted(
     on: Machine, line: str, interrupted_runs: dict[str, Path]
 ) -> Callable[[], None]:
-    """Puts those checkpoints in place; afterwards shows that nothing is lost."""
+    """Copies these checkpoints; checks afterwards that no file is lost."""
     shutil.copytree(interrupted_runs[line], on.checkpoints)
     before = contents(on.checkpoints)
 
@@ -173,8 +173,11 @@ def interrupted(
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """All files but the journal, which grows, and the lease: this process, which
-    stands for several, holds it until its next fit, or until it ends."""
+    """Returns all files except the journal, which grows, and the lease.
+
+    This process stands for several processes, and has the lease until its next fit or
+    its end.
+    """
     apart = {"journal", ".tfpreempt-lease"}
     return {
         str(path.relative_to(directory)): path.read_bytes()
@@ -247,9 +250,9 @@ def test_a_layer_less(on: Machine, line: str, interrupted: Check) -> None:
 def test_other_settings_of_the_optimizer(
     on: Machine, line: str, interrupted: Check
 ) -> None:
-    """TensorFlow alone would leave the momentum out, and say nothing.
+    """TensorFlow alone would omit the momentum without a message.
 
-    tf_keras makes a slot for it in any case.
+    tf_keras makes the slot in any case.
     """
 
     def program() -> Any:
@@ -443,7 +446,7 @@ def test_another_backend(
 @LINES
 @pytest.mark.parametrize("has_length", [True, False])
 def test_an_empty_dataset(on: Machine, line: str, has_length: bool) -> None:
-    """tf_keras says so itself; Keras 3 would train nothing, epoch after epoch."""
+    """tf_keras raises an error; Keras 3 would train empty epochs."""
 
     def program() -> Any:
         data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
@@ -489,7 +492,7 @@ def test_data_that_became_shorter_unnoticed(on: Machine, line: str) -> None:
 
 @LINES
 def test_an_end_that_cannot_be_saved(on: Machine, line: str) -> None:
-    """The fit does not pass for a success; a start repeats what is not committed."""
+    """The fit raises an error; the next start repeats the uncommitted steps."""
     in_the_way = on.checkpoints / ".tfpreempt-staging"
 
     def block(logs: Any = None) -> None:
@@ -509,7 +512,7 @@ def test_an_end_that_cannot_be_saved(on: Machine, line: str) -> None:
 
 
 def test_a_commit_of_an_earlier_version_is_recognized() -> None:
-    """Its metrics and seeds lie elsewhere."""
+    """Metrics and seeds have other positions in such a commit."""
     state = FitRecord("tfpreempt.keras", lambda: pytest.fail("nothing is saved"))
     file = io.BytesIO()
     write_parts(file, {"progress": {}, "callbacks": {}}, [])

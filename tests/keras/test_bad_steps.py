@@ -1,4 +1,4 @@
-"""Which steps are bad, and which are left out; without TensorFlow."""
+"""Choice of bad steps, and of the steps to leave out; without TensorFlow."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def started(journal: Journal, store: LocalStore | None) -> BadStepGuard:
 
 
 def test_the_journal_gets_the_records_of_other_machines(tmp_path: Path) -> None:
-    """So a replay, which has no mirror, finds them; a crash still counts once."""
+    """A replay has no mirror, and reads the journal; each crash counts once."""
     store = LocalStore(str(tmp_path / "mirror"))
     for worker, batches in ((0, [(5, False), (7, True)]), (1, [(9, False)])):
         other = Journal(tmp_path / "other", worker)

@@ -57,7 +57,7 @@ def data(bad: int, *, value: float = np.nan, left_out: int = 0) -> Any:
 def trained(
     on: Machine, batches: Any, *, steps: int = 1, epochs: int = EPOCHS, **options: Any
 ) -> Any:
-    """All that comes out of a fit; without options, of a fit without our callback."""
+    """Returns all results of a fit; without options, of a fit without the callback."""
     model = on.model(steps_per_execution=steps)
     seen: list[str] = []
     hooks = on.callback(

@@ -1,4 +1,4 @@
-"""The file of a CSVLogger is after a restart what it would have been without."""
+"""After a restart the file of a CSVLogger equals that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_log_on_a_disk_of_its_own_comes_back_in_a_new_place(line, tmp_path):
 
 @pytest.mark.parametrize("done", [0, 1])
 def test_a_log_that_only_tensorflow_can_open(done, tmp_path):
-    """Of tf_keras only: that of Keras 3 fails there at the end of any fit."""
+    """tf_keras only: the CSVLogger of Keras 3 fails at the end of any such fit."""
     path = f"file://{tmp_path}/log.csv"
     old = begun("tf_keras", path)
     train(old, *range(done))

@@ -19,7 +19,7 @@ from tfpreempt.keras.callbacks import callback_list, callback_state
 
 
 class Callback:
-    """What Keras' base class sets."""
+    """The attributes that Keras' base class sets."""
 
     def __init__(self):
         self.params = None
@@ -223,7 +223,7 @@ def test_of_a_subclass_only_what_it_adds_is_named():
 
 
 def test_defaults_of_a_class_that_training_changes_are_named():
-    """What no method assigns stays as it is."""
+    """Attributes that no method assigns are constant."""
 
     class Base(Callback):
         seen, best, rate = 0, math.inf, 0.1

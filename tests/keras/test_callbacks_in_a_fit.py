@@ -1,7 +1,7 @@
-"""The callbacks of Keras 3 and tf_keras go on in a fresh fit as if nothing had been.
+"""Callbacks of Keras 3 and tf_keras continue in a new fit without a difference.
 
-One fit of each Keras runs through; its state in the middle of an epoch is put into the
-fresh callbacks of another one, which must end with the same.
+One fit of each Keras runs without interruption. Its state in the middle of an epoch is
+restored into the new callbacks of another fit, which must have the same results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP = PLACE[0] * BATCHES + PLACE[1]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a commit would hold."""
+    """The contents of a commit."""
 
     values: list[Any]  # of all variables at the beginning of the epoch
     states: EncodedValue
@@ -107,7 +107,7 @@ def train(model, callbacks, initial_epoch=0):
 
 
 def run_through(line, callbacks):
-    """A fit without interruption; what was taken on its way."""
+    """Runs a fit without interruption; returns the states during the fit."""
     model = build(line)
     taken: dict[str, Any] = {}
 
@@ -124,7 +124,7 @@ def run_through(line, callbacks):
 
 
 def go_on(line, callbacks, taken):
-    """A fit that begins with the epoch; what the callbacks look like when restored."""
+    """Runs a fit from the epoch; returns the callbacks' values after the restore."""
     model = build(line)
     for variable, value in zip(variables(model), taken.values, strict=True):
         variable.assign(value)

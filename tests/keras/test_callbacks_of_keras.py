@@ -146,9 +146,9 @@ def test_batch_counters_of_an_extended_fit(line, tmp_path):
 
 
 def test_the_open_writer_counts_from_the_restored_step(tmp_path):
-    """Of Keras 3 only: that of tf_keras reads a counter of the model."""
+    """Keras 3 only: the callback of tf_keras reads a counter of the model."""
     step = tf.summary.experimental.get_step
-    tf.summary.experimental.set_step(None)  # a fit that was cut off leaves its own
+    tf.summary.experimental.set_step(None)  # left open by an interrupted fit
     saved, fresh = (
         callbacks_of("keras").TensorBoard(str(tmp_path), 0, False, update_freq="batch")
         for _ in range(2)

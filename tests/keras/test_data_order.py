@@ -37,13 +37,13 @@ def on(line: str) -> Iterator[Machine]:
 
 
 def resume(on: Machine, before: Data, after: Data, seed: int = 7) -> None:
-    """Interrupts a fit over some data, and resumes it over others.
+    """Interrupts a fit with some data, and resumes the fit with other data.
 
     Args:
-        on: where the fit runs.
-        before: what the first start passes to `fit`.
-        after: what the second start passes.
-        seed: set by the second start.
+        on: environment of the fit.
+        before: arguments of `fit` in the first start.
+        after: arguments of `fit` in the second start.
+        seed: seed of the second start.
     """
     on.start()
     on.cuts = [("begin", 1, 3)]
@@ -58,7 +58,7 @@ def pipeline(dataset: Any) -> dict[str, Any]:
 
 
 def indexed(seed: int = 7, size: int = SAMPLES, **more: Any) -> Data:
-    """A pipeline of as many batches whatever its size."""
+    """Returns a pipeline with the same number of batches for any size."""
 
     def sample(index: Any) -> Any:
         row = index % SAMPLES

@@ -1,4 +1,4 @@
-"""Cases that a review found, each of which went wrong before; see programs/edges.py."""
+"""Cases of a review that failed before; see programs/edges.py."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_stop_by_the_handler_of_the_signal_ends_no_fit(
 def test_a_process_searches_once_for_the_keys_of_all_saves(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its first step, so that a notice finds the keys."""
+    """After its first step, so that the keys are known at a notice."""
     steps: list[int] = []
     searches: list[int] = []
     watch_searches(monkeypatch, lambda: searches.append(len(steps)))
@@ -158,7 +158,7 @@ FREQUENCIES = ["epoch", None, BATCHES + 1, datetime.timedelta(hours=1)]
 def test_a_callback_that_fails_costs_no_epoch(
     on: Machine, line: str, held_out: dict[str, Any], save_freq: Any
 ) -> None:
-    """It ends the second epoch again, and no batch of the epoch is trained again."""
+    """The second epoch ends again, and no batch of the epoch is trained again."""
     epochs: list[int] = []
 
     def fail() -> None:

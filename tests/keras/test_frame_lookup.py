@@ -1,4 +1,4 @@
-"""A running `fit` as other threads see it, without a Keras."""
+"""A running `fit` seen from other threads, without Keras."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def note(found: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="variables are no copy there")
 def test_to_know_whether_a_fit_runs_does_not_renew_its_variables() -> None:
-    """Where a watcher's thread did, workers ended by SIGSEGV."""
+    """When a watcher thread did so, workers ended by SIGSEGV."""
     found = Model().fit()
     assert found["runs"]
     assert found["newest"] == "before"
@@ -49,7 +49,7 @@ def test_to_know_whether_a_fit_runs_does_not_renew_its_variables() -> None:
 
 
 class Iterator:
-    """Of an epoch."""
+    """The iterator of an epoch."""
 
 
 class ModelWithLogs:

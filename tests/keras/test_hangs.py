@@ -1,4 +1,4 @@
-"""What a fit tells its supervisor: only steps can hang."""
+"""Heartbeats of a fit for its supervisor: only steps can hang."""
 
 from __future__ import annotations
 

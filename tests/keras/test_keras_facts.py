@@ -1,6 +1,6 @@
-"""What resuming with Keras alone gets wrong, one test for each; ours gets it right.
+"""Errors of a resume with Keras alone, one test for each; tfpreempt resumes correctly.
 
-Where it costs nothing, the test also shows that Keras still is so.
+If the check is cheap, the test also shows that Keras still has the error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Noted:
 
 @functools.cache
 def noted_once(line: str, *cuts: Any) -> tuple[Any, Noted]:
-    """What `noted` gives on a machine of its own."""
+    """Returns the result of `noted` in a separate environment."""
     with machine(line) as on:
         return noted(on, *cuts)
 
@@ -175,7 +175,7 @@ def test_keras_never_clears_the_initial_epoch(on: Machine, line: str) -> None:
 
 
 def trained_batches(on: Machine, *cuts: Any, seed: int | None = 7) -> list[Any]:
-    """What each epoch was trained on, from shuffled arrays."""
+    """Returns the trained batches of each epoch, from shuffled arrays."""
     seen = Seen()
     rows = np.arange(SAMPLES, dtype="float32")[:, None]
 
@@ -209,7 +209,7 @@ def test_a_second_kill_in_the_resumed_epoch(on: Machine, line: str) -> None:
 
 @LINES
 def test_stopped_training_keeps_its_checkpoint(on: Machine, line: str) -> None:
-    """F: Keras 3 deletes the backup, so that the next start trains from anew."""
+    """F: Keras 3 deletes the backup, so the next start trains from scratch."""
 
     def program() -> tuple[Any, list[int]]:
         steps: list[int] = []
@@ -235,7 +235,7 @@ def test_stopped_training_keeps_its_checkpoint(on: Machine, line: str) -> None:
 
 @pytest.fixture
 def harmless_sigterm() -> Iterator[list[int]]:
-    """A signal that nobody else handles does not end the tests."""
+    """Makes a SIGTERM without a handler harmless for the tests."""
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda signum, frame: came.append(signum))
     yield came
@@ -292,7 +292,7 @@ def test_two_undisturbed_runs_are_identical(
 
 @LINES
 def test_our_callback_changes_nothing(on: Machine, line: str) -> None:
-    """A fit that is not interrupted is what it is without the callback."""
+    """An uninterrupted fit has equal results with and without the callback."""
 
     def program(ours: Any = None) -> tuple[Any, Any]:
         model = on.model()
@@ -306,7 +306,7 @@ def test_our_callback_changes_nothing(on: Machine, line: str) -> None:
 
 
 def test_the_versions_are_those_that_were_tried() -> None:
-    """The facts are of these; another version needs a look at each of them."""
+    """The facts hold for these versions; check each fact for another version."""
     found = {name: importlib.import_module(name).__version__ for name in VERSIONS}
     assert {n: v.rpartition(".")[0] for n, v in found.items()} == VERSIONS
 

@@ -86,7 +86,7 @@ def lazily_built(on: Machine) -> Made:
 
 
 def two_optimizers(on: Machine) -> Made:
-    """Each has slots for its own part; other metrics are made by the validation."""
+    """Each optimizer has slots for its part; the validation creates other metrics."""
     keras = on.keras
 
     class Pair(keras.Model):
@@ -117,7 +117,7 @@ def two_optimizers(on: Machine) -> Made:
 
 
 def gan(on: Machine) -> Made:
-    """Its optimizers, networks, losses and counts lie in lists and dicts."""
+    """Its optimizers, networks, losses and counts are in lists and dicts."""
     keras = on.keras
 
     class Gan(keras.Model):
@@ -159,7 +159,7 @@ def gan(on: Machine) -> Made:
 
 
 def counting(on: Machine) -> Made:
-    """Python numbers and lists that an eager step changes, at many places."""
+    """An eager step changes Python numbers and lists in many objects."""
     keras = on.keras
 
     class Loss(keras.losses.Loss):
@@ -181,7 +181,7 @@ def counting(on: Machine) -> Made:
             return inputs * (1 + self.calls % 3)
 
     class Pool:
-        """Of the program's own, as CycleGANs have one."""
+        """An image pool of the program, as in a CycleGAN."""
 
         def __init__(self) -> None:
             self.losses: list[float] = []
@@ -271,7 +271,7 @@ def of_classes(on: Machine) -> Made:
 
 
 def compiled_by_xla(on: Machine) -> Made:
-    """With masks, which Keras 3 draws within what is compiled."""
+    """With masks that Keras 3 draws inside of the compiled function."""
     keras = on.keras
     model = small(on, keras.layers.Dropout(0.3), keras.layers.BatchNormalization())
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=True)
@@ -373,7 +373,7 @@ def test_a_value_edited_between_two_starts_is_kept(on: Machine, line: str) -> No
 
 @LINES
 def test_a_step_that_is_traced_counts_its_traces(on: Machine, line: str) -> None:
-    """As in a run that was never interrupted: it is traced again."""
+    """As in an uninterrupted run: the step is traced again."""
 
     def traced(ours: Any = None) -> Any:
         class Traced(on.keras.Sequential):
@@ -453,7 +453,7 @@ def test_a_model_is_fitted_again_after_its_fit_died(on: Machine, line: str) -> N
 
 @LINES
 def test_a_train_function_that_is_made_again(on: Machine, line: str) -> None:
-    """A callback that unfreezes layers has it made again."""
+    """A callback that unfreezes layers makes the train function again."""
 
     def unfreezing(ours: Any = None) -> Any:
         model = on.model()
@@ -875,7 +875,7 @@ def test_restore_false_trains_from_the_beginning(on: Machine, line: str) -> None
 def test_stock_tensorflow_restores_the_latest_checkpoint(
     on: Machine, line: str
 ) -> None:
-    """It is a path, as of a CheckpointManager, and the newest of `checkpoints()`."""
+    """The value is a path, like that of a CheckpointManager."""
     ours = on.preemption()
     model = on.model()
     assert (ours.latest_checkpoint, ours.checkpoints()) == (None, [])
@@ -924,7 +924,7 @@ def test_data_that_shuffle_themselves_without_a_seed_are_named(
 
 
 def without_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the commit was made by another number of workers."""
+    """Stands for a commit by another number of workers."""
     load = FitRecord.load
     monkeypatch.setattr(
         FitRecord,
@@ -937,7 +937,7 @@ def without_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_metrics_of_the_validation_are_made_on_workers_without_a_part(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are variables of all workers: one that made none would be waited for."""
+    """All workers must create these variables: the others would wait."""
 
     def program() -> int:
         keras = on.keras
@@ -984,7 +984,7 @@ def test_metrics_of_the_validation_are_made_on_workers_without_a_part(
 def test_no_batch_is_repeated_for_workers_without_a_part(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One iterator serves all epochs, and goes on after a validation is repeated."""
+    """One iterator serves all epochs, and continues after a repeated validation."""
     seen = Seen()
     rows = [[float(row)] for row in range(2 * BATCHES)]
 

@@ -1,6 +1,6 @@
-"""The position in other people's loaders: Grain's, and iterators that know their place.
+"""Positions of other loaders: Grain's, and iterators with a position.
 
-The model notes what it is given, as in test_position.py.
+The model records its inputs, as in test_position.py.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RowsWithState(Rows):
 
 
 class RowsThatBeginAnew(RowsWithState):
-    """As many write them; tf_keras sees the first batch twice."""
+    """Restarts with each iteration, as many loaders do; tf_keras repeats a batch."""
 
     def __iter__(self) -> Rows:
         self.place = 0
@@ -112,7 +112,7 @@ class RowsThatBeginAnew(RowsWithState):
 
 
 class RowsElsewhere(RowsWithState):
-    """Its iterator is another object, of which its own state says nothing."""
+    """Its iterator is another object, whose position is not in its own state."""
 
     def __iter__(self) -> Any:
         return Rows()
@@ -179,7 +179,7 @@ def test_grain_resumes_exactly(on: Machine, line: str, name: str) -> None:
 def test_nothing_is_read_again(
     on: Machine, line: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Keras looks at two batches to see what they are like; training has three left."""
+    """Keras reads two batches to find their shapes; three are left for training."""
     with caplog.at_level(logging.WARNING):
         train(on, GRAIN[name], ("begin", 2, 3))
     assert len(READ) == 2 * BATCH + SAMPLES - 3 * BATCH
@@ -247,7 +247,7 @@ def test_a_users_iterator_resumes_at_once(
     with caplog.at_level(logging.WARNING):
         assert train(on, kind, *OFTEN, **OWN) == expected
     assert "batches before the position again" not in caplog.text
-    # One batch to see what they are like, three that are left, and what is read ahead.
+    # One batch to find the shapes, three remaining batches, and the prefetched batches.
     assert len(READ) <= BATCH * (1 + 3 + 6)
 
 
@@ -286,7 +286,7 @@ def test_without_a_position_all_batches_are_read_again(
 def test_a_loader_read_by_several_threads_has_no_position(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which thread gets which batch is chance; so nothing is promised but a word."""
+    """Threads get batches in random order, so a warning is all that is promised."""
     with caplog.at_level(logging.WARNING):
         train(on, RowsWithState, *OFTEN, **OWN, workers=2)
     assert "batches before the position again" in caplog.text
@@ -297,7 +297,7 @@ def test_a_loader_read_by_several_threads_has_no_position(
 def test_a_position_that_becomes_unknown(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is never a wrong place: all is read again, and from there it is known."""
+    """The position is never wrong: batches are read again up to a known position."""
 
     class Odd(RowsWithState):
         def get_state(self) -> Any:

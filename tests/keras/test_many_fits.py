@@ -1,4 +1,4 @@
-"""Programs around `fit`: several fits, evaluations, places and settings."""
+"""Programs around `fit`: several fits, evaluations, directories and settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def result(model: Any, history: Any) -> Result:
 
 
 def alone(on: Machine, program: Callable[..., Any]) -> Any:
-    """What a program comes to without our callback."""
+    """Returns the results of a program without the callback."""
     on.start()
     return program(False)
 
@@ -167,7 +167,7 @@ def test_a_finished_program_of_two_fits_trains_nothing(on: Machine, line: str) -
 
 
 def wide(on: Machine) -> Any:
-    """Another model than `on.model()`."""
+    """Returns another model than `on.model()`."""
     model = on.keras.Sequential([on.keras.layers.Dense(3), on.keras.layers.Dense(1)])
     model.compile("adam", "mse", jit_compile=False)
     return model
@@ -276,7 +276,7 @@ def test_the_end_of_a_fold_is_given_to_no_other_fold(on: Machine, line: str) -> 
 def test_a_fold_given_by_a_program_argument_is_refused(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each start has other arrays, and says so in its command line."""
+    """Each start has other arrays, and another argument in its command line."""
     on.run(lambda: on.fit(epochs=1))
     for fold in (2, 3, 4):
         on.start()
@@ -316,7 +316,7 @@ def test_the_fit_after_one_that_resumed_on_other_data_has_its_data_compared(
 def test_a_fit_that_resumes_on_other_data_is_named(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A split without a seed, say; an exact copy is not named."""
+    """Such as a split without a seed; a copy of the data is not named."""
     rows = [{}, {"x": X + 0, "y": Y + 0}, OTHER_ROWS]
     cuts = [("begin", 0, 1), ("begin", 0, 2)]
     on.run(lambda: on.fit(epochs=1, **rows.pop(0)), *cuts)
@@ -348,7 +348,7 @@ def test_values_of_a_validation_are_not_kept_after_its_epoch(
 def test_a_program_that_changes_its_directory(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Relative names mean the directory in which their fit began, for each fit."""
+    """Relative names refer to the working directory in which each fit began."""
     begun = {name: on.directory / name for name in ("first", "second")}
 
     def program(ours: Any = None) -> list[Any]:
@@ -581,7 +581,7 @@ def test_run_again_after_completion(on: Machine, line: str) -> None:
     ("line", "error"), [("keras", KeyboardInterrupt), ("tf_keras", ValueError("mine"))]
 )
 def test_an_error_in_fit_and_a_new_fit(on: Machine, line: str, error: Any) -> None:
-    """It goes on at the newest commit, in the same process or in a new one."""
+    """The next fit resumes at the newest commit, in the same process or a new one."""
 
     def failing(batch: int, logs: Any = None) -> None:
         if on.cuts == ["fail"] and batch == 2:
@@ -698,7 +698,7 @@ def test_asynchronous_commits_equal_synchronous_commits(
 
 
 def tensors(commit: Path) -> dict[str, bytes]:
-    """What stock TensorFlow reads of the model and its optimizer."""
+    """Returns the tensors of the model and optimizer that stock TensorFlow reads."""
     reader = tf.train.load_checkpoint(str(commit / "ckpt"))
     names = reader.get_variable_to_shape_map()
     kept = [name for name in names if name.startswith(("model/", "optimizer/"))]
@@ -727,7 +727,7 @@ def test_preempted_in_the_last_validation(on: Machine, line: str) -> None:
 def test_a_validation_that_was_preempted_is_committed_at_its_end(
     on: Machine, line: str, save_freq: Any
 ) -> None:
-    """Though the step that the commit carries is the one that was restored."""
+    """The step of the commit equals the restored step."""
     ours = {"save_freq": save_freq, "max_to_keep": None, "async_save": False}
     on.run(
         lambda: on.fit(ours=on.preemption(**ours), epochs=2, **HELD_OUT),
@@ -738,7 +738,7 @@ def test_a_validation_that_was_preempted_is_committed_at_its_end(
 
 @LINES
 def test_a_fit_from_scratch_logs_its_start(on: Machine, line: str) -> None:
-    """Its journal is open from then on: by that `tfpreempt simulate` finds it."""
+    """Its journal is open from then on, and `tfpreempt simulate` finds the run."""
     on.run(lambda: on.fit(ours=on.preemption(save_freq=None)))
     first, *_ = read_journal(journal_directory(on.checkpoints))
     assert (first["event"], first["path"], first["step"]) == ("restored", None, 0)
@@ -764,7 +764,7 @@ def test_steps_longer_than_the_grace_period_cause_a_warning(
     is_warned: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The batches of a validation are none of them."""
+    """Batches of a validation do not count."""
     config = TerminationConfig(
         signals=(), sources=[lambda: on.button], grace_period=grace
     )
@@ -780,7 +780,7 @@ def test_steps_longer_than_the_grace_period_cause_a_warning(
 
 @LINES
 def test_commits_by_time(on: Machine, line: str) -> None:
-    """As many as there is time for, and the end."""
+    """The number of commits depends on the time; the end is committed too."""
     ours = {"save_freq": datetime.timedelta(milliseconds=1), "max_to_keep": None}
     on.run(lambda: on.fit(ours=on.preemption(**ours)))
     records = read_journal(journal_directory(on.checkpoints))
@@ -797,7 +797,7 @@ def test_commits_by_time(on: Machine, line: str) -> None:
 def test_a_log_that_cannot_be_read_costs_one_save(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A periodic save: the failure is logged, and training goes on."""
+    """A periodic save: the failure is logged, and training continues."""
     path, aside = on.directory / "log.csv", on.directory / "aside.csv"
     epochs: list[int] = []
 
@@ -825,7 +825,7 @@ def test_a_log_that_cannot_be_read_costs_one_save(
 def test_a_log_that_cannot_be_read_is_no_matter_to_a_validation(
     on: Machine, line: str
 ) -> None:
-    """Nothing is committed there, so nothing is read."""
+    """A validation makes no commit here, so no log is read."""
     path, aside = on.directory / "log.csv", on.directory / "aside.csv"
 
     def spoil(logs: Any = None) -> None:

@@ -1,7 +1,7 @@
-"""The pairwise cover of the matrix; `make campaign` runs all of it.
+"""The pairwise cover of the matrix; `make campaign` runs all cells.
 
-Two processes, one for each Keras, run the cells one after another; a test waits for its
-cell. What is run is what was selected: `-k` runs a single cell.
+Two processes, one for each Keras, run the cells in sequence; a test waits for its cell.
+Only selected cells run: `-k` runs a single cell.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ ON_JAX = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-LIMIT = 290.0  # seconds for a cell, with all that are run before it
+LIMIT = 290.0  # seconds for a cell and all cells before it
 
 
 class Runner:
     """A process that runs cells of one Keras.
 
     Args:
-        line: that Keras.
-        requests: what it is to do; None: see `keras_alone_on_two_devices`.
-        directory: for its files.
+        line: "keras" or "tf_keras".
+        requests: cells to run; None: see `keras_alone_on_two_devices`.
+        directory: directory for the files of the process.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Runner:
             )
 
     def result(self, name: str, limit: float = LIMIT) -> dict[str, Any]:
-        """What came out of a cell, as soon as it is there."""
+        """Waits for the result of a cell."""
 
         def found() -> list[dict[str, Any]]:
             has_ended = self._process.poll() is not None
@@ -99,7 +99,7 @@ def environment(line: str, directory: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def runners(requests: Sequence[Cell | None]) -> Iterator[dict[str, Runner]]:
-    """One for each Keras that is asked for; None goes to Keras 3."""
+    """Returns a process for each requested Keras; None belongs to Keras 3."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     place = Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=memory))
     made: dict[str, Runner] = {}
@@ -116,7 +116,7 @@ def runners(requests: Sequence[Cell | None]) -> Iterator[dict[str, Runner]]:
 
 
 def selected(request: pytest.FixtureRequest) -> list[Cell | None]:
-    """What the tests of this module that are going to run need, in their order."""
+    """Returns the cells of the selected tests of this module, in their order."""
     of_module = [item for item in request.session.items if item.path == request.path]
     values = [getattr(item, "callspec", None) for item in of_module]
     found: list[Cell | None] = [v.params["cell"] for v in values if v is not None]
@@ -154,7 +154,7 @@ def test_equals_a_run_without_interruption(
 @pytest.mark.tensorflow
 @pytest.mark.timeout(LIMIT + 60)
 def test_unsupported_cells_fail_without_tfpreempt_too(lines: dict[str, Runner]) -> None:
-    """If this fails, Keras has mended it: see `fails_by_itself`."""
+    """If this test fails, Keras has fixed the error: see `fails_by_itself`."""
     result = lines["keras"].result("alone")
     assert "You must feed a value for placeholder" in result["error"]
 

@@ -1,4 +1,4 @@
-"""A fit whose disk is lost with each preemption goes on from object storage."""
+"""A fit that loses its disk at each preemption resumes from object storage."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_incomplete_upload_is_reported(monkeypatch) -> None:
 
 
 def test_a_wait_for_the_upload_includes_the_save(monkeypatch) -> None:
-    """An asynchronous save that has begun is one of those that are copied."""
+    """The wait includes an asynchronous save that has begun."""
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     add, opened = bundle_writer.add, threading.Event()

@@ -137,7 +137,7 @@ def test_another_backend_is_refused(
 def test_a_patch_from_before_is_wrapped_and_put_back(
     trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And all that is not for two workers goes through it."""
+    """All other calls still go through the older patch."""
     import tensorflow as tf
 
     calls = []
@@ -181,7 +181,7 @@ def test_a_later_patch_is_kept_with_a_warning(
 def test_without_workers_keras_is_asked(
     trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One device: Keras' own functions build the model and make its steps."""
+    """One device: Keras' own functions build the model and its steps."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -224,7 +224,7 @@ def trained(zygote: Zygote, world: int, *arguments: object) -> list[dict[str, An
 
 @pytest.fixture(scope="module")
 def results(zygote: Zygote) -> dict[str, Any]:
-    """The results of two workers of one device each, and of one process."""
+    """Returns the results of two workers with one device each, and of one process."""
     return {
         "workers": trained(zygote, 2, "workers", 1),
         "process": trained(zygote, 1, "process"),
@@ -293,7 +293,7 @@ def test_two_devices_in_each_worker_come_close(results: Any, zygote: Zygote) -> 
 
 
 def flat(value: Any) -> list[float]:
-    """All numbers in a JSON value."""
+    """Returns all numbers of a JSON value."""
     if isinstance(value, dict):
         return flat([value[name] for name in sorted(value)])
     if isinstance(value, list):
@@ -323,7 +323,7 @@ def test_a_metric_from_outside_of_the_scope_is_refused(results: Any) -> None:
 
 @with_workers
 def test_keras_still_needs_the_patch(results: Any) -> None:
-    """If this fails, see whether the version that was installed needs it any more."""
+    """If this test fails, check whether the installed version still needs the patch."""
     for worker in results["workers"]:
         name, message = worker["without"]
         assert name == "ValueError"

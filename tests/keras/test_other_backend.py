@@ -1,4 +1,4 @@
-"""The names under which one backend of Keras 3 finds the variables of the other."""
+"""Names by which one backend of Keras 3 finds the other backend's variables."""
 
 from __future__ import annotations
 

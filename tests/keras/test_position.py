@@ -1,7 +1,7 @@
-"""The position in tf.data pipelines: what is left of an epoch, and every epoch after.
+"""Positions of tf.data pipelines: the rest of an epoch, and all later epochs.
 
-The model notes what it is given. It is small and runs eagerly, so that many pipelines
-can be interrupted at many places.
+The model records its inputs. It is small and runs eagerly, so that many pipelines can
+be interrupted at many positions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def on(line: str) -> Iterator[Machine]:
 
 
 def numbers(first: Any = 0, end: Any = SAMPLES) -> Any:
-    """Each sample is its own index."""
+    """Returns samples that are their own indices."""
     return Dataset.range(first, end)
 
 
@@ -48,7 +48,7 @@ def rows(data: Any) -> Any:
 
 
 def files(seed: int | None) -> Any:
-    """A shuffle of files, some read at a time, and a shuffle of what is in them."""
+    """Returns a shuffle of files, read a few at a time, and of their records."""
     names = Dataset.range(6).shuffle(6, seed=seed)
     records = names.interleave(
         lambda name: numbers(3 * name, 3 * name + 3), cycle_length=2, block_length=1
@@ -182,7 +182,7 @@ def test_a_seeded_pipeline_resumes_exactly(on: Machine, line: str, name: str) ->
     ],
 )
 def test_more_epochs_than_last_time(on: Machine, line: str, name: str) -> None:
-    """The orders of the epochs that are added are those of one long fit."""
+    """The added epochs have the orders of one long fit."""
     seen = Seen()
 
     def program(epochs: int) -> None:
@@ -222,7 +222,7 @@ def test_the_global_seed_is_a_seed(on: Machine, line: str) -> None:
 def test_epochs_that_are_not_those_of_the_data(
     on: Machine, line: str, steps: int
 ) -> None:
-    """Keras 3 ends an epoch where the data end, and begins them anew in the next."""
+    """Keras 3 ends an epoch at the end of the data, which the next epoch restarts."""
     data = functools.partial(PIPELINES["two shuffles"], 3)
     cuts = [("begin", 0, 2), ("begin", 1, 1), ("epoch", 1, 0), ("end", 2, 1)]
     found = train(on, data, *cuts, steps_per_epoch=steps)
@@ -258,7 +258,7 @@ def test_unseeded_and_repeated_every_sample_once(on: Machine, line: str) -> None
 @LINES
 def test_a_commit_holds_a_large_position_once(on: Machine, line: str) -> None:
     """A shuffle may fill half of the memory; another copy would end the process."""
-    count, width = 32, 1 << 18  # 32 MiB, beside which all else is small
+    count, width = 32, 1 << 18  # 32 MiB, much larger than all else
     draw = lambda value: tf.random.stateless_uniform([width], tf.stack([value, value]))  # noqa: E731
     data = numbers(0, 2 * count).map(draw).shuffle(count, seed=3).batch(2)
     highest: list[int] = []
@@ -295,9 +295,9 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
 def test_a_stateful_map_is_named(
     on: Machine, line: str, is_behind: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every sample comes once and in order, but what the op draws is lost.
+    """Every sample comes once and in order, but the random numbers of the op are lost.
 
-    TensorFlow itself sees what lies behind a shuffle once it was read.
+    TensorFlow itself detects an op behind a shuffle after the first read.
     """
 
     def data() -> Any:
@@ -338,7 +338,7 @@ def test_a_cache_in_memory_is_named(
     ("name", "buffer", "is_needed"),
     [
         ("small buffer", 5, True),
-        ("shuffled", SAMPLES, False),  # the buffer has all that is left of the epoch
+        ("shuffled", SAMPLES, False),  # the buffer has the rest of the epoch
     ],
 )
 def test_data_of_a_lost_cache_are_read_again(

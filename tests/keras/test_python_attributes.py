@@ -80,7 +80,7 @@ def test_with_several_workers_a_value_that_a_trace_lacks_is_named(
 
 
 def test_a_replaced_tensor_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """As by an eager step. The constants of a layer are no state."""
+    """Such as by an eager step. Constants of a layer are not state."""
     model = Helper(mean=tf.zeros(2), words=tf.constant(["a", "b"]))
     attributes = Attributes(model)
     model.table = tf.zeros(2)  # made by the first step
@@ -206,7 +206,7 @@ def model_with_values() -> Helper:
 
 
 def edits(model: Any, rng: random.Random) -> list[Callable[[], Any]]:
-    """Ways to change a model; some of them change nothing."""
+    """Returns changes of a model; some of them have no effect."""
     number = rng.randrange(5)
     frozen = next(iter(model.nested[2]))
     return [
@@ -256,7 +256,7 @@ def edits(model: Any, rng: random.Random) -> list[Callable[[], Any]]:
 def test_a_repeated_traversal_equals_a_new_traversal(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two looks goes through all objects each time."""
+    """One of two traversals visits all objects each time."""
     searches = Searches(monkeypatch)
     for number in range(480):
         if number % 8 == 0:

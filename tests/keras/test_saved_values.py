@@ -1,4 +1,4 @@
-"""What a commit says of a fit, where no version of ours has written it."""
+"""Records of a fit that no version of tfpreempt has written."""
 
 from __future__ import annotations
 

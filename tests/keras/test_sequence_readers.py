@@ -64,7 +64,7 @@ def rows(on: Machine, **workers: Any) -> Any:
 
 @pytest.fixture
 def seen_by(on: Machine) -> Program:
-    """A fit that validates for so long; each start of it adds what it was given."""
+    """Runs a fit with long validations; each start records its batches."""
 
     def program(seen: Seen, seconds: float = 0.0, **workers: Any) -> Any:
         def validate(batch: int, logs: Any = None) -> None:
@@ -102,7 +102,7 @@ def test_processes_read_in_the_same_order(
 
 
 def counting(on: Machine, changes: str) -> Any:
-    """Data whose reading changes what the name says."""
+    """Returns data whose reading changes the named value."""
     utils = on.keras.utils
 
     class Counting(utils.PyDataset if on.line == "keras" else utils.Sequence):
@@ -328,7 +328,7 @@ def fit_in_order(
 def seen_by_run(
     on: Machine, program: Program, seconds: float, workers: int, *cuts: Any
 ) -> dict[int, list[list[int]]]:
-    """What a run on a fresh machine trained with."""
+    """Returns the trained batches of a run in a new environment."""
     with machine(on.line) as fresh:
         on.checkpoints = fresh.checkpoints
         seen = Seen()

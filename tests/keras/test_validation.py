@@ -1,4 +1,4 @@
-"""A validation that changes variables, and is interrupted at each of its batches."""
+"""A validation that changes variables, interrupted at each of its batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input that only several workers can give: a clear error on all of them."""
+"""Bad input of several workers causes a clear error on all workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_workers_that_differ_in_storage_or_model(here: Place) -> None:
 
 
 def test_workers_that_disagree_on_the_world_size(here: Place) -> None:
-    """F: workers of one incarnation with different clusters: both say so."""
+    """F: workers of one incarnation with different clusters; both report an error."""
     cluster = here.start("bad_starts.py", "world", world=2)
     cluster.expect(7, 7)
     for worker in cluster:
@@ -45,7 +45,7 @@ def test_workers_that_disagree_on_the_world_size(here: Place) -> None:
 
 
 def test_a_disk_that_is_full(here: Place) -> None:
-    """F: a save on a full disk says so and leaves the last commit; later ones work."""
+    """F: a save on a full disk reports the error and keeps the last commit."""
     cluster = here.start("full_disk.py")
     cluster.expect(0)
     worker = cluster[0]

@@ -58,7 +58,7 @@ def test_a_notice_within_the_restore_leaves_the_commit_alone(here: Place) -> Non
 
 
 def test_a_worker_of_a_cluster_keeps_the_notice_for_the_handler(here: Place) -> None:
-    """It would leave the others waiting for it; so all leave at the first boundary."""
+    """An early exit would block the others, so all exit at the first boundary."""
     cluster = terminate(here, "before the strategy", world=2)
     cluster[1].wait_text("the next handler of this process will handle the notice")
     here.release("start")

@@ -62,7 +62,7 @@ def interrupt_and_finish(
 def test_one_process(
     here: Place, reference: Reference, strategy: str, form: str, style: str
 ) -> None:
-    """A.1: exact resume, all of the matrix for one process."""
+    """A.1: exact resume, all cells of the matrix for one process."""
     second = interrupt_and_finish(here, strategy, 1, "--form", form, "--style", style)
     assert second.results() == reference(strategy, 1)
 
@@ -104,8 +104,10 @@ def test_real_clusters(
 
 
 def train_while_a_save_is_written(here: Place) -> Cluster:
-    """Step 6 was captured, and is not written; all stand in step 9, in which every
-    variable is another."""
+    """Returns workers in step 9, while the captured state of step 6 is not written yet.
+
+    Every variable has changed since step 6.
+    """
     here.hold("step", "write")
     cluster = here.train("mwms", 2, "--save-freq", 6, "--hold-in-write", "--hold-at", 8)
     for worker in cluster:
@@ -119,7 +121,7 @@ def train_while_a_save_is_written(here: Place) -> Cluster:
 
 
 def test_sigterm_while_a_save_is_written(here: Place, reference: Reference) -> None:
-    """It is finished, as there is time; all leave with a newer one behind it."""
+    """There is time to finish the save; all exit with a newer commit after it."""
     cluster = train_while_a_save_is_written(here)
     cluster[1].send(15)
     cluster.wait_record("notice", worker=1)
@@ -141,7 +143,7 @@ def test_sigterm_while_a_save_is_written(here: Place, reference: Reference) -> N
 def test_a_commit_written_during_training_resumes_exactly(
     here: Place, reference: Reference
 ) -> None:
-    """Nobody is told that the machines go; what they did since step 6 is done again."""
+    """The machines end without a notice; the steps since step 6 are repeated."""
     cluster = train_while_a_save_is_written(here)
     here.release("write")
     cluster.wait_record("commit", step=6)

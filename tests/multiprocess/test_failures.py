@@ -54,7 +54,7 @@ def outcomes(here: Place) -> list[tuple[int, str, int]]:
 
 
 def test_a_tensorflow_error_is_raised_on_every_worker(here: Place) -> None:
-    """A.2: an error of TensorFlow on one worker has its type on the other too."""
+    """A.2: an error of TensorFlow on one worker has the same type on the other."""
     cluster = here.train("mwms", 2, "--fail-at", 3, "--fail-with", "tensorflow")
     cluster.expect(1, 1)
     assert [each[:2] for each in outcomes(here)] == [(0, "failed"), (1, "failed")]
@@ -65,7 +65,7 @@ def test_a_tensorflow_error_is_raised_on_every_worker(here: Place) -> None:
 
 
 def test_a_python_error_names_its_worker_to_the_others(here: Place) -> None:
-    """A.2: a plain exception on one worker ends the other, which names it."""
+    """A.2: a plain exception on one worker ends the other worker, which names it."""
     cluster = here.train("mwms", 2, "--fail-at", 3, "--fail-with", "python")
     cluster.expect(1, 1)
     assert "ValueError: a bad batch" in cluster[1].output
@@ -94,7 +94,7 @@ def test_a_worker_killed_without_notice_costs_the_steps_since_the_last_commit(
 
 @on_both
 def test_a_worker_killed_in_a_periodic_save(here: Place, reference: Reference) -> None:
-    """D.2: its part is missing, nobody has to leave: the older, whole commit stands.
+    """D.2: its part is missing, so the older commit stays the newest.
 
     A commit without its generators and data position would not resume exactly.
     """
@@ -116,7 +116,7 @@ def test_a_worker_killed_in_a_periodic_save(here: Place, reference: Reference) -
 @on_both
 @pytest.mark.parametrize("moment", ["before the notice", "after the decision"])
 def test_a_peer_that_crashes_after_a_notice(here: Place, moment: str) -> None:
-    """FACTS 2.4: one dead peer doesn't hang the others: restart code, outcome lost."""
+    """FACTS 2.4: a crashed worker does not block the others: outcome lost, exit 143."""
     cluster = hold_in_step(here, 4, "--peer-timeout", 25)
     if moment == "before the notice":
         kill(cluster, 1)
@@ -150,7 +150,7 @@ def test_the_chief_killed_after_a_notice(here: Place) -> None:
 def test_a_machine_that_ends_after_the_first_commit_in_its_grace_period(
     here: Place, victim: int
 ) -> None:
-    """It had told; so its loss is no failure, also where it was not waited for."""
+    """It had announced its end, so its loss is no failure."""
     cluster = here.train("mwms", 2, "--steps", 1 << 40, "--grace", 120)
     cluster[victim].wait_line("step", 3)
     cluster[victim].send(signal.SIGTERM)

@@ -80,7 +80,7 @@ def test_callbacks_that_fail_on_all_workers_cost_no_epoch(
     ],
 )
 def test_each_kind_of_data(here: Place, zygote: Zygote, data: str, point: str) -> None:
-    """One process with Keras 3; `make matrix` runs these on the newest Keras."""
+    """One process with Keras 3; `make matrix` runs these tests on the newest Keras."""
     if data == "loader":
         pytest.importorskip("grain")
     assert_exact(here, zygote, Fit(line="keras", data=data), point)

@@ -1,4 +1,4 @@
-"""Workers that hang, under `tfpreempt run --hang-timeout`: the run goes on exactly."""
+"""Workers that hang, under `tfpreempt run --hang-timeout`: the run resumes exactly."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OPTIONS = ("--hang-timeout", "5", "--kill-after", "1")
 
 
 def stacks(made: Run) -> list[str]:
-    """Of both workers."""
+    """Returns the stacks of both workers."""
     return [each["stacks"] for each in records(made.here.checkpoints, "stacks")]
 
 
 def is_exact(made: Run, reference: Reference) -> bool:
-    """Whether it goes on from memory to what comes out without a hang."""
+    """Checks that the run resumes from memory with undisturbed results."""
     made.wait()
     assert {made.restored(worker)["tier"] for worker in range(2)} == {"memory"}
     [exited] = records(made.here.checkpoints, "exited")

@@ -156,7 +156,7 @@ model.fit(x, x, epochs=int(epochs), verbose=0, callbacks=[ours])
 def test_layers_in_another_order_are_refused(
     tmp_path: Path, forked: Callable[..., str]
 ) -> None:
-    """Their shapes are equal, so only the names tell them apart."""
+    """Their shapes are equal, so only the names differ."""
     program = tmp_path / "program.py"
     program.write_text(NAMED, encoding="utf-8")
     forked(tmp_path / "run", "1", "first", "second", program=program)
@@ -231,7 +231,7 @@ print("told", [each for each in told if "restored" in each])
 def test_variables_that_keras_does_not_pass_to_the_step(
     tmp_path: Path, forked: Callable[..., str]
 ) -> None:
-    """They are restored. An array of JAX that is not in a variable is named."""
+    """They are restored. A JAX array outside of a variable is named."""
     (tmp_path / "program.py").write_text(EAGER, encoding="utf-8")
     program = tmp_path / "program.py"
     undisturbed, told = forked(tmp_path / "undisturbed", program=program).splitlines()

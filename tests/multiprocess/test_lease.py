@@ -1,4 +1,4 @@
-"""One run, one directory: a chief that was frozen, and taken over meanwhile."""
+"""One run per directory: a frozen chief whose lease was taken over."""
 
 from __future__ import annotations
 

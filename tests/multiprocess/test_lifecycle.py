@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 def test_two_fits_and_three_notices(here: Place) -> None:
     """FACTS 2.7, 2.6, A.6: a second handler, fit and notice in one process all work.
 
-    The `exit_fn` returns, so training goes on after a commit. A handler that one worker
-    dropped leaves everybody's watch alone.
+    The `exit_fn` returns, so training continues after a commit. If one worker drops a
+    handler, all workers still watch for notices.
     """
     here.hold("in-step-3", "in-step-7", "in-step-14")
     cluster = here.start("two_fits.py", world=2)
@@ -59,9 +59,9 @@ def test_two_fits_and_three_notices(here: Place) -> None:
 def test_a_long_grace_period_has_two_commits(
     here: Place, victims: tuple[int, ...]
 ) -> None:
-    """A.3: grace 7 s, one worker or all notified: a commit at once, and one at the end.
+    """A.3: grace 7 s, one or all workers notified: a commit at once, one near the end.
 
-    Training goes on between the two.
+    Training continues between the two commits.
     """
     here.hold()
     cluster = here.train("mwms", 2, "--hold-at", 5, "--steps", 1 << 40, "--grace", 7)

@@ -1,4 +1,4 @@
-"""Real workers and a bucket: disks that are lost, and disks that nobody shares."""
+"""Real workers and a bucket: lost disks, and disks that are not shared."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ def test_machines_without_a_shared_disk(
     reference: Reference,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each has what it needs on its own disk, or gets it from the bucket; a chief that
-    was ended before its copy was whole finishes it before the others restore.
+    """Each worker has its files on its own disk, or gets them from the bucket.
+
+    A chief that ended before its upload was complete completes it before the others
+    restore.
     """
     disks = [Path(f"{here.checkpoints}-{worker}") for worker in range(2)]
     preempt(here, server, 2, 1, "--own-disk")
@@ -87,7 +89,7 @@ def test_machines_without_a_shared_disk(
 def test_a_shared_disk_that_is_lost(
     here: Place, server: GcsServer, reference: Reference
 ) -> None:
-    """With requests that fail all the time."""
+    """Requests fail all the time."""
     server.fail(3)
     preempt(here, server, 4, 0)
     shutil.rmtree(here.checkpoints)

@@ -158,7 +158,7 @@ def test_inside_a_long_op(here: Place, tf_config: bool) -> None:
 
 @on_both
 def test_a_watcher_that_fails_is_asked_again(here: Place) -> None:
-    """FACTS 2.6: a watcher's exception is logged, and the watch goes on."""
+    """FACTS 2.6: a watcher's exception is logged, and polling continues."""
     cluster = here.start("moments.py", "faulty watcher")
     cluster.expect(RESTART)
     assert "the metadata server does not answer" in cluster[0].output
@@ -172,7 +172,7 @@ def test_a_watcher_that_fails_is_asked_again(here: Place) -> None:
 def test_workers_of_uneven_length(here: Place, longer: int, is_notified: bool) -> None:
     """FACTS 2.5: one worker has finished, one still trains: all finish, or all commit.
 
-    The finished one waits in `close()`; nobody leaves before the outcome is known.
+    The finished worker waits in `close()`, and exits when the outcome is known.
     """
     here.hold()
     cluster = here.start(

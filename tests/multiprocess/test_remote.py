@@ -25,7 +25,7 @@ STEPS = 12
 
 
 class Remote:
-    """Two servers, which are replaced where they were, and their client."""
+    """Two servers, which can be replaced at their addresses, and their client."""
 
     def __init__(self, here: Place) -> None:
         self.here = here
@@ -41,7 +41,7 @@ class Remote:
         return worker
 
     def replace(self, index: int) -> None:
-        """Its machine goes, and another one comes."""
+        """Replaces the machine by another machine."""
         worker = self.workers[index]
         worker.send(signal.SIGKILL)
         Cluster([worker], self.here.checkpoints).wait()
@@ -55,7 +55,7 @@ class Remote:
         return self.here.start("watcher.py", json.dumps(self._cluster))
 
     def notice(self, client: Worker, index: int, count: int = 1) -> None:
-        """SIGTERM to a worker, until the client has heard of it."""
+        """Sends SIGTERM to a worker, and waits until the client has the notice."""
         self.workers[index].send(signal.SIGTERM)
         client.wait_text("notice from tensorflow:preemption-notice")
         source = "tensorflow:preemption-notice"
@@ -125,8 +125,9 @@ def test_restarted_in_the_same_process_twice(
 def test_a_new_connection_before_the_worker_ends(
     remote: Remote, undisturbed: dict[str, Any]
 ) -> None:
-    """It serves on after its notice; that its loss comes in the next connection, with
-    steps trained there, makes it no error.
+    """The worker serves after its notice, and ends during the next connection.
+
+    Steps were trained in this connection, and the end of the worker is still no error.
     """
     remote.here.hold("at-3", "at-7")
     client = remote.start("--hold-at", 3, 7, "--exit=raise")
@@ -167,9 +168,9 @@ def test_trains_until_the_worker_exits(
 def test_a_preempted_worker_is_terminated_within_a_step(
     remote: Remote, undisturbed: dict[str, Any], moment: str
 ) -> None:
-    """The step is half done, so the last commit stands, and the exit is the same.
+    """The step is incomplete, so the last commit stays, and the exit is the same.
 
-    Also where its calls have come back, and the error comes as its result is read.
+    Also if its calls have returned, and the error comes with the read of the result.
     """
     option = "--hold-at" if moment == "at" else "--read-at"
     remote.here.hold(f"{moment}-5")
@@ -223,7 +224,7 @@ def test_a_crash_of_a_worker_without_a_notice_is_an_error(
 
 
 def test_a_watcher_alone(remote: Remote) -> None:
-    """The worker still serves when it is told, and is then waited for."""
+    """The worker still serves at the notice, and the client then waits for its end."""
     remote.here.hold("first", "second")
     client = remote.start_watcher()
     client[0].wait_line("holding")

@@ -1,4 +1,4 @@
-"""What a restart finds: another number of workers, damage, somebody else's files."""
+"""Restarts with another number of workers, corrupt commits, or foreign files."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def test_another_number_of_workers(here: Place) -> None:
 
 
 def test_a_corrupt_commit(here: Place, reference: Reference) -> None:
-    """FACTS 2.12: the newest commit is damaged: all workers fall back to the same older
-    one, and a warning names the file.
-    """
+    """FACTS 2.12: all workers restore the same older commit, with a warning."""
     here.train("mwms", 2, "--save-freq", 8, "--sync-saves").expect(0, 0)
     steps = [r["step"] for r in records(here.checkpoints, "commit")]
     assert steps == [8, STEPS]

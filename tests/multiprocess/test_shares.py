@@ -1,4 +1,4 @@
-"""Two workers that write a share each of what both hold, and what comes of it."""
+"""Two workers write a share each of the common state: saves and restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
 def hold_in_share(here: Place, worker: int) -> Cluster:
-    """A notice in step 5, and a worker that is in the midst of its share."""
+    """Sends a notice in step 5, with a worker that blocks in its share."""
     here.hold()
     here.hold("share")
     more = ("--shares", "--hold-in-share", worker, "--hold-at", 4)

@@ -1,4 +1,4 @@
-"""Killed without a notice under `tfpreempt run`: what was in memory is gone on from."""
+"""Kills without a notice under `tfpreempt run`: the run resumes from memory."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def scraped(port: int) -> dict[str, float]:
 
 
 def status(here: Place) -> tuple[int, dict[str, Any]]:
-    """What another process says of the run."""
+    """Returns the status of the run from another process."""
     command = [sys.executable, "-m", "tfpreempt", "status", "--json"]
     ended = subprocess.run(
         [*command, str(here.checkpoints)],
@@ -66,7 +66,7 @@ def test_two_preemptions_under_the_supervisor(
     journals = JournalTailer(journal_directory(here.checkpoints))
 
     def wait_seen(step: int, *, is_noticed: bool) -> None:
-        """Until all workers tell so."""
+        """Waits until the status of all workers says so."""
 
         def is_seen() -> bool:
             status = read_status(journals, SystemClock.wall())
@@ -117,7 +117,7 @@ def test_two_preemptions_under_the_supervisor(
 
 
 def test_a_slow_worker_of_a_synchronous_loop_is_named(here: Place) -> None:
-    """All steps take equally long, because worker 0 waits for worker 1.
+    """All step times are equal, because worker 0 waits for worker 1.
 
     Without --measure-often the warning comes after half a minute.
     """

@@ -44,7 +44,7 @@ def server(here: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
 
 
 def start(here: Place, strategy: str, world: int, *more: object) -> Cluster:
-    """On the machine that this process is on, too."""
+    """Starts on the machine of this process."""
     return here.start(
         "train.py",
         "--strategy",
@@ -62,7 +62,7 @@ def lose_machines(here: Place) -> None:
 
 
 def steps() -> list[int | None]:
-    """Of the commits in the bucket, newest first."""
+    """Returns the steps of the commits in the bucket, newest first."""
     return [each.step for each in catalog.commits(open_store(URL), pytest.fail)]
 
 
@@ -135,7 +135,7 @@ def test_a_kill_before_the_upload_costs_nothing_on_the_same_machine(
 def test_stock_tensorflow_reads_a_mirror_while_commits_come_and_go(
     here: Place, zygote: Zygote
 ) -> None:
-    """Of a directory, whose layout is that of a bucket."""
+    """In a directory with the layout of a bucket."""
     mirror = here.path / "mirror"
     mirror.mkdir()
     reader = subprocess.Popen(

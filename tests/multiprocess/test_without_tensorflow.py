@@ -37,7 +37,7 @@ def environment(python_path: str) -> dict[str, str]:
 def run(
     *words: object, env: dict[str, str], code: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, which has this exit code."""
+    """Runs a command to its end; checks its exit code."""
     done = subprocess.run(
         [str(word) for word in words],
         env=env,
@@ -50,7 +50,7 @@ def run(
 
 
 def line(done: subprocess.CompletedProcess[str], word: str) -> str:
-    """The last line that has a word in it, from that word on."""
+    """Returns the last line with a word, from the word on."""
     found = [each for each in done.stdout.splitlines() if word in each]
     return found[-1][found[-1].index(word) :]
 
@@ -88,7 +88,7 @@ def test_a_process_on_another_machine_resumes_from_the_mirror(
     undisturbed: str,
     is_url: bool,
 ) -> None:
-    """Of a directory that is lost with its disk, or of one that is a URL."""
+    """For a directory that is lost with its disk, and for a URL."""
     for number, code in ((6, RESTART), (99, 0)):
         machine = tmp_path / f"machine-{number}"
         machine.mkdir()

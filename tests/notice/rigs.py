@@ -1,4 +1,4 @@
-"""One rig for each source: how to make it see, lose, garble and fail its notice."""
+"""One rig for each source: makes the source see, lose, garble and fail its notice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERVAL = 1.0
 
 
 def wait_until(is_met: Callable[[], bool], limit: float = LIMIT) -> bool:
-    """Waits on the real clock for what another thread does."""
+    """Waits, by the real clock, for the work of another thread."""
     nap, end = threading.Event(), time.monotonic() + limit
     while not (met := is_met()) and time.monotonic() < end:
         nap.wait(0.001)
@@ -31,10 +31,10 @@ def wait_until(is_met: Callable[[], bool], limit: float = LIMIT) -> bool:
 
 
 class Rig:
-    """What the contract test needs to drive a source; None where it cannot be."""
+    """The contract test's control of a source; None for impossible actions."""
 
     has_level = False  # can be withdrawn
-    trusts_garbage = True  # what nobody would want is a notice all the same
+    trusts_garbage = True  # an invalid form is a notice, too
     can_fail = False
     keeps_going_after_notice = True
 
@@ -46,27 +46,27 @@ class Rig:
         raise NotImplementedError
 
     def garbage(self) -> None:
-        """Makes it come in a form that nobody would want."""
+        """Sends the notice in an invalid form."""
         self.give()
 
     def withdraw(self) -> None:
         raise NotImplementedError
 
     def fail(self) -> None:
-        """Breaks what the source looks at."""
+        """Breaks the object that the source watches."""
         raise NotImplementedError
 
     def recover(self) -> None:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Returns when the source has seen what was done before."""
+        """Returns when the source has seen all earlier actions."""
 
     def step(self) -> None:
         """Lets time pass, for a source that may have ended."""
 
     def stop(self) -> None:
-        """Frees what the rig holds."""
+        """Frees the resources of the rig."""
 
     def own_threads(self) -> set[threading.Thread]:
         """The threads that are not the rig's servers'."""

@@ -1,4 +1,4 @@
-"""The rigs of sources that ask a metadata server: each has a fake one of its own."""
+"""Rigs of sources that query a metadata server; each rig has its own fake server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ServerRig(PolledRig):
 
 
 class GceRig(ServerRig):
-    """Watches all topics, and drives one."""
+    """Watches all topics, and controls one topic."""
 
     topic: str
     path: str
@@ -107,7 +107,7 @@ class GceStopRig(GceRig):
 
 
 def quiet_gce() -> FakeGce:
-    """A server with an entry for each topic, so one hanging GET carries them all."""
+    """Returns a server with an entry for each topic, so one open request serves all."""
     server = FakeGce()
     server.set(UPCOMING, {})
     server.set(STOP, "UNSPECIFIED")
@@ -119,7 +119,7 @@ def is_hanging(fake: FakeGce) -> bool:
 
 
 class Heard:
-    """All topics of a watch, and what each has said, with the time."""
+    """All topics of a watch, with the notices and times of each topic."""
 
     def __init__(self, watch: GceWatch, topics: tuple[str, ...] = tuple(TOPICS)):
         self.watch = watch
@@ -144,7 +144,7 @@ class Heard:
 
 
 class AwsRig(ServerRig):
-    """Watches all topics, and drives one."""
+    """Watches all topics, and controls one topic."""
 
     topic: str
     path: str

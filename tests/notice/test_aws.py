@@ -21,7 +21,7 @@ TOKEN = "/latest/api/token"
 
 
 class Bench:
-    """A watch of all topics on a fake clock, and what was said."""
+    """A watch of all topics on a fake clock, and its notices."""
 
     def __init__(self, **options: int) -> None:
         self.clock = FakeClock()
@@ -91,7 +91,7 @@ def test_an_interruption_has_its_time_left(bench: Bench) -> None:
 def test_a_recommendation_of_an_earlier_process_is_no_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It stays as long as the instance, so a restarted job would leave for ever."""
+    """It stays as long as the instance, so a restarted job would exit each time."""
     clock = FakeClock(wall=1_700_000_000.75)
     now = datetime.datetime.fromtimestamp(clock.wall(), datetime.timezone.utc)
     second = datetime.timedelta(seconds=1)

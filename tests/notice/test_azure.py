@@ -25,7 +25,7 @@ from tfpreempt.testing.metadata import FakeAzure, Reply, Request
 
 
 class Bench:
-    """A watch on a fake clock, and what its sources have said."""
+    """A watch on a fake clock, and the notices of its sources."""
 
     def __init__(self, **options: object) -> None:
         self.clock = FakeClock()

@@ -1,4 +1,4 @@
-"""The callable source: what it calls, and what it makes of the answers."""
+"""The callable source: its calls, and its treatment of the results."""
 
 from __future__ import annotations
 

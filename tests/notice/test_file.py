@@ -1,4 +1,4 @@
-"""The file source: what it makes of odd paths and odd contents."""
+"""The file source with unusual paths and contents."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_an_urgent_entry_is_polled_each_second(topics: list[str], seconds: str) 
 def test_an_entry_that_is_hidden_is_a_fault_of_its_own(
     name: str, hides_directory: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every machine has these two; without them nothing would ever be heard."""
+    """Every machine has these two entries; without them no notice can be detected."""
     clock, path = FakeClock(), f"instance/{name}"
     with FakeGce(longest_hang=0.02, hides_directory=hides_directory) as fake:
 

@@ -1,4 +1,4 @@
-"""What the entries of GCE's metadata server say, and what they leave unsaid."""
+"""Meaning of the entries of GCE's metadata server, and of missing entries."""
 
 from __future__ import annotations
 

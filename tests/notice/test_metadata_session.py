@@ -1,4 +1,4 @@
-"""Requests to metadata servers: whatever answers, they end in time and stay small."""
+"""Requests to metadata servers end in time and stay small, for any reply."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Saying(FakeServer):
 
 
 def ask(said: bytes, body_bytes: int = 100) -> Answer:
-    """What a session makes of an answer."""
+    """Returns the result of a session for a reply."""
     with Saying(said) as server:
         session = MetadataSession(server.url)
         try:
@@ -289,7 +289,7 @@ def test_close_ends_a_request_that_waits(
 
 
 def test_close_ends_a_request_with_an_endless_answer() -> None:
-    """Also one that is read to the end of its connection."""
+    """Also a reply that lasts until the end of its connection."""
     with HostileServer("drip") as hostile:
         session = MetadataSession(hostile.url)
 

@@ -1,4 +1,4 @@
-"""Many sources over one thread: who hears what, and when the thread lives."""
+"""Many sources on one thread: recipients of notices, and lifetime of the thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Levels = dict[str, str | None]
 
 
 class ScriptedPoller(Poller):
-    """Answers each question with what the test puts in."""
+    """Answers each poll with the next answer of the test."""
 
     def __init__(self) -> None:  # it has no session
         self.script: queue.Queue[Levels | BaseException | None] = queue.Queue()
@@ -244,7 +244,7 @@ def test_retries_begin_short_and_have_a_limit() -> None:
 
 
 def test_a_failure_draws_from_no_generator_of_the_programs() -> None:
-    """A program that goes on from a commit would draw other numbers than before."""
+    """Otherwise a resumed program would draw other numbers than before."""
     before = random.getstate()
     bench = Bench()
     source = bench.watch.source("a")

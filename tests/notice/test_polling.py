@@ -32,7 +32,7 @@ class Polled(PollingSource):
 
 
 class Script:
-    """Answers polls one after the other, and records how long each pause is."""
+    """Answers polls in order, and records the duration of each pause."""
 
     def __init__(self, *answers: str | BaseException | None) -> None:
         self.answers = list(answers)
@@ -114,7 +114,7 @@ def test_a_fault_is_logged_once_with_traceback(
 def test_an_error_with_a_new_address_in_it_is_the_same_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As those of requests, which a user's function may well raise."""
+    """As in errors of the requests package, which a user's function may raise."""
     errors = [ConnectionError(f"<a thing at 0x7f{n}c0>: refused") for n in range(4)]
     Script(*errors, ConnectionError("<a thing at 0x7f>: no route"), None).run()
     told = [record.getMessage() for record in caplog.records]

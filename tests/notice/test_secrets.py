@@ -1,4 +1,4 @@
-"""Nothing that a metadata server answers is quoted: it may hold passwords."""
+"""Replies of a metadata server are not quoted, because they may contain passwords."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def azure_details(given: Answer) -> list[str]:
 
 
 def gce_details(given: Answer) -> list[str]:
-    """What every topic of GCE makes of a value."""
+    """Returns the text of every topic of GCE for a value."""
     told = []
     with contextlib.suppress(errors.NoticeError):
         for topic in gce.TOPICS.values():

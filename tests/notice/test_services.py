@@ -1,4 +1,4 @@
-"""What the sources of all clouds do about servers that are slow, false or hostile."""
+"""Sources of all clouds with slow, wrong or hostile servers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tfpreempt.testing.metadata import (
     FakeGce,
 )
 
-pytestmark = pytest.mark.slow  # real servers, each with its time-outs
+pytestmark = pytest.mark.slow  # real servers with timeouts
 
 
 @dataclasses.dataclass(frozen=True)
 class Cloud:
-    """One cloud's source and its real service's fake."""
+    """One cloud's source, and the fake of its real service."""
 
     name: str
     source: Callable[[str, Wait], NoticeSource]
@@ -120,7 +120,7 @@ def test_a_page_that_is_always_new_is_one_fault(
             clock.advance(60.0)
         clock.wait_for_waiters()
         assert len(caplog.records) == 1
-        # Another fault is told although the first one has not ended.
+        # Another fault is reported, although the first fault has not ended.
         fake.down()
         for _ in range(2):
             clock.advance(60.0)

@@ -1,4 +1,4 @@
-"""Signals to real processes: long operations, forked children, what ends a process."""
+"""Signals to real processes: long operations, forked children, ends of processes."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def test_a_readers_own_handler_and_programs_are_as_without_a_guard() -> None:
 
 
 def test_no_child_is_left_that_terminate_cannot_end() -> None:
-    """One that a reader spawns, and one where no thread could be started."""
+    """A child of a reader, and a process where no thread could be started."""
     told = with_children(
         """
         from multiprocessing import resource_tracker
@@ -433,7 +433,7 @@ def test_a_fork_during_the_exit_keeps_no_reader_alive() -> None:
 
 
 def test_a_reader_that_passed_a_signal_over_ends_with_the_interpreter() -> None:
-    """Which waits for its children, and may have sent one like it meanwhile."""
+    """The interpreter waits for its children, and may send them the same signal."""
     told = with_children(
         """
         reader = child()
@@ -446,7 +446,7 @@ def test_a_reader_that_passed_a_signal_over_ends_with_the_interpreter() -> None:
 
 
 def test_a_pool_that_passed_a_signal_over_ends_with_the_interpreter() -> None:
-    """Its children wait with a lock, which the pool's end needs."""
+    """Its children wait with a lock that the end of the pool needs."""
     told = with_children(
         """
         from multiprocessing import util

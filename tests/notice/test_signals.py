@@ -1,4 +1,4 @@
-"""Signals within one process: who is called, who is chained, what is put back."""
+"""Signals in one process: calls, chained handlers, and restored handlers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _untouched() -> Iterator[None]:
 
 
 class Handler:
-    """A Python handler that counts, and calls the one that it was installed over."""
+    """A Python handler that counts its calls, and calls the handler before it."""
 
     def __init__(self, chains: bool = False) -> None:
         self.calls = 0
@@ -316,7 +316,7 @@ def test_an_earlier_handler_may_close_a_source_during_a_close(
 def test_rearm_after_c_code_took_the_signal(
     source: SignalSource, heard: list[str], handler: Handler
 ) -> None:
-    """As TensorFlow does when MultiWorkerMirroredStrategy is made (FACTS 1)."""
+    """TensorFlow does so when MultiWorkerMirroredStrategy is created (FACTS 1)."""
     ours = installed()
     ignore = ctypes.c_void_p(1)  # SIG_IGN
     ctypes.CDLL(None).signal(int(USR1), ignore)

@@ -1,4 +1,4 @@
-"""TensorFlow's key: one blocked get in a process, whoever listens."""
+"""TensorFlow's key: one blocked get in a process, for any number of listeners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfpreempt.notice.tensorflow_notice import NativeKeySource, read_again
 
 
 class Key:
-    """A key that comes when the test says so; counts the gets."""
+    """A key that appears when the test says so; counts the gets."""
 
     def __init__(self) -> None:
         self.values: queue.Queue[str | Exception] = queue.Queue()
@@ -144,7 +144,7 @@ def test_a_failure_is_one_line_at_debug(
 def test_the_end_of_the_only_watch_is_a_warning(
     key: Key, listens: bool, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of remote workers nothing else tells; at the program's end nobody listens."""
+    """Remote workers have no other notice; at the program's end it does not matter."""
     source = NativeKeySource(key.read, is_alone=True)
     with caplog.at_level(logging.DEBUG, logger="tfpreempt"):
         source.start(lambda detail: None)

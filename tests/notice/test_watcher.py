@@ -1,4 +1,4 @@
-"""The watcher: many sources, each with its grace."""
+"""The watcher: many sources with their grace periods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_notice_has_worker_source_time_and_grace_period() -> None:
 
 
 class Timed(ScriptedSource):
-    """Is told when the machine goes."""
+    """A source with the time at which the machine is taken away."""
 
     left: float | None
 
@@ -116,7 +116,7 @@ def test_if_one_source_cannot_start_all_are_closed() -> None:
 def test_after_close_no_notice_is_reported() -> None:
     class Deaf(ScriptedSource):
         def close(self) -> None:
-            """Goes on speaking, as a thread might that was just about to."""
+            """Still sends a notice, like a thread that was just about to."""
 
     heard: list[Notice] = []
     source = Deaf()

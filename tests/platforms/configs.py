@@ -1,4 +1,4 @@
-"""What the tests of the variants look at: sources with their grace, notices, exits."""
+"""Observed properties of the configs: sources with grace periods, notices, exits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def left_with(
 
 
 def notices(config: TerminationConfig, give: Callable[[], None]) -> list[Notice]:
-    """What a watcher over the config's sources hears of one notice."""
+    """Returns the notices of a watcher over the config's sources."""
     heard: list[Notice] = []
     came = threading.Event()
 

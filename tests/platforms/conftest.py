@@ -1,4 +1,4 @@
-"""No variable of this machine reaches what is under test."""
+"""Hides the environment variables of this machine from the tests."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_aws_without_a_known_grace_period() -> None:
 
 
 def test_aws_hears_of_an_interruption(aws: FakeAws) -> None:
-    aws.interrupt()  # there from the start: nobody has to wait 5 s for the next look
+    aws.interrupt()  # present from the start: saves a wait of 5 s for the next poll
     (notice,) = notices(AwsSpotTerminationConfig(), lambda: None)
     assert (notice.source, notice.grace_seconds) == ("aws:spot-interruption", 115.0)
 
@@ -70,7 +70,7 @@ def test_aws_uses_the_time_of_the_interruption(aws: FakeAws) -> None:
 
 
 def test_aws_hears_of_a_rebalance_only_if_asked(aws: FakeAws) -> None:
-    # Ahead of the watch's start, so that nobody has to wait 5 s for the next look.
+    # Before the start of the watch: saves a wait of 5 s for the next poll.
     ahead = datetime.timedelta(seconds=60)
     aws.recommend_rebalance(datetime.datetime.now(datetime.timezone.utc) + ahead)
     config = AwsSpotTerminationConfig(rebalance=True)
@@ -161,7 +161,7 @@ def test_azure_leaves_nothing_of_an_event_that_has_started(azure: FakeAzure) -> 
 def noticed(
     azure: FakeAzure, resources: Sequence[str] = ("trainer_0",), **options: Any
 ) -> tuple[AzureTerminationConfig, str]:
-    """A config that has heard of an event, and the event's id."""
+    """Returns a config that has an event, and the event's id."""
     config = AzureTerminationConfig(**options)
     event = azure.schedule("Preempt", resources=resources)
     notices(config, lambda: None)
@@ -183,7 +183,7 @@ def test_azure_acknowledges_after_the_commit(
 def test_azure_gets_the_acknowledgement_of_one_of_two_handlers(
     azure: FakeAzure,
 ) -> None:
-    """One of two handlers is closed, the other one leaves."""
+    """One of two handlers is closed, and the other handler exits."""
     config, event = noticed(azure, acknowledge=True)
     config._notice_sources()
     assert left_with(config) == 143
@@ -222,7 +222,7 @@ def test_azure_gets_no_acknowledgement_if_training_continues(azure: FakeAzure) -
 def test_azure_gets_the_acknowledgement_of_the_first_machine(
     azure: FakeAzure, worker: int, resources: list[str], status: str
 ) -> None:
-    """The chief or not: its machine need not be one of those that go."""
+    """The chief's machine may not be in the event."""
     config, event = noticed(azure, resources, acknowledge=True)
     assert left_with(config, worker=worker) == 143
     assert azure.status(event) == status

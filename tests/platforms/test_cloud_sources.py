@@ -90,7 +90,7 @@ def test_an_upcoming_maintenance_is_a_notice_one_grace_period_ahead(
 def test_a_forked_process_gets_notices_while_its_parent_watches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As multiprocessing makes workers: the parent's polling thread is not there."""
+    """multiprocessing forks workers, and the parent's polling thread is not in them."""
     with FakeGce() as server:
         for variable, value in server.environment().items():
             monkeypatch.setenv(variable, value)

@@ -1,4 +1,4 @@
-"""TerminationConfig: what it takes, what it watches, how it leaves."""
+"""TerminationConfig: arguments, watched sources, and exits."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 def machine(root: Path, *, gpu: bool = False, **names: str) -> Path:
-    """A root directory whose firmware has these names."""
+    """Returns a root directory whose firmware has these names."""
     dmi = root / "sys/class/dmi/id"
     dmi.mkdir(parents=True)
     for name, text in names.items():

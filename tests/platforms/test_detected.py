@@ -37,7 +37,7 @@ GPU = {**GCE, "gce:maintenance-event": 3600.0}
 
 
 class TensorFlowConfig:
-    """Has what TensorFlow's TerminationConfig has; nothing of ours."""
+    """Has the attributes of TensorFlow's TerminationConfig only."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ def _log_from_the_start(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def found_by(config: TerminationConfig) -> dict[str, float | None] | None:
-    """The sources that are found later, with their grace periods."""
+    """Returns the sources that are detected later, with their grace periods."""
     find = config._source_finder()
     if find is None:
         return None

@@ -1,4 +1,4 @@
-"""The probes of detection: in time, on each cloud's fake and on what is none."""
+"""Probes of the platform end in time, on each cloud's fake and on other servers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_other_clouds_identify_themselves(
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_server_of_another_kind_names_nothing(kind: str, tmp_path: Path) -> None:
-    """Whatever answers, detection ends in time and believes nothing."""
+    """For any reply, the detection ends in time and names no cloud."""
     with HostileServer(kind) as hostile:
         began = time.monotonic()
         found = detect_platform(

@@ -1,4 +1,4 @@
-"""What starts jobs again: Borg-like systems, Kubernetes, Slurm."""
+"""Schedulers that restart jobs: Borg-like systems, Kubernetes, Slurm."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_kubernetes_leaves_with_143() -> None:
 
 
 class Scontrol:
-    """Keeps the commands; fails with what it says, if anything."""
+    """Records the commands; fails with an error text, if there is one."""
 
     def __init__(self, fault: str = "") -> None:
         self.commands: list[list[str]] = []
@@ -189,7 +189,7 @@ def test_scontrol_is_the_last_act() -> None:
 def test_scontrol_is_not_called_with_the_code_of_a_loss(
     code: int | None, committed: bool, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As RequeueExit=143 would have it, whatever exit_fn does after a commit."""
+    """As with RequeueExit=143, for any exit_fn after a commit."""
     scontrol = Scontrol()
     config = requeued(scontrol, uncommitted_exit_code=code)
     expected = 143 if committed or code is None else code

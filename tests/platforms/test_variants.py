@@ -1,4 +1,4 @@
-"""What every variant of TerminationConfig promises."""
+"""The promises of every variant of TerminationConfig."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def config_call(source: str) -> ast.Call:
 
 
 def config(name: str) -> tfpreempt.TerminationConfig:
-    """The config that a recipe's program makes, of the arguments that it gives."""
+    """Returns the config of a recipe's program, with the program's arguments."""
     call = config_call(text(name, "train.py"))
     made = getattr(tfpreempt, ast.unparse(call.func).removeprefix("tfpreempt."))(
         *(ast.literal_eval(each) for each in call.args),
@@ -47,7 +47,7 @@ def config(name: str) -> tfpreempt.TerminationConfig:
 
 
 def graces(made: tfpreempt.TerminationConfig) -> list[float | None]:
-    """What its sources leave."""
+    """Returns the grace periods of the config's sources."""
     return [watched.grace_seconds for watched in made._notice_sources()]
 
 

@@ -1,7 +1,7 @@
-"""A task of the official models, run as docs/recipes/orbit says.
+"""A task of the official models, run as in docs/recipes/orbit.
 
-Usage: official_models_program.py CHECKPOINTS [LOOP], where LOOP is one, from 0 on,
-behind which the workers hold.
+Usage: official_models_program.py CHECKPOINTS [LOOP]. The workers block after loop LOOP,
+counted from 0.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Task(base_task.Task):  # type: ignore[misc]  # the official models are unt
 
 def main(directory: str, hold_in: str = "-1") -> None:
     """Trains; prints everything that an exact resume must have kept."""
-    tempfile.tempdir = str(Path.cwd())  # what is left there goes with the test
+    tempfile.tempdir = str(Path.cwd())  # deleted at the end of the test
     runpy.run_path(str(RECIPES / "train.py"))["make_exact"]()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     params = config_definitions.ExperimentConfig(

@@ -1,7 +1,7 @@
-"""The recipe's trainer in fewer steps, which say what they train on.
+"""The recipe's trainer with fewer steps, which print their samples.
 
-Usage: orbit_program.py CHECKPOINTS FILE [LOOP], where FILE is the recipe's, and LOOP is
-one, from 0 on, in which the workers hold.
+Usage: orbit_program.py CHECKPOINTS FILE [LOOP]. FILE is the recipe's program. The
+workers block in loop LOOP, counted from 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BaseTrainer: Any = recipe["Trainer"]
 
 
 class Trainer(BaseTrainer):
-    """Tells samples apart by the bits of their first number."""
+    """Identifies samples by the bits of their first number."""
 
     def __init__(self, strategy: Any, hold_in: int) -> None:
         super().__init__(strategy)
@@ -43,7 +43,7 @@ class Trainer(BaseTrainer):
 
 def main(directory: str, file: str, hold_in: str = "-1") -> None:
     """Trains; prints everything that an exact resume must have kept."""
-    tempfile.tempdir = str(Path.cwd())  # what is left there goes with the test
+    tempfile.tempdir = str(Path.cwd())  # deleted at the end of the test
     recipe["make_exact"]()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     trainer = Trainer(strategy, int(hold_in))

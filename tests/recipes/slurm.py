@@ -19,7 +19,7 @@ SECONDS = 180.0
 
 
 def why_not() -> str | None:
-    """Why no Slurm can be started here; None if it can."""
+    """Returns why Slurm cannot be started here; None if it can."""
     missing = [name for name in COMMANDS if shutil.which(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (Debian's package slurm-wlm)"
@@ -88,7 +88,7 @@ class Slurm:
             yield
 
     def run(self, *command: str, cwd: Path | None = None) -> str:
-        """What a command of Slurm prints."""
+        """Returns the output of a command of Slurm."""
         done = subprocess.run(
             command,
             cwd=cwd,
@@ -106,7 +106,7 @@ class Slurm:
         return told
 
     def state(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` has of it."""
+        """Returns a field of `scontrol show job`."""
         words = self.run("scontrol", "-o", "show", "job", job).split()
         pairs = (word.partition("=") for word in words)
         return {name: value for name, _, value in pairs}
@@ -116,7 +116,7 @@ class Slurm:
         self.wait(lambda: self.state(job).get("JobState") == state, f"{job} is {state}")
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
-        """Waits, and tells the daemons' logs if it was in vain."""
+        """Waits for a condition; on a timeout, the error contains the daemons' logs."""
         end = time.monotonic() + SECONDS
         while not condition():
             if time.monotonic() > end:

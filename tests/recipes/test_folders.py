@@ -1,4 +1,4 @@
-"""Each recipe: its page and its files agree, its program names what there is."""
+"""Each recipe: its page and its files agree, and all used names exist."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_config_is_the_platforms_and_can_be_made(name: str) -> None:
 
 @pytest.mark.parametrize("name", VIRTUAL_MACHINES)
 def test_the_programs_grace_period_is_the_default_of_the_variant(name: str) -> None:
-    """So that the recipe can write the number, and the page say it."""
+    """So the recipe and its page may contain the number."""
     call = config_call(text(name, "train.py"))
     (said,) = (each.value for each in call.keywords if each.arg == "grace_period")
     assert graces(config(name)) == graces(VARIANTS[name]())

@@ -63,7 +63,7 @@ def at(value: Any, path: str) -> Any:
 
 
 def unknown(thing: dict[str, Any]) -> set[str]:
-    """The fields that are not documented, with their paths."""
+    """Returns the undocumented fields, with their paths."""
     return {
         f"{path}.{name}"
         for path, names in DOCUMENTED[thing["kind"]].items()
@@ -336,7 +336,7 @@ def test_the_page_names_the_limits() -> None:
 
 
 def answers(directory: Path) -> list[int]:
-    """What the probes of the pods exit with, for another directory."""
+    """Returns the exit codes of the pods' probes for a directory."""
     found = []
     for name in ("readiness", "liveness"):
         words = container("gke-jax/gpu.yaml")[f"{name}Probe"]["exec"]["command"][1:]

@@ -1,4 +1,4 @@
-"""docs/recipes/orbit: two workers are preempted, and go on to the same bytes."""
+"""docs/recipes/orbit: two workers are preempted, and resume to equal bytes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ STEPS_PER_LOOP, LOOPS = 4, 5
 
 
 def decisions(here: Place) -> int:
-    """How many workers know at which boundary all leave."""
+    """Returns the number of workers that know the boundary of the exit."""
     journals = here.checkpoints.rglob("journal")
     records = [record for each in journals for record in read_journal(each)]
     return sum(record["event"] == "decision" for record in records)
 
 
 def samples(cluster: Cluster) -> list[list[list[str]]]:
-    """What each worker trained on, step by step."""
+    """Returns the trained samples of each worker, step by step."""
     return [worker.lines("samples") for worker in cluster]
 
 
 def preempt_and_finish(
     here: Place, undisturbed: Cluster, loop: int, *argv: str
 ) -> None:
-    """SIGTERM to one worker in a loop; what both then do is what nobody disturbed."""
+    """Preempts one worker in a loop, and checks the results of a complete run."""
     here.hold()
     first = here.start(*argv, loop, world=2)
     for worker in first:

@@ -87,9 +87,9 @@ def nodes(folder: Path, program: str, server: GcsServer) -> Iterator[list[JaxPro
     """Context manager: the commands of all nodes, each with an empty disk.
 
     Args:
-        folder: for the disks.
+        folder: parent of the disks.
         program: source of train.py.
-        server: has the bucket.
+        server: server of the bucket.
     """
     (port,) = free_ports(1)
     found = task()

@@ -1,4 +1,4 @@
-"""docs/recipes/tpu: created again after a preemption, and going on where it was."""
+"""docs/recipes/tpu: a new VM after each preemption, and resumed training."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SLEEP = """#!/bin/bash
 
 
 def calls_of_keep(tmp_path: Path, *states: str, fails: str = "") -> list[str]:
-    """What keep.sh asks of gcloud, which tells these states one after the other.
+    """Returns the calls of gcloud by keep.sh, with these states of the VM in sequence.
 
     Args:
-        tmp_path: for the stand-ins.
-        *states: see above.
-        fails: what gcloud cannot do, such as "create".
+        tmp_path: directory for the fake commands.
+        *states: states of the VM, in order.
+        fails: command of gcloud that fails, such as "create".
     """
     for name, source in (("gcloud", GCLOUD), ("sleep", SLEEP)):
         (tmp_path / name).write_text(source)
@@ -89,7 +89,7 @@ def test_a_vm_is_created_once_and_again_after_each_preemption(tmp_path: Path) ->
 def test_a_command_that_fails_once_is_retried(
     tmp_path: Path, verb: str, state: str
 ) -> None:
-    """A quota, or a connection: nobody is there to start the script again."""
+    """A quota or a connection may fail, and no user restarts the script."""
     calls = calls_of_keep(tmp_path, state, state, fails=verb)
     assert verbs(calls) == ["describe", verb] * 2
 

@@ -1,8 +1,8 @@
-"""docs/recipes/trackers: a run that is preempted and killed is one run, each step once.
+"""docs/recipes/trackers: a preempted and killed run is one run, with each step once.
 
-Each program is sent SIGTERM before step 6, and SIGKILL, in its next start, before step
-11, when the steps from 8 on are in no commit; what is asked then is the tracker's own
-reader.
+Each program gets SIGTERM before step 6, and its next start SIGKILL before step 11, when
+the steps from 8 on are in no commit. Then the tracker's own reader is asked for the
+run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 def told(cluster: Cluster, word: str) -> Losses:
-    """The steps or epochs that a start has told of, with their losses."""
+    """Returns the steps or epochs that a start has logged, with their losses."""
     said = cluster[0].lines(word)
     return [(int(step), float.fromhex(loss)) for step, loss in said]
 
 
 def preempt(here: Place, program: str, *argv: object, env: dict[str, str]) -> Cluster:
-    """A start that is sent SIGTERM where it holds."""
+    """Starts a program, and sends SIGTERM where it blocks."""
     here.hold()
     start = here.start(program, *argv, env=env)
     start[0].wait_line("holding")
@@ -100,7 +100,7 @@ PROGRAMS = pytest.mark.parametrize("run", [train, fit])
 
 
 def scalars(folder: Path) -> dict[str, Losses]:
-    """What TensorBoard's reader finds, by tag."""
+    """Returns the values that TensorBoard's reader finds, by tag."""
     from tensorboard.backend.event_processing.event_accumulator import (
         EventAccumulator,
     )
@@ -141,7 +141,7 @@ def test_tensorboard_has_each_epoch_of_a_fit_on_jax_once(here: Place) -> None:
 
 
 def write_events(folder: Path, tag: str, steps: range) -> None:
-    """One start's event file."""
+    """Writes the event file of one start."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.scalar.metadata import create_summary_metadata
@@ -160,7 +160,7 @@ def write_events(folder: Path, tag: str, steps: range) -> None:
 
 @needs("tensorboard_data_server")
 def test_tensorboard_shows_a_step_that_is_written_twice_once(tmp_path: Path) -> None:
-    """As the callback of Keras does after SIGKILL: epochs and batches in one folder."""
+    """As Keras' callback writes after SIGKILL: epochs and batches in one folder."""
     from tensorboard.context import RequestContext
     from tensorboard.data import server_ingester
     from tensorboard.util.grpc_util import ChannelCredsType

@@ -1,4 +1,4 @@
-"""Recipes for virtual machines: the unit, the user data, what makes the group."""
+"""Recipes for virtual machines: the unit, the user data, and the group."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_user_data_has_the_files_as_they_are(name: str) -> None:
     ((share, point, *rest),) = data["mounts"]
     assert (share, point) == (SHARE, "/srv/ckpt")
     assert all(isinstance(word, str) for word in rest)
-    # Azure mounts its temporary disk on /mnt, over what is there.
+    # Azure mounts its temporary disk on /mnt, and hides files there.
     assert not point.startswith("/mnt")
     for line in data["runcmd"]:
         subprocess.run(["bash", "-n", "-c", line], check=True)

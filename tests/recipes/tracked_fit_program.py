@@ -1,4 +1,4 @@
-"""The recipe's fit in fewer epochs, which holds before it logs one of them.
+"""The recipe's fit with fewer epochs, which blocks before it logs one of them.
 
 Usage: tracked_fit_program.py CHECKPOINTS EPOCH TRACKER [LOGDIR]
 """

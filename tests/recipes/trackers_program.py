@@ -19,7 +19,7 @@ STEPS, SAVE_EVERY = 16, 4
 
 
 class HoldingHandler(tfpreempt.PreemptionCheckpointHandler):
-    """Says each step, and holds before one."""
+    """Prints each step, and blocks before one step."""
 
     def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         step = self.total_run_calls

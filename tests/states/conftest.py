@@ -1,4 +1,4 @@
-"""What the tests of the States share."""
+"""Fixtures of the tests of States."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoaderState: loaders that know their place, those of Grain among them."""
+"""LoaderState: loaders with a position, such as Grain's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lines:
 
 
 class StatefulLoader:
-    """As torchdata's: no iterator itself, with the second pair of methods."""
+    """Like torchdata's: not an iterator, with the second pair of methods."""
 
     def __init__(self, state=None):
         self.state = state

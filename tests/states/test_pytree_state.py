@@ -1,4 +1,4 @@
-"""PyTreeState: a leaf of any kind comes back bit for bit, or the error names it."""
+"""PyTreeState: each kind of leaf is restored bit for bit, or named in an error."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_tree_of_dicts_lists_tuples_and_none() -> None:
 
 
 def test_a_restored_array_can_be_donated() -> None:
-    """Its memory is not that of the file's bytes."""
+    """Its memory is separate from the bytes of the file."""
     data = saved({"w": jnp.arange(1024.0)})
     first = loaded(data, {"w": jnp.zeros(1024)})["w"]
     double = jax.jit(lambda w: w * 2, donate_argnums=0)

@@ -41,7 +41,7 @@ def directory(tmp_path, monkeypatch):
 
 
 def restart(monkeypatch, number=None):
-    """Forgets what this process knows, as a new one would."""
+    """Resets the state of this process, like a new process."""
     monkeypatch.setattr(api, "_alone", {})
     if number is not None:
         monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", str(number))

@@ -42,7 +42,7 @@ def copies_here():
 
 
 class Place:
-    """What outlives a process: a directory, and a store."""
+    """The persistent part of a process: a directory and a store."""
 
     def __init__(self, directory, monkeypatch):
         self.directory = directory
@@ -50,7 +50,7 @@ class Place:
         self._monkeypatch = monkeypatch
 
     def restart(self):
-        """Forgets what this process knows, as a new one would."""
+        """Resets the state of this process, like a new process."""
         self.stop()
         self._monkeypatch.setattr(api, "_alone", {})
 
@@ -71,7 +71,7 @@ class Place:
         return words.text
 
     def hear(self, fault):
-        """What a handler's journal would be told."""
+        """Records the events for a handler's journal."""
 
     def wait(self):
         found = copies_here()
@@ -338,7 +338,7 @@ def worker(place, index, directory):
 
 @pytest.fixture
 def run_before(place, words):
-    """A commit in the store, and no disk that has it."""
+    """Makes a commit that is only in the store."""
     place.save(words, "of the chief")
     place.wait()
     place.lose_disk()

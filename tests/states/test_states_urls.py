@@ -40,7 +40,7 @@ class Machines:
         self._monkeypatch = monkeypatch
 
     def restart(self, machine: str) -> None:
-        """The process has ended; the next one is on this machine."""
+        """Ends the process, and starts the next process on this machine."""
         for each in api._alone.values():
             if each._copies is not None:
                 each._copies._end()
@@ -119,13 +119,13 @@ def test_a_state_alone_is_saved_on_a_disk(machines: Machines, tmp_path: Path) ->
 
 
 def become(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that follow are those of this worker of two."""
+    """Makes later calls those of the given worker of two."""
     cluster = Cluster(worker=worker, jobs=(("worker", 2),))
     monkeypatch.setattr(current_session, "current_cluster", lambda: cluster)
 
 
 def test_several_workers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one machine, each in a process of its own."""
+    """On one machine, each in a separate process."""
     shared = Words("shared", "a")
     for index in range(2):
         become(index, monkeypatch)
@@ -197,14 +197,14 @@ def test_a_place_that_cannot_be_one(
 
 
 class Bucket:
-    """A bucket whose requests fail from one of them on, and what is in it."""
+    """A bucket whose requests fail from a given request on, and its contents."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
         monkeypatch.setattr(store_selection, "open_store", lambda place: self.store)
 
     def check_state_file(self) -> None:
-        """What stock TensorFlow takes for the newest checkpoint is a whole commit."""
+        """Checks that stock TensorFlow finds an intact newest checkpoint."""
         state_file = io.BytesIO()
         try:
             self.store.get("checkpoint", state_file)
@@ -222,7 +222,7 @@ class Bucket:
 
 
 def die_in(process: Callable[[], None], bucket: Bucket, at: int) -> bool:
-    """Whether all went well; requests to the bucket fail from this one on."""
+    """Makes requests fail from this one on; returns whether the function succeeded."""
     bucket.store.fail_from(
         len(bucket.store.operations) + at, errors.CheckpointError("the network is down")
     )

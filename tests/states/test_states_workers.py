@@ -46,7 +46,7 @@ class Meets(JsonState):
 
 
 class Workers:
-    """Processes of one incarnation, each with a program of its own."""
+    """Processes of one incarnation, each with its own program."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

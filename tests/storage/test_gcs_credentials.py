@@ -27,7 +27,7 @@ FAILURES = {
 
 
 class TokenServer(FakeServer):
-    """Gives its answers in turn; None drops the connection. Then it issues tokens."""
+    """Sends the given replies (None: drops the connection), and then issues tokens."""
 
     def __init__(self, *answers: Reply | None) -> None:
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""Google Cloud Storage that fails: each request lost, before or after it is served."""
+"""Failures of Google Cloud Storage: each request lost, before or after its service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 SMALL = b"a small object"
 LARGE = bytes(range(251)) * (9 * MIB // 251)  # more than goes in one request
 LONG, SHORT = 60.0, 0.2  # seconds: more than anything here takes; soon over
-LEFT_IN_TIME = pytest.mark.timeout(30)  # half of what a silent request takes
+LEFT_IN_TIME = pytest.mark.timeout(30)  # half of the timeout of a request
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def get(store, name, **kwargs):
 
 
 def act(store, operation, data):
-    """Does one thing to a store that has "there"; what must be seen afterwards."""
+    """Makes an operation on a store with an object; returns the expected result."""
     if operation == "put":
         return put(store, "new", data) and get(store, "new") == data
     if operation == "compose":
@@ -106,7 +106,7 @@ def test_a_lost_request_changes_nothing(server, store, operation, data, ahead, f
 def test_an_uploader_killed_at_a_request_leaves_no_half_object(
     server, store, ahead, when
 ):
-    """The process dies where its request fails; nobody tries again for it."""
+    """The process ends at its failing request, without a retry."""
     server.drop_request(ahead, when=when)
     source = _Mortal(LARGE, server, dies_after=server.request_count + ahead + 1)
     with contextlib.suppress(_KilledError):
@@ -243,7 +243,7 @@ def test_a_stall_in_the_middle_of_a_download_ends_with_the_time(server, store):
 
 @pytest.fixture
 def let_calls_end():
-    """Waits for the calls of this test that went on after their time."""
+    """Waits for the calls of this test that continued after their timeout."""
     others = set(threading.enumerate())
 
     def wait():
@@ -302,7 +302,7 @@ def test_the_client_gives_up_before_its_caller():
 
 def test_nobody_there(monkeypatch):
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound, so nobody else listens there
+        unused.bind(("127.0.0.1", 0))  # bound, so no other process listens there
         port = unused.getsockname()[1]
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         with pytest.raises(errors.SaveError, match="the network") as caught:
@@ -314,7 +314,7 @@ def test_nobody_there(monkeypatch):
 
 
 def test_an_answer_that_is_no_http_is_reported(server, store, monkeypatch):
-    """The client tries again after it, and names it when it gives up."""
+    """The client retries, and finally names the reply."""
 
     def garbled(*args, **kwargs):
         raise http.client.BadStatusLine("\x15\x03")
@@ -333,7 +333,7 @@ def test_corrupted_bytes_are_noticed(server, store):
 
 
 def test_they_are_where_more_was_asked_for_than_there_is(server, store):
-    """As who reads a small object does, lest a large one fills the memory."""
+    """A reader of small objects limits the size, in case the object is large."""
     put(store, "x", SMALL)
     server.corrupt_downloads()
     with pytest.raises(errors.CheckpointCorruptedError, match="crc32c"):
@@ -408,7 +408,7 @@ def test_no_request_that_nobody_asked_for(server, store):
 
 @pytest.mark.parametrize("size", [1, 1 << 20, 9 << 20])
 def test_python_s_own_generator_is_left_alone(server, store, size):
-    """A retry that drew its pause from it would give training other numbers."""
+    """Otherwise pauses of retries would change the random numbers of training."""
     before = random.getstate()
     for work in (
         lambda: store.put_if_absent("x", io.BytesIO(bytes(size))),
@@ -440,7 +440,7 @@ LIES = {
 
 @contextlib.contextmanager
 def answering(monkeypatch, *answers):
-    """A server that gives its answers in turn, whatever it is asked."""
+    """Returns a server that sends the given replies to any requests."""
 
     class Answering(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -467,7 +467,7 @@ def answering(monkeypatch, *answers):
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("length", [3, None])
 def test_bytes_that_nobody_asked_for_are_passed_over(monkeypatch, answer, length):
-    """No more than was asked for is taken, and nothing from the wrong place."""
+    """Only the requested bytes are used, from the right offset."""
     end = None if length is None else 4 + length
     with answering(monkeypatch, answer) as store:
         assert get(store, "x", offset=4, length=length) == TEN[4:end]

@@ -1,4 +1,4 @@
-"""What only a store in a directory meets: links, leftovers, directories not there."""
+"""Cases of a store in a directory: links, leftovers, missing directories."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_links_are_seen_and_not_followed(hostile, name):
 
 
 def test_a_link_in_place_of_what_was_written_gives_no_file_a_second_name(tmp_path):
-    """Another user puts the link there between two operations of one put."""
+    """Another user creates the link between two operations of one put."""
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET)
 
@@ -130,7 +130,7 @@ UNREADABLE = [errno.EIO, errno.ESTALE, errno.EACCES]
 def test_what_the_disk_does_not_give_back_may_be_whole(
     tmp_path, monkeypatch, call, number
 ):
-    """A mirror's only commit passed for damaged while its server was away."""
+    """Before, a mirror's only commit counted as corrupt while its server was down."""
 
     def fail(*args, **kwargs):
         raise OSError(number, os.strerror(number))
@@ -149,7 +149,7 @@ def test_what_the_disk_does_not_give_back_may_be_whole(
 
 @pytest.mark.parametrize("number", UNREADABLE)
 def test_a_folder_that_may_not_be_looked_at_is_still_one(tmp_path, monkeypatch, number):
-    """A mirror that this user could list and not enter passed for an empty one."""
+    """Before, a mirror without permission to enter its folders counted as empty."""
 
     def fail(*args, **kwargs):
         raise OSError(number, os.strerror(number))

@@ -1,4 +1,4 @@
-"""S3 and Azure that fail, or say nothing."""
+"""Failures and silence of S3 and Azure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_server_that_ignores_ranges(server, store, monkeypatch):
 
 
 def test_a_large_object_goes_up_in_parts_at_a_time(server, store, monkeypatch):
-    """Each part waits for another, so that two must be under way."""
+    """Each part waits for another part, so two must be in progress."""
     together = threading.Barrier(2)
 
     @contextlib.contextmanager
@@ -101,7 +101,7 @@ def test_a_large_object_goes_up_in_parts_at_a_time(server, store, monkeypatch):
 
 
 def test_two_large_objects_share_the_streams(server, store, monkeypatch):
-    """What is under way is in memory: one that finds no stream free has one more."""
+    """Parts in progress are in memory: an upload without a free stream adds one."""
     monkeypatch.setattr(obstore_store, "_STREAMS", 2)
     store = open_store(store.uri)
     counted, under_way, most = threading.Lock(), 0, 0
@@ -145,7 +145,7 @@ def test_a_part_that_fails_is_sent_again_alone(server, store, monkeypatch):
 
 @pytest.fixture
 def silent(monkeypatch, server):
-    """A server that accepts and says nothing."""
+    """Returns a server that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for name, text in server.environment().items():
             monkeypatch.setenv(name, text)
@@ -174,7 +174,7 @@ def test_a_stall_ends_with_the_time(operation, scheme):
 
 
 def test_a_caller_with_an_event_loop(store):
-    """As in a notebook."""
+    """Such as a notebook."""
 
     async def main():
         return put(store, "x", SMALL)
@@ -334,7 +334,7 @@ def test_no_error_quotes_the_signature_of_a_sas(is_reached, server, store, monke
 
 @azure
 def test_of_two_uploads_of_one_large_object_the_contents_do_not_mix(store):
-    """Each block has a random id; the list of one upload ends the other's blocks."""
+    """Each block has a random id; the list of one upload drops the other's blocks."""
     contents = [bytes([each]) * (12 * MIB) for each in (1, 2)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         puts = [pool.submit(put, store, "x", each) for each in contents]

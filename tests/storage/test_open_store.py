@@ -1,4 +1,4 @@
-"""From a place to its store, and what is said of places that can't be one."""
+"""The store of a URL, and errors of invalid URLs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tfpreempt.storage.s3 import S3Store
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch):
-    """Opening makes no request, so an address where nobody listens will do."""
+    """Opening makes no request, so an unused address is enough."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""`tfpreempt report`: what it finds, what it prints, what it writes."""
+"""`tfpreempt report`: input, output, and written files."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_journal_of_a_bucket_is_where_it_was_written(
 def test_the_copy_in_a_bucket_continues_the_journal_of_this_machine(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another machine continued the run after this one."""
+    """Another machine continued the run."""
     whole = {path.name: path.read_bytes() for path in (run / "journal").glob("*.jsonl")}
     store = FaultyObjectStore()
     for path in (run / "journal").glob("*.jsonl"):

@@ -94,7 +94,7 @@ def test_times_that_no_calendar_has_break_no_page(
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
-    """Debian's Chromium, which asks the network for nothing."""
+    """Returns Debian's Chromium, which needs no network."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs Debian's packages chromium and chromium-driver")
     options = webdriver.ChromeOptions()

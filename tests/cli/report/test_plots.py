@@ -1,4 +1,4 @@
-"""What is drawn is what the report says."""
+"""The plots show the values of the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINT = re.compile(r"([ML]) ([-\d.]+) ([-\d.]+)|z")
 
 
 def area(path: str) -> float:
-    """Of all polygons of an SVG path."""
+    """Returns the total area of the polygons of an SVG path."""
     total = 0.0
     corners: list[tuple[float, float]] = []
     for found in POINT.finditer(path):
@@ -42,7 +42,7 @@ def painted(report: RunReport, row: int = 0) -> dict[str, float]:
 
 
 def shares(report: RunReport, row: int = 0) -> dict[str, float]:
-    """The share of a worker's time that each phase has."""
+    """Returns the share of each phase in a worker's time."""
     spans = report.workers[row].spans
     total = sum(span.seconds for span in spans)
     found: dict[str, float] = {}
@@ -90,7 +90,7 @@ def test_each_phase_has_the_area_of_its_seconds(run: type[Scripted]) -> None:
 
 
 def marks(svg: str) -> list[float]:
-    """Where interruptions are marked, in parts of the axis from 0 to 100."""
+    """Returns the positions of interruptions, in percent of the axis."""
     colour = re.escape("var(--mark)")
     found = re.findall(rf'<path d="M ([-\d.]+) [^"]*"[^>]*stroke: {colour}', svg)
     return [float(each) for each in found]

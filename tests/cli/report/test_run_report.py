@@ -27,7 +27,7 @@ approx = pytest.approx
 
 
 def check_account(run: Scripted, report: RunReport) -> None:
-    """Each class is right to one per cent of the whole."""
+    """Checks that each class is right to one percent of the total."""
     total = sum(run.truth.values())
     told: dict[Any, float] = {"good": report.account.good, **report.account.bad}
     assert report.account.total == approx(total, rel=0.01)
@@ -298,7 +298,7 @@ def test_without_the_journal_that_has_the_commits_no_loss_is_made_up(
 
 
 def test_a_save_of_which_there_is_no_record_has_kept_its_step() -> None:
-    """As a save_fn makes it; the process says that it left with one."""
+    """A save_fn makes such saves; the process records an exit with a commit."""
     run = Scripted()
     run.start()
     run.train(80)
@@ -486,7 +486,7 @@ def test_any_run_is_told_to_the_hundredth(
 
 
 def cut(run: Scripted, directory: Path, *files: str) -> RunReport:
-    """The report of a run of which the last lines of some files are torn."""
+    """Returns the report of a run with incomplete last lines in some files."""
     run.write(directory)
     for name in files:
         path = directory / name
@@ -610,7 +610,7 @@ CHANGES = st.tuples(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(CHANGES, min_size=1, max_size=5))
 def test_no_journal_breaks_the_story(changes: list[Any]) -> None:
-    """What others wrote is read, or left out with a warning; never an error."""
+    """Foreign records are read, or skipped with a warning; there is no error."""
     lines = list(LINES)
     for source, key, value, place in changes:
         name, record = LINES[source]
@@ -623,7 +623,7 @@ def test_no_journal_breaks_the_story(changes: list[Any]) -> None:
 
 @pytest.mark.slow  # searches long
 def test_a_long_run_is_told_in_a_time_that_grows_with_its_commits() -> None:
-    """If each commit painted all spans anew, this would take minutes."""
+    """If each commit rebuilt all spans, this would take minutes."""
     run = Scripted(workers=2)
     run.start()
     for _ in range(10_000):

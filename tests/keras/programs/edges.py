@@ -1,6 +1,6 @@
-"""What a first version of the callback got wrong, in one process; prints JSON lines.
+"""Cases that an early version of the callback got wrong; prints JSON lines.
 
-Usage: edges.py DIRECTORY. Ends by a SIGTERM to itself, after a fit that died.
+Usage: edges.py DIRECTORY. Ends by a SIGTERM to itself, after a fit that crashed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def model() -> keras.Model:
 
 
 def fit(name: str, *others: Any, epochs: int = 3) -> tuple[keras.Model, Any]:
-    """A fit as a program that was started again makes it."""
+    """Runs a fit, as a restarted program does."""
     new_process()
     made = model()
     callbacks = [PreemptionCallback(os.path.join(ROOT, name)), *others]
@@ -91,7 +91,7 @@ def fit(name: str, *others: Any, epochs: int = 3) -> tuple[keras.Model, Any]:
 
 
 def replicas() -> None:
-    """Fits on two devices, which go on with one: one that is complete, and another."""
+    """Runs a complete fit and an interrupted fit on two devices, and resumes on one."""
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         fit("whole", epochs=1)
         try:

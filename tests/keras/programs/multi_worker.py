@@ -1,10 +1,10 @@
-"""Trains small models with Keras 3 and prints what came out, as `result {...}`.
+"""Trains small models with Keras 3, and prints the results as `result {...}`.
 
     multi_worker.py DIRECTORY workers DEVICES   a worker of TF_CONFIG's cluster
     multi_worker.py DIRECTORY process           the same in one process
 
-The second has two logical devices and trains on both of them, or without any strategy.
-With two DEVICES, each worker has two replicas, on logical devices.
+The single process has two logical devices, and trains on both or without a strategy. If
+DEVICES is two, each worker has two replicas, on logical devices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ layers = keras.layers
 
 
 class Look(keras.callbacks.Callback):
-    """What exists at the beginning of a training and was added by its end."""
+    """Records the objects at the beginning of a training, and later additions."""
 
     def __init__(self, read):
         super().__init__()
@@ -57,7 +57,7 @@ class Look(keras.callbacks.Callback):
 
 
 class Cases:
-    """Each public method makes a model, uses it, and returns what can be compared."""
+    """Each public method makes a model, uses it, and returns comparable values."""
 
     def __init__(self, strategy, steps_per_execution=1):
         self.strategy = strategy
@@ -125,9 +125,9 @@ class Cases:
         return found
 
     def schedule(self):
-        """A LearningRateSchedule, class weights; data that do not tell all shapes.
+        """Trains with a LearningRateSchedule, class weights, and unknown shapes.
 
-        Then single batches, of which every replica gets the whole.
+        Then trains single batches, which every replica gets as a whole.
         """
         spec = (tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32))
         data = tf.data.Dataset.from_generator(
@@ -179,7 +179,7 @@ class Cases:
         return found
 
     def order(self):
-        """The numbers of rows through a model that returns them, and twice them."""
+        """Returns the numbers of rows from a model, and twice these numbers."""
         with self.strategy.scope():
             given = keras.Input([1])
             outputs = {str(n): layers.Rescaling(float(n))(given) for n in (1, 2)}
@@ -197,7 +197,7 @@ class Cases:
         ]
 
     def smooth(self):
-        """What is the same however a batch is split, but for rounding."""
+        """Returns the values that depend on the split of a batch only by rounding."""
         model = self._compiled(
             lambda: [layers.Dense(4, activation="tanh"), layers.Dense(2)],
             lambda: keras.optimizers.SGD(0.1),
@@ -237,7 +237,7 @@ def logical_devices(count):
 
 
 def two_replicas_in_a_worker():
-    """A worker has as many replicas as GPUs, or one on its CPU; here it gets two."""
+    """A worker has a replica for each GPU, or one on its CPU; here it has two."""
     from tensorflow.python.distribute import collective_all_reduce_strategy as module
 
     logical_devices(2)
