@@ -24,6 +24,8 @@ from tfpreempt.core.events import Decision, Notice, Outcome
 
 SOON = 10.0  # seconds until every expected event
 CLOCK = SystemClock()
+executors: list[StoreExecutor] = []
+"""Of the members of a test, whose threads end with the test."""
 
 
 class Member:
@@ -36,6 +38,7 @@ class Member:
         executor = StoreExecutor(
             store, CLOCK, lambda error: self.coordinator.store_gone(error), 0.001
         )
+        executors.append(executor)
         self.coordinator = Coordinator(
             ev.ProtocolConfig(worker, world),
             "0",
@@ -91,6 +94,8 @@ def store():
     store = InMemoryStore()
     yield store
     store.close()
+    while executors:
+        executors.pop().stop()
 
 
 @pytest.fixture

@@ -48,8 +48,10 @@ def gone():
 
 @pytest.fixture
 def executor(store, gone):
-    yield StoreExecutor(store, SystemClock(), gone, deaths_every=0.001)
+    executor = StoreExecutor(store, SystemClock(), gone, deaths_every=0.001)
+    yield executor
     store.close()  # lets the threads that still read go
+    executor.stop()
 
 
 def test_a_get_is_answered_when_the_key_comes(executor, store):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -80,19 +80,25 @@ class Member:
 
 
 @pytest.fixture
-def pair() -> list[CollectiveSaves]:
+def pair() -> Iterator[list[CollectiveSaves]]:
     store = InMemoryStore()
-    return [
+    executors = [
+        StoreExecutor(store, SystemClock(), lambda error: None, deaths_every=60.0)
+        for _ in range(2)
+    ]
+    yield [
         CollectiveSaves(
             Cluster(worker=worker, jobs=(("worker", 2),)),
             "test",
-            StoreExecutor(store, SystemClock(), lambda error: None, deaths_every=60.0),
+            executor,
             quiet(),
             OpenMembers(),  # type: ignore[arg-type]
             on_failure=lambda error: None,
         )
-        for worker in range(2)
+        for worker, executor in enumerate(executors)
     ]
+    for executor in executors:
+        executor.stop()
 
 
 def set_timeout(pair: list[CollectiveSaves], seconds: float) -> None:
