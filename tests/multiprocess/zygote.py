@@ -93,6 +93,32 @@ def leave_modules() -> None:
         sys.modules.pop(name, None)
 
 
+def keep_compiled() -> None:
+    """Lets all processes of a cluster write into the zygote's cache of functions.
+
+    JAX lets process 0 alone write, so the others would compile their functions again in
+    each test. A program with a cache of its own runs as JAX made it.
+    """
+    import jax
+    from jax._src import compilation_cache, compiler, distributed
+
+    directory = jax.config.jax_compilation_cache_dir
+    write = compiler._cache_write
+
+    def write_in_each(
+        key: str, seconds: float, name: str, backend: Any, compiled: Any, calls: Any
+    ) -> None:
+        is_of_zygote = jax.config.jax_compilation_cache_dir == directory
+        if distributed.global_state.process_id == 0 or calls or not is_of_zygote:
+            write(key, seconds, name, backend, compiled, calls)
+        else:
+            compilation_cache.put_executable_and_time(
+                key, name, compiled, backend, int(seconds)
+            )
+
+    compiler._cache_write = write_in_each
+
+
 def _write(path: str, text: str) -> None:
     # A test that has given up has removed the directory.
     with contextlib.suppress(FileNotFoundError):
@@ -127,6 +153,8 @@ if __name__ == "__main__":
     atexit.register(leave_modules)  # registered first, so called last
     for name in PRELOADED[sys.argv[1]]:
         importlib.import_module(name)
+    if sys.argv[1] != "tensorflow":
+        keep_compiled()
     keep_modules()
     gc.freeze()  # otherwise each worker copies shared pages in order to free objects
 
