@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.multiprocess.harness import ROOT
+from tests.multiprocess.harness import ROOT, Zygote
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.cli.inspect import replay
 
@@ -110,6 +111,7 @@ def test_a_replay_ends_at_the_step_of_the_newest_commit(tmp_path: Path) -> None:
 def test_the_steps_of_a_fit_are_repeated(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    zygote_of: Callable[[str], Zygote],
     backend: str,
     fault: tuple[Any, ...],
 ) -> None:
@@ -117,7 +119,9 @@ def test_the_steps_of_a_fit_are_repeated(
     monkeypatch.setenv("KERAS_BACKEND", backend)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     run = tmp_path / "run"
-    assert "crash of the test" in start(FIT, run, "crash", 1, 6).stderr
+    zygote = zygote_of({"jax": "keras-jax"}.get(backend, backend))
+    crashed = zygote.run(FIT, run, "crash", 1, 6, directory=tmp_path)
+    assert "crash of the test" in crashed.stderr
     code, output, problem = replayed(run, FIT, run, *fault)
     assert "\nsteps 12 to 16 repeated: " in output, output + problem
     assert "at the end" not in output

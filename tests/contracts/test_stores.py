@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -164,25 +162,14 @@ def test_a_lost_store_raises_an_error_in_every_caller(opened):
 )
 @pytest.mark.multiprocess
 @pytest.mark.skipif(INSIDE is not None, reason="this is the process that it starts")
-def test_the_coordination_service_keeps_the_contract(service):
+def test_the_coordination_service_keeps_the_contract(service, zygote_of):
     """The tests above, in a process that is a cluster of one worker."""
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            __file__,
-        ],
-        cwd=ROOT,
+    result = zygote_of(service).run(
+        Path(pytest.__file__).with_name("__main__.py"),
+        *("-q", "-x", "-p", "no:cacheprovider", __file__),
+        directory=ROOT,
         env={**os.environ, "TFPREEMPT_CONTRACT_STORE": service},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        limit=240,
     )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
     assert " passed" in result.stdout
