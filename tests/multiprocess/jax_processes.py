@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT, wait_until
+from tests.multiprocess.harness import (
+    LIMIT,
+    PROGRAMS,
+    RESTART,
+    ROOT,
+    Worker,
+    Zygote,
+    wait_until,
+)
 from tests.ports import free_ports
 
 PROGRAM = PROGRAMS / "jax_loop.py"
@@ -25,6 +34,51 @@ def environment(**more: str) -> dict[str, str]:
     return kept | more
 
 
+class Fork:
+    """A fork of a zygote, with the methods of `subprocess.Popen` that tests call.
+
+    Args:
+        zygote: process that has imported the framework.
+        command: Python file and arguments.
+        log: file for the output.
+        env: environment.
+        folder: working directory.
+    """
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        command: Sequence[str],
+        log: Path,
+        env: dict[str, str],
+        folder: Path,
+    ) -> None:
+        told_pid, told_exit = log.with_suffix(".pid"), log.with_suffix(".exit")
+        for path in (log, told_pid, told_exit):
+            path.unlink(missing_ok=True)
+        request = {"argv": [*command], "env": env, "cwd": str(folder), "log": str(log)}
+        self.pid = zygote.fork(request | {"pid": str(told_pid), "exit": str(told_exit)})
+        self._worker = Worker(self.pid, log, told_exit)
+
+    def poll(self) -> int | None:
+        return self._worker.code
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.poll() is None:
+                self._worker.send(number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> None:
+        wait_until(lambda: self.poll() is not None, "the fork ends")
+
+
 class JaxProcess:
     """A process and its output so far.
 
@@ -33,7 +87,7 @@ class JaxProcess:
         process: the process, or the supervisor of the process.
     """
 
-    def __init__(self, log: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, log: Path, process: subprocess.Popen[bytes] | Fork) -> None:
         self._log = log
         self.process = process
 
@@ -90,6 +144,7 @@ def jax_processes(
     count: int = 2,
     devices: int = 1,
     program: Path = PROGRAM,
+    zygote: Zygote | None = None,
     **more: str,
 ) -> Iterator[list[JaxProcess]]:
     """Context manager that starts the processes of one program, and ends them.
@@ -100,18 +155,25 @@ def jax_processes(
         count: number of processes.
         devices: number of CPU devices of each process.
         program: Python file.
+        zygote: process that forks the program, with JAX imported and with a cache of
+            compiled functions; None: each process is a new process.
         **more: environment variables.
     """
     (port,) = free_ports(1)
     variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
     variables["JAX_NUM_PROCESSES"] = str(count)
     variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    command = [sys.executable, str(program), *words]
+    command = [str(program), *words]
     with killed_at_the_end() as started:
         for index in range(count):
             env = environment(**variables, **more, JAX_PROCESS_ID=str(index))
             log = folder / f"log-{index}.txt"
-            started.append(JaxProcess.start(command, log, env, folder))
+            if zygote is not None:
+                fork = Fork(zygote, command, log, env, folder)
+                started.append(JaxProcess(log, fork))
+            else:
+                new = [sys.executable, *command]
+                started.append(JaxProcess.start(new, log, env, folder))
         yield started
 
 

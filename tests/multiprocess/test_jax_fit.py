@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from tests.multiprocess.harness import (
     records,
 )
 from tests.multiprocess.jax_processes import (
+    JaxProcess,
     ended,
     jax_processes,
     kill_the_peer_under_a_notice,
@@ -245,7 +247,18 @@ def test_variables_that_keras_does_not_pass_to_the_step(
 
 # --- keras.distribution --------------------------------------------------------------
 
-workers = functools.partial(jax_processes, program=PROGRAMS / "jax_fit_workers.py")
+Start = Callable[..., AbstractContextManager[list[JaxProcess]]]
+
+
+@pytest.fixture
+def workers(zygote_of: Callable[[str], Zygote]) -> Start:
+    """Starts the processes as forks of a process that has imported Keras."""
+    program = PROGRAMS / "jax_fit_workers.py"
+    return functools.partial(
+        jax_processes, program=program, zygote=zygote_of("keras-jax")
+    )
+
+
 all_end = functools.partial(ended, limit=2 * LIMIT)
 
 
@@ -262,7 +275,7 @@ all_end = functools.partial(ended, limit=2 * LIMIT)
     ids=["arrays", "sequence", "tfdata", "model", "model-tfdata", "one-process"],
 )
 def test_a_distributed_fit_resumes_exactly(
-    tmp_path: Path, words: list[str], count: int
+    tmp_path: Path, workers: Start, words: list[str], count: int
 ) -> None:
     """SIGTERM to a process in an epoch, and to another in a validation.
 
@@ -296,7 +309,7 @@ def test_a_distributed_fit_resumes_exactly(
 
 @pytest.mark.parametrize("words", [[], ["model"]], ids=["data", "model"])
 def test_a_peer_of_a_fit_that_is_killed_under_a_notice_costs_no_hang(
-    tmp_path: Path, words: list[str]
+    tmp_path: Path, workers: Start, words: list[str]
 ) -> None:
     """The rest commits, unless the killed process alone has shards of a variable."""
     directory = tmp_path / "run"
@@ -315,7 +328,9 @@ def test_a_peer_of_a_fit_that_is_killed_under_a_notice_costs_no_hang(
         all_end(processes, 0, 0)
 
 
-def test_divided_variables_are_restored_on_other_meshes(tmp_path: Path) -> None:
+def test_divided_variables_are_restored_on_other_meshes(
+    tmp_path: Path, workers: Start
+) -> None:
     """By other numbers of processes, and of devices of a process."""
     found = []
     for count, devices in ((2, 1), (1, 2), (1, 1), (4, 1)):
@@ -338,7 +353,7 @@ def test_divided_variables_are_restored_on_other_meshes(tmp_path: Path) -> None:
     ],
 )
 def test_processes_that_cannot_save_one_state_are_an_error(
-    tmp_path: Path, wrong: str, error: str
+    tmp_path: Path, workers: Start, wrong: str, error: str
 ) -> None:
     with workers(tmp_path, str(tmp_path / "run"), f"wrong={wrong}") as processes:
         all_end(processes, 1, 1)
