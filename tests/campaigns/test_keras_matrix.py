@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.keras.matrix import Cell, cells
 from tests.keras.test_matrix import Runner, check, runners, selected
+from tests.multiprocess.harness import Zygote
 
 LIMIT = 5400.0
 
@@ -19,8 +20,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def lines(request: pytest.FixtureRequest) -> Iterator[dict[str, Runner]]:
-    with runners(selected(request)) as made:
+def lines(
+    request: pytest.FixtureRequest, zygote_of: Callable[[str], Zygote]
+) -> Iterator[dict[str, Runner]]:
+    with runners(zygote_of, selected(request)) as made:
         yield made
 
 

@@ -128,7 +128,7 @@ def make_cases(directory: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
-def read(strategy: Any, iterator: Any, most: int = 30) -> list[Any]:
+def read(strategy: Any, iterator: Any, most: int = 15) -> list[Any]:
     """Returns the values of each batch, component and replica here."""
     found = []
     for _ in range(most):

@@ -1,12 +1,12 @@
 """The matrix of exact resumes: its cells, a pairwise cover, and a program to run cells.
 
-    python -m tests.keras.matrix LINE DIRECTORY
+    python tests/keras/matrix.py LINE DIRECTORY
 
-The program reads cells as JSON lines, and writes a line `result {...}` for each cell. A
-cell is a fit that is interrupted by SIGTERM at least once, and resumes each time with
-new objects in the same process. The result is compared, byte for byte, with an
-uninterrupted fit. Logical devices, determinism and seeds belong to a process, so the
-program is a separate process.
+The program reads cells as JSON lines from the file `in` of the directory, and writes a
+line `result {...}` for each cell. A cell is a fit that is interrupted by SIGTERM at
+least once, and resumes each time with new objects in the same process. The result is
+compared, byte for byte, with an uninterrupted fit. Logical devices, determinism and
+seeds belong to a process, so the program is a separate process.
 
 The model itself records the order of the samples: a metric, in all replicas, hashes
 their indices and is never reset. Its value is in each epoch's logs.
@@ -452,9 +452,9 @@ def digest(variables: Iterable[Any]) -> str:
 
 
 def main(line: str, directory: Path) -> None:
-    """Runs the cells from the standard input."""
+    """Runs the cells of the file `in`."""
     program = Program(line)
-    for request in map(json.loads, sys.stdin):
+    for request in map(json.loads, (directory / "in").read_text().splitlines()):
         try:
             if request is None:
                 result: dict[str, Any] = {"id": "alone"}

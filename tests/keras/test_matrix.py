@@ -1,6 +1,7 @@
 """The pairwise cover of the matrix; `make campaign` runs all cells.
 
-Two processes, one for each Keras, run the cells in sequence; a test waits for its cell.
+A process for each Keras, a fork of a zygote, runs its cells in sequence; a test waits
+for its cell.
 Only selected cells run: `-k` runs a single cell.
 """
 
@@ -12,10 +13,8 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,11 @@ from tests.keras.matrix import (
     pairs,
     pairwise,
 )
-from tests.multiprocess.harness import ROOT, wait_until, worker_environment
+from tests.multiprocess.harness import ROOT, Zygote, wait_until, worker_environment
+from tests.multiprocess.jax_processes import Fork
 
-ON_JAX = {
-    "KERAS_BACKEND": "jax",
-    "JAX_PLATFORMS": "cpu",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
+PROGRAM = ROOT / "tests" / "keras" / "matrix.py"
+ON_JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 LIMIT = 290.0  # seconds for a cell and all cells before it
 
 
@@ -47,58 +43,54 @@ class Runner:
     """A process that runs cells of one Keras.
 
     Args:
-        line: "keras" or "tf_keras".
+        zygote: process that has imported the framework; its cache keeps compiled
+            functions of JAX for the starts that follow.
+        line: "keras", "tf_keras" or "jax".
         requests: cells to run; None: see `keras_alone_on_two_devices`.
         directory: directory for the files of the process.
     """
 
     def __init__(
-        self, line: str, requests: Sequence[Cell | None], directory: Path
+        self,
+        zygote: Zygote,
+        line: str,
+        requests: Sequence[Cell | None],
+        directory: Path,
     ) -> None:
         directory.mkdir()
         records = [each and dataclasses.asdict(each) for each in requests]
         (directory / "in").write_text("".join(f"{json.dumps(r)}\n" for r in records))
-        self._out, self._err = directory / "out", directory / "err"
-        with contextlib.ExitStack() as files:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.keras.matrix", line, str(directory)],
-                stdin=files.enter_context((directory / "in").open()),
-                stdout=files.enter_context(self._out.open("w")),
-                stderr=files.enter_context(self._err.open("w")),
-                env=environment(line, directory),
-                cwd=ROOT,
-            )
+        self._log = directory / "log"
+        command = (str(PROGRAM), line, str(directory))
+        env = worker_environment(directory) | (ON_JAX if line == "jax" else {})
+        self._process = Fork(zygote, command, self._log, env, ROOT)
 
     def result(self, name: str, limit: float = LIMIT) -> dict[str, Any]:
         """Waits for the result of a cell."""
 
         def found() -> list[dict[str, Any]]:
             has_ended = self._process.poll() is not None
-            lines = self._out.read_text().split("\n")[:-1]
-            results = [json.loads(line.removeprefix("result ")) for line in lines]
-            here = [result for result in results if result["id"] == name]
-            assert here or not has_ended, f"the process ended:\n{self.errors()}"
+            lines = self.output.split("\n")[:-1]
+            told = [line[7:] for line in lines if line.startswith("result ")]
+            here = [each for each in map(json.loads, told) if each["id"] == name]
+            assert here or not has_ended, f"the process ended:\n{self.output[-6000:]}"
             return here
 
-        return wait_until(found, name, limit, self.errors())[0]
+        return wait_until(found, name, limit, self.output[-6000:])[0]
 
-    def errors(self) -> str:
-        return self._err.read_text(errors="replace")[-6000:]
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
-def environment(line: str, directory: Path) -> dict[str, str]:
-    """On JAX compiled steps are kept for the starts that follow."""
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(directory / "compiled")}
-    more = ON_JAX | cache if line == "jax" else {}
-    return worker_environment(directory) | more
-
-
 @contextlib.contextmanager
-def runners(requests: Sequence[Cell | None]) -> Iterator[dict[str, Runner]]:
+def runners(
+    zygote_of: Callable[[str], Zygote], requests: Sequence[Cell | None]
+) -> Iterator[dict[str, Runner]]:
     """Returns a process for each requested Keras; None belongs to Keras 3."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     place = Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=memory))
@@ -107,7 +99,8 @@ def runners(requests: Sequence[Cell | None]) -> Iterator[dict[str, Runner]]:
         for line in LINES:
             of_line = [r for r in requests if (r.line if r else "keras") == line]
             if of_line:
-                made[line] = Runner(line, of_line, place / line)
+                zygote = zygote_of("keras-jax" if line == "jax" else "tensorflow")
+                made[line] = Runner(zygote, line, of_line, place / line)
         yield made
     finally:
         for runner in made.values():
@@ -125,8 +118,10 @@ def selected(request: pytest.FixtureRequest) -> list[Cell | None]:
 
 
 @pytest.fixture(scope="module")
-def lines(request: pytest.FixtureRequest) -> Iterator[dict[str, Runner]]:
-    with runners(selected(request)) as made:
+def lines(
+    request: pytest.FixtureRequest, zygote_of: Callable[[str], Zygote]
+) -> Iterator[dict[str, Runner]]:
+    with runners(zygote_of, selected(request)) as made:
         yield made
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT
+from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT, Zygote
 from tests.without_tensorflow import WITHOUT_TENSORFLOW_ALONE, python_path_without
 
 pytestmark = [
@@ -38,25 +40,47 @@ CHANGES = {
 """By the kind of the data: the backend of each start, and where it is preempted."""
 
 
-def run(directory: Path, data: str, start: str, path: str = str(ROOT)) -> list[str]:
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(zygote_of: Callable[[str], Zygote]) -> Run:
+    return functools.partial(run_to_its_end, zygote_of)
+
+
+def run_to_its_end(
+    zygote_of: Callable[[str], Zygote],
+    directory: Path,
+    data: str,
+    start: str,
+    path: str | None = None,
+) -> list[str]:
     """Runs the program to its end; returns the lines that it printed.
 
     Args:
+        zygote_of: the process that forks the program, by framework.
         directory: the checkpoint directory.
         data: name of the data in `DATA`.
         start: the backend, and the point of a preemption if there is one.
-        path: PYTHONPATH of the process.
+        path: PYTHONPATH of a new process; None: the program is a fork.
     """
     backend, *cut = start.split()
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TFPREEMPT_")}
-    kept |= {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, PROGRAMS / "either_fit.py", directory, data, *cut],
-        env=kept | {"TFPREEMPT_PLATFORM": "generic"},
-        capture_output=True,
-        text=True,
-        timeout=2 * LIMIT,
-    )
+    kept |= {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
+    env = kept | {"TFPREEMPT_PLATFORM": "generic", "PYTHONPATH": path or str(ROOT)}
+    program, words = PROGRAMS / "either_fit.py", (str(directory), data, *cut)
+    if path is None:
+        zygote = zygote_of("keras-jax" if backend == "jax" else backend)
+        here = directory.parent
+        done = zygote.run(program, *words, directory=here, env=env, limit=2 * LIMIT)
+    else:
+        done = subprocess.run(
+            [sys.executable, program, *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT,
+        )
     expected = RESTART if cut else 0
     assert done.returncode == expected, f"{start}: {done.stdout}\n{done.stderr}"
     return done.stdout.splitlines()
@@ -67,7 +91,9 @@ def after(lines: list[str], word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_variables_and_position_are_equal(tmp_path: Path, change: str) -> None:
+def test_variables_and_position_are_equal(
+    tmp_path: Path, run: Run, change: str
+) -> None:
     data, saved, backend = change.partition("-")[0], "", ""
     for start in CHANGES[change]:
         lines = run(tmp_path / "run", data, start)
@@ -82,7 +108,7 @@ def test_variables_and_position_are_equal(tmp_path: Path, change: str) -> None:
     assert after(lines, "python") == ["python 5 0.45"]
 
 
-def test_without_tensorflow_a_new_order_is_named(tmp_path: Path) -> None:
+def test_without_tensorflow_a_new_order_is_named(tmp_path: Path, run: Run) -> None:
     [state] = after(run(tmp_path / "run", "arrays", "tensorflow train:1:4"), "state")
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     alone = python_path_without(tmp_path / "missing", WITHOUT_TENSORFLOW_ALONE)
