@@ -12,9 +12,10 @@ text below the diagram instead. The diagram of a fit shows the table of its phas
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from tests.docs import chart
@@ -66,7 +67,8 @@ class Stage:
     is_flagged: bool = False
 
 
-def arrows() -> set[Arrow]:
+@functools.cache
+def arrows() -> frozenset[Arrow]:
     """Returns all transitions of both roles."""
     found: set[Arrow] = set()
     for settings in SETTINGS:
@@ -92,7 +94,7 @@ def arrows() -> set[Arrow]:
                 if following not in seen:
                     seen.add(following)
                     left.append(following)
-    return found
+    return frozenset(found)
 
 
 def changes(
@@ -166,7 +168,7 @@ def happenings(stage: Stage) -> Iterator[ev.ProtocolEvent]:
     yield ev.Detached()
 
 
-def said(role: str, found: set[Arrow]) -> dict[str, tuple[list[str], str]]:
+def said(role: str, found: Set[Arrow]) -> dict[str, tuple[list[str], str]]:
     """Returns the events that lead to one state from many states, with this state."""
     by_event = defaultdict(list)
     for arrow in found:
@@ -179,7 +181,7 @@ def said(role: str, found: set[Arrow]) -> dict[str, tuple[list[str], str]]:
     }
 
 
-def draw(role: str, found: set[Arrow]) -> str:
+def draw(role: str, found: Set[Arrow]) -> str:
     """Draws the diagram of a role."""
     states = [state.name for state in ROLES[role]]
     in_text = said(role, found)
@@ -191,7 +193,7 @@ def draw(role: str, found: set[Arrow]) -> str:
     return chart.svg(f"The states of {role}", states, drawn)
 
 
-def tell(role: str, found: set[Arrow]) -> str:
+def tell(role: str, found: Set[Arrow]) -> str:
     """Returns the text below a role's diagram."""
     states = {state.name for state in ROLES[role]}
     lines = [f"![The states of {role}](img/agreement-{role}.svg)", ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from tests.docs import language
 from tests.docs.language import Text
 from tests.docs.pages import DOCS, ROOT
 
-DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
+CODE = tuple(language.python_files())
+PAGES = tuple(language.page_files())
+DECISIONS = tuple(sorted((DOCS / "decisions").glob("*.md")))
 
 # Terms that users of training frameworks search for.
 TERMS = """\
@@ -25,15 +28,19 @@ resume, S3, shuffle, SIGTERM, Slurm, spot instance, TensorBoard, tf.data, timeou
 troubleshooting, worker failure"""
 
 
+@functools.cache
 def texts(
-    of: Callable[[str, str], Iterator[Text]], files: list[Path]
-) -> Iterator[Text]:
-    for path in files:
-        yield from of(path.read_text("utf-8"), f"{path.relative_to(ROOT)}")
+    of: Callable[[str, str], Iterator[Text]], files: tuple[Path, ...]
+) -> tuple[Text, ...]:
+    return tuple(
+        text
+        for path in files
+        for text in of(path.read_text("utf-8"), f"{path.relative_to(ROOT)}")
+    )
 
 
 def test_docstrings_are_plain() -> None:
-    found = language.measure(texts(language.docstrings, language.python_files()))
+    found = language.measure(texts(language.docstrings, CODE))
     assert found.indefinite <= 5.0
     assert found.free <= 1.5
     assert found.pronouns <= 1.0
@@ -41,20 +48,20 @@ def test_docstrings_are_plain() -> None:
 
 
 def test_comments_are_plain() -> None:
-    found = language.measure(texts(language.comments, language.python_files()))
+    found = language.measure(texts(language.comments, CODE))
     assert found.indefinite <= 6.0
 
 
 def test_messages_are_plain() -> None:
     """Errors, warnings and log lines, which users read without the code."""
-    found = list(texts(language.messages, language.python_files()))
+    found = texts(language.messages, CODE)
     assert language.unwanted(found) == []
     assert language.measure(found).indefinite <= 5.5
     assert language.measure(found).free == 0
 
 
 def test_guides_are_plain() -> None:
-    found = language.measure(texts(language.paragraphs, language.page_files()))
+    found = language.measure(texts(language.paragraphs, PAGES))
     assert found.indefinite <= 5.0
     assert found.free <= 2.0
 
@@ -67,17 +74,17 @@ def test_decisions_are_plain() -> None:
 def test_the_code_uses_one_word_for_one_thing(
     of: Callable[[str, str], Iterator[Text]],
 ) -> None:
-    assert language.unwanted(texts(of, language.python_files())) == []
+    assert language.unwanted(texts(of, CODE)) == []
 
 
 def test_the_pages_use_one_word_for_one_thing() -> None:
-    pages = [*language.page_files(), *DECISIONS]
-    assert language.unwanted(texts(language.paragraphs, pages)) == []
+    for pages in (PAGES, DECISIONS):
+        assert language.unwanted(texts(language.paragraphs, pages)) == []
 
 
 @pytest.mark.parametrize("term", TERMS.replace("\n", " ").split(", "))
 def test_a_page_is_found_by(term: str) -> None:
-    assert language.found_on(term, language.page_files()[1:])
+    assert language.found_on(term, PAGES[1:])
 
 
 # --- the checks can fail -------------------------------------------------------------

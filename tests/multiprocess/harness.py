@@ -57,7 +57,7 @@ def wait_until(
     while not (value := condition()):
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not within {limit:g} s\n{say or ''}")
-        time.sleep(0.005)
+        time.sleep(0.01)
     return value
 
 

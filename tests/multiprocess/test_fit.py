@@ -55,7 +55,7 @@ def test_one_process(
 def test_callbacks_that_fail_on_all_workers_cost_no_epoch(
     here: Place, zygote: Zygote
 ) -> None:
-    fit = Fit(line="keras", data="sequence", world=2)
+    fit = Fit(line="keras", data="tfdata", world=2)  # undisturbed in `test_two_workers`
     failed = fit.start(here, "--fail-at=1")
     assert 0 not in failed.wait()
     assert all("no network" in worker.output for worker in failed)

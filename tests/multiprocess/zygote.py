@@ -51,7 +51,8 @@ def serve() -> Request:
     children: dict[int, str] = {}
     buffered = b""
     while True:
-        readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
+        timeout = _POLL_SECONDS if children else None
+        readable, _, _ = select.select([0], [], [], timeout)
         if readable:
             chunk = os.read(0, 1 << 16)
             if not chunk:
