@@ -187,6 +187,7 @@ def test_a_repeated_search_equals_a_new_search(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two checkpoints searches all objects each time."""
+    monkeypatch.setattr(object_graph, "MANY", 100)  # or most of the time is in `data`
     searches = Searches(monkeypatch)
 
     def found(checkpoint: Any) -> Any:

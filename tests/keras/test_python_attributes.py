@@ -257,6 +257,7 @@ def test_a_repeated_traversal_equals_a_new_traversal(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two traversals visits all objects each time."""
+    monkeypatch.setattr(object_graph, "MANY", 100)  # or most of the time is in `data`
     searches = Searches(monkeypatch)
     for number in range(480):
         if number % 8 == 0:
