@@ -118,9 +118,9 @@ bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks goodput agreement_10000 $(ARGS)
 
 # On a machine with one NVIDIA GPU and its driver, in at most eight minutes; ends with 2
-# without a GPU. JAX uses the GPU after `pip install 'jax[cuda12]'`.
+# without a GPU.
 gpu: $(STAMP)
-	if nvidia-smi -L; then $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[and-cuda]'; fi
+	if nvidia-smi -L; then $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[and-cuda]' 'jax[cuda12]'; fi
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # ARGS="goodput" measures that one anew, and leaves the others as they are.

@@ -1,28 +1,33 @@
 """Runs tfpreempt on one NVIDIA GPU, in at most eight minutes; prints JSON lines.
 
-Usage: python -m benchmarks.gpu [--device CPU]
+Usage: python -m benchmarks.gpu [--device CPU] [--frameworks tensorflow jax]
 
 Without a GPU the command says so, and ends with 2. `--device CPU` runs the same
-programs with small states on the CPU, to try the command itself. A line is of
+programs with small states on the CPU, to try the command itself. A line is one of
 
     device          the name of the GPU, and the versions of the packages
-    demo            `tfpreempt demo`: whether the weights are equal
-    exactness       a fit of TensorFlow, and one of JAX: mixed precision, XLA and
-                    deterministic ops; preempted in the middle of an epoch, started
-                    again, and compared with a fit without a preemption, byte for byte
+    demo            `tfpreempt demo`, which trains on the CPU: whether the weights are
+                    equal
+    exactness       a fit with mixed precision, XLA and deterministic ops: preempted in
+                    the middle of an epoch, started again, and compared with a fit
+                    without a preemption, byte for byte
     notice_to_exit  seconds from SIGTERM to the end of the process, with the state on
                     the GPU, and the size of the state
     async_save      seconds for which a save of 4 GiB stops training (`stall`), in
                     copies of the state from the GPU to memory
-    step_overhead   microseconds that `run()` adds to a step (see `step_overhead`)
+    step_overhead   microseconds that `run()` adds to a step on the GPU that is computed
+                    before the next step begins
 
-The command ends with 1 if a line has `"ok": false`: a result differs, or a program has
-failed. Seconds are figures, and decide nothing.
+All lines but the first have a framework: "tensorflow" or "jax".
+
+The command ends with 1 if a line has `"ok": false`: a result differs, a program has
+failed, or a framework does not find the GPU. Seconds are figures, and decide nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -31,7 +36,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 480.0  # seconds for all programs together
 FRAMEWORKS = ("tensorflow", "jax")
 PACKAGES = ("tfpreempt", "tensorflow", "keras", "jax", "numpy")
+PROGRAMS = "benchmarks.gpu_programs"
 NO_GPU = 2
 GIBIBYTES = 4
 ROUNDS = 3
@@ -51,7 +56,9 @@ def main() -> int:
     """Runs all programs; returns the exit code of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--device", choices=("GPU", "CPU"), default="GPU")
-    device = parser.parse_args().device
+    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS)
+    arguments = parser.parse_args()
+    device, frameworks = arguments.device, arguments.frameworks or FRAMEWORKS
     name = gpu_name() if device == "GPU" else "CPU"
     if name is None:
         print("no NVIDIA GPU: nvidia-smi is missing or names no GPU", file=sys.stderr)
@@ -59,15 +66,16 @@ def main() -> int:
     end, is_good = time.monotonic() + LIMIT, True
     versions = {each: version(each) for each in PACKAGES}
     print(json.dumps({"line": "device", "name": name, **versions}), flush=True)
-    for line in (demo, exactness, notice_to_exit, async_save, step_overhead):
+    programs = Programs(device, end)
+    lines = (exactness, notice_to_exit, async_save, step_overhead, demo)
+    for line, framework in itertools.product(lines, frameworks):
         try:
-            for found in line(Programs(device, end)):
-                is_good &= found.get("ok", True)
-                print(json.dumps({"line": line.__name__, **found}), flush=True)
+            found = line(programs, framework)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            is_good = False
-            failed = {"line": line.__name__, "ok": False, "error": str(error)[-2000:]}
-            print(json.dumps(failed), flush=True)
+            found = {"ok": False, "error": str(error)[-2000:]}
+        is_good &= found.get("ok", True)
+        about = {"line": line.__name__, "framework": framework}
+        print(json.dumps({**about, **found}), flush=True)
     return 0 if is_good else 1
 
 
@@ -82,7 +90,7 @@ def gpu_name() -> str | None:
 
 
 def version(package: str) -> str | None:
-    """The installed version; None without the package."""
+    """Returns the installed version of a package; None without the package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -131,57 +139,52 @@ class Programs:
 # --- the lines -----------------------------------------------------------------------
 
 
-def demo(programs: Programs) -> Iterator[Line]:
-    """The demo, whose two workers share the GPU."""
+def demo(programs: Programs, framework: str) -> Line:
+    """Runs the demo, whose workers train on the CPU."""
     with tempfile.TemporaryDirectory() as out:
         words = ("tfpreempt", "demo", "--json", "--out", f"{out}/demo")
-        text = programs.run(*words, TF_FORCE_GPU_ALLOW_GROWTH="true")
-    found = json.loads(text)
+        found = json.loads(programs.run(*words, "--backend", framework))
     kept = ("bit_identical", "preemptions", "seconds")
-    yield {"ok": found["bit_identical"], **{name: found[name] for name in kept}}
+    return {"ok": found["bit_identical"], **{name: found[name] for name in kept}}
 
 
-def exactness(programs: Programs) -> Iterator[Line]:
-    """A fit of each framework, with and without a preemption."""
-    for framework in FRAMEWORKS:
-        if version(framework) is None:
-            yield {"framework": framework, "ok": False, "error": "not installed"}
-            continue
-        fit = ("benchmarks.gpu_programs", "fit", framework)
-        with tempfile.TemporaryDirectory() as root:
-            alone = programs.run(*fit, f"{root}/alone", 0)
-            programs.run(*fit, f"{root}/run", 7, code=128 + signal.SIGTERM)
-            again = programs.run(*fit, f"{root}/run", 0)
-        expected, found = (json.loads(each.splitlines()[-1]) for each in (alone, again))
-        yield {
-            "framework": framework,
-            "ok": found["digest"] == expected["digest"] and found["resumed_at"] == 7,
-            "devices": found["devices"],
-            "resumed_at": found["resumed_at"],
-            "digests": [expected["digest"], found["digest"]],
-        }
+def exactness(programs: Programs, framework: str) -> Line:
+    """Runs a fit with and without a preemption."""
+    fit = ("fit", framework)
+    with tempfile.TemporaryDirectory() as root:
+        alone = programs.run(PROGRAMS, *fit, f"{root}/alone", 0)
+        programs.run(PROGRAMS, *fit, f"{root}/run", 7, code=128 + signal.SIGTERM)
+        again = programs.run(PROGRAMS, *fit, f"{root}/run", 0)
+    expected, found = (json.loads(each.splitlines()[-1]) for each in (alone, again))
+    is_equal = found["digest"] == expected["digest"] and found["resumed_at"] == 7
+    return {
+        "ok": is_equal and found["on_gpu"] == programs.is_gpu,
+        "on_gpu": found["on_gpu"],
+        "resumed_at": found["resumed_at"],
+        "digests": [expected["digest"], found["digest"]],
+    }
 
 
-def notice_to_exit(programs: Programs) -> Iterator[Line]:
-    """A loop of TensorFlow that sends SIGTERM to itself in a step."""
+def notice_to_exit(programs: Programs, framework: str) -> Line:
+    """Runs a loop that sends SIGTERM to its own process in a step."""
     mebibytes = 1024 if programs.is_gpu else 64
     seconds = []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory(dir=memory()) as directory:
-            words = ("benchmarks.gpu_programs", "notice", directory, mebibytes)
+            words = (PROGRAMS, "notice", framework, directory, mebibytes)
             sent = float(programs.run(*words, code=128 + signal.SIGTERM))
             seconds.append(time.monotonic() - sent)
-    yield {**figures("seconds", seconds), "mebibytes": mebibytes}
+    return {**figures("seconds", seconds), "mebibytes": mebibytes}
 
 
-def async_save(programs: Programs) -> Iterator[Line]:
-    """A loop of TensorFlow with a periodic save."""
+def async_save(programs: Programs, framework: str) -> Line:
+    """Runs a loop with a periodic save."""
     mebibytes = GIBIBYTES * 1024 if programs.is_gpu else 256
     with tempfile.TemporaryDirectory(dir=memory()) as directory:
-        words = ("benchmarks.gpu_programs", "save", directory, mebibytes)
-        found = json.loads(programs.run(*words).splitlines()[-1])
+        text = programs.run(PROGRAMS, "save", framework, directory, mebibytes)
+    found = json.loads(text.splitlines()[-1])
     stalls, copies = found["stalls"], found["copies"]
-    yield {
+    return {
         **figures("stall", stalls),
         **figures("copy", copies),
         "copies": round(statistics.median(stalls) / statistics.median(copies), 2),
@@ -189,17 +192,16 @@ def async_save(programs: Programs) -> Iterator[Line]:
     }
 
 
-def step_overhead(programs: Programs) -> Iterator[Line]:
-    """Runs `python -m benchmarks step_overhead`, with fewer rounds."""
-    text = programs.run("benchmarks", "step_overhead", "--rounds", 11)
-    for line in text.splitlines():
-        row = json.loads(line)
-        kept = ("call", "ours", "theirs", "unit")
-        yield {name: row[name] for name in kept if name in row}
+def step_overhead(programs: Programs, framework: str) -> Line:
+    """Runs a short step alternately with and without `run()`."""
+    with tempfile.TemporaryDirectory() as directory:
+        text = programs.run(PROGRAMS, "overhead", framework, directory)
+    found = json.loads(text.splitlines()[-1])
+    return {**figures("step", found["steps"]), **figures("added", found["added"])}
 
 
 def figures(name: str, samples: list[float]) -> Line:
-    """The median and the samples."""
+    """Returns the median and all samples."""
     return {
         name: round(statistics.median(samples), 4),
         f"{name}_all": [round(each, 4) for each in samples],
@@ -207,7 +209,8 @@ def figures(name: str, samples: list[float]) -> Line:
 
 
 def memory() -> str | None:
-    """A directory in memory, if the machine has one: the disk is not measured."""
+    """Returns a directory in memory if the machine has such a directory, so that the
+    disk is not measured."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.docs.figures import FIGURES, HEADLINES, TOPICS, Figure, Headline, Value
+from tests.docs.gpu_page import TEXT as GPU_TEXT
+from tests.docs.gpu_page import TITLE as GPU_TITLE
+from tests.docs.gpu_page import gpu_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
@@ -36,10 +39,11 @@ largest good value; a missed target stays on its page, with the reason.
 
 ## How the figures are measured
 
-All figures come from `make bench` on one machine with two processor cores, so workers
-share the processors. Programs that are compared run alternately in one benchmark.
-Values are medians. The details of each figure have the 95th percentile (p95), the
-number of rounds, the versions, the load of the machine and the command.
+All figures but those of the GPU come from `make bench` on one machine with two
+processor cores, so workers share the processors. Programs that are compared run
+alternately in one benchmark. Values are medians. The details of each figure have the
+95th percentile (p95), the number of rounds, the versions, the load of the machine and
+the command.
 `docs/performance/` has the rows with all samples. `make performance` measures again
 and writes these pages.
 """
@@ -88,6 +92,8 @@ def pages(directory: Path = ROWS) -> dict[Path, str]:
         if sections:
             text = "\n".join([*parts, *sections])
             texts[Path(f"performance/{topic.name}.md")] = text
+    if (gpu := directory / "gpu.jsonl").exists():
+        texts[Path("performance/gpu.md")] = gpu_page(gpu)
     return texts
 
 
@@ -112,6 +118,8 @@ def overview(found: Sequence[tuple[Figure, list[Row]]]) -> str:
         for topic in TOPICS
         if any(figure.topic == topic.name for figure, _ in found)
     ]
+    if (ROWS / "gpu.jsonl").exists():
+        topics.append(f"- [{GPU_TITLE}](performance/gpu.md): {GPU_TEXT}")
     parts = [
         HEAD,
         table(["figure", "tfpreempt", "comparison"], first),

@@ -104,10 +104,11 @@ class _OpenCalls:
                 self._count -= 1
                 self._changed.notify_all()
 
-    def wait_none(self, seconds: float) -> None:
-        """Waits until no call is in progress, at most for the given seconds."""
+    def wait_none(self, seconds: float) -> bool:
+        """Waits until no call is in progress, at most for the given seconds; returns
+        whether no call is in progress."""
         with self._changed:
-            self._changed.wait_for(lambda: self._count == 0, seconds)
+            return self._changed.wait_for(lambda: self._count == 0, seconds)
 
 
 _open_calls = _OpenCalls()
@@ -199,8 +200,7 @@ def disconnect(seconds: float | None, *, is_chief: bool) -> bool:
         elif seconds > JAX_HOST_OUTLIVES:
             call_within(seconds - JAX_HOST_OUTLIVES, _shut_down)
         if seconds is None or seconds > JAX_HOST_OUTLIVES:
-            _open_calls.wait_none(_CALLS_END)
-            return True
+            return _open_calls.wait_none(_CALLS_END)
     except (CallTimeoutError, jax.errors.JaxRuntimeError) as error:
         log.warning("not every process has disconnected from JAX's service: %s", error)
     if is_chief:

@@ -100,7 +100,9 @@ def supervised(
         *(sys.executable, "-m", "tfpreempt", "run", f"--workers={workers}"),
         *(f"--checkpoint-dir={directory}/checkpoints", f"--log-dir={directory}/logs"),
         *(f"--max-preemptions={max_preemptions}", "--max-failures=0"),
-        *("--grace=20", "--", "env", f"KERAS_BACKEND={backend}", "JAX_PLATFORMS=cpu"),
+        *("--grace=20", "--", "env", f"KERAS_BACKEND={backend}"),
+        # Two workers can't share a GPU: NCCL refuses a GPU that occurs twice.
+        *("JAX_PLATFORMS=cpu", "CUDA_VISIBLE_DEVICES=-1"),
         *(sys.executable, "-m", f"tfpreempt.cli.demo.{backend}_worker"),
         *map(str, (directory, *more)),
     ]
