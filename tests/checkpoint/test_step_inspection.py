@@ -24,6 +24,7 @@ class Trainer:
     """An object whose methods are steps."""
 
     scale = 2
+    steps = 0
 
     def __init__(self) -> None:
         self.count = self.newest = self.both = 0
@@ -46,6 +47,16 @@ class Trainer:
 
     def evaluate(self) -> None:
         TABLE["other"] += 1
+
+    def count_all(self) -> None:
+        Trainer.steps += 1
+
+
+def counting() -> None:
+    counting.calls += 1  # type: ignore[attr-defined]
+
+
+counting.calls = 0  # type: ignore[attr-defined]
 
 
 def add_to_total(trainer: Trainer, value: int) -> None:
@@ -89,6 +100,8 @@ def places_of(
     [
         (Trainer().step, (1,), ["self.count", "TABLE['seen']"]),
         (Trainer().count_one, (0,), ["self.counts[0]"]),
+        (Trainer().count_all, (), ["Trainer.steps"]),
+        (counting, (), ["counting.calls"]),
         (add_to_total, (Trainer(), 1), ["TOTAL"]),
         (functools.partial(add_to_total, value=1), (Trainer(),), ["TOTAL"]),
         (lambda: add_to_total(Trainer(), 1), (), ["TOTAL"]),

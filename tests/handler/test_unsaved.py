@@ -319,6 +319,30 @@ def test_an_iterator_that_starts_from_the_beginning_is_named(
     assert ("total_run_calls" in caplog.text) == is_named
 
 
+def test_a_queue_and_a_hash_table_are_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = tf.queue.FIFOQueue(9, [tf.float32], shapes=[[]])
+    queue.enqueue(0.0)
+    forgotten, kept = (
+        tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
+        for _ in range(2)
+    )
+    program.checkpoint.kept = kept
+
+    def step() -> None:
+        queue.enqueue(queue.dequeue() + 1.0)
+        for table in (forgotten, kept):
+            table.insert("steps", table.lookup(tf.constant("steps")) + 1)
+
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(step)
+    assert "commits: forgotten. " in caplog.text
+    assert "reads from queue, " in caplog.text
+    assert "keep the contents in a tf.Variable" in caplog.text
+
+
 def test_tensorflows_distributed_iterator_is_named_with_advice(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -304,6 +304,12 @@ def is_user_code(kind: type) -> bool:
     return kind is types.SimpleNamespace or is_user_module(kind.__module__)
 
 
+def is_user_function(value: Any) -> bool:
+    """Returns whether a value is a Python function of the program."""
+    is_function = isinstance(value, types.FunctionType)
+    return is_function and is_user_module(value.__module__ or "")
+
+
 @functools.cache
 def may_have_state(kind: type) -> bool:
     """Returns whether objects of a class may have values that training changes: layers,

@@ -412,12 +412,14 @@ class Fit(Protocol):
     def ends(self) -> None:
         """Removes the changes that `start_at` made on the model; also after errors."""
 
-    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        """Returns the traceable function inside a train function, if there is one.
+    def traceable(self, function: Any, *, trains: bool | None) -> Any | None:
+        """Returns the traceable function inside a train or test function, if there is
+        one.
 
         Args:
-            train_function: train function made by Keras or by the program.
-            trains: whether steps follow in this fit.
+            function: train or test function made by Keras or by the program.
+            trains: whether steps follow in this fit; None if the function is traced
+                already, so that its trace is only read.
 
         Returns:
             The `tf.function`, which takes an iterator; its trace makes the variables.

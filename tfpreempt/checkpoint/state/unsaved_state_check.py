@@ -10,6 +10,10 @@ code, the object of a bound method, and the functions that it calls. The search 
 calls no function. Values of Python and NumPy are compared here; variables of a
 framework are found by the framework's adapter ("values" in `core/frameworks.py`).
 
+In a `model.fit`, Keras calls the functions of the program: steps, losses, layers and
+hooks of callbacks. `watch` records the values that these functions can reach, and
+`compare` names the values that have changed since.
+
 A step replaces both a count of steps and the newest loss, but only the count must be
 saved. The source code shows the difference: the new value of the count is computed from
 the old value. The check reads source code and not bytecode, because bytecode changes
@@ -58,13 +62,26 @@ _NOTHING = (
     "the States"
 )
 _ADVICE = "Put these values into a named State (tfpreempt.states)."
+_IN_A_FIT = (
+    "training changes values that are not in the commits: %s. A restarted run starts "
+    "with their initial values. Make variables and models attributes of the fitted "
+    "model; put other values into a tfpreempt.State, or into a callback with "
+    "get_state() and set_state() (docs/fit/callbacks.md)."
+)
+_UNREAD_IN_A_FIT = (
+    "training can read from %s, whose contents are not in the commits. A restarted run "
+    "reads them from the beginning. Make an iterator over a tf.data.Dataset an "
+    "attribute of the fitted model; keep the contents of a queue in a tf.Variable."
+)
 
 _ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
 _MAX_LOCATIONS = 20_000
 
 
 def reachable(
-    roots: Mapping[str, Any], enters: Callable[[type], bool]
+    roots: Mapping[str, Any],
+    enters: Callable[[type], bool],
+    called: Iterable[str] = (),
 ) -> list[ObjectPath]:
     """Returns the locations of the values that some objects and functions can reach.
 
@@ -77,8 +94,9 @@ def reachable(
             `functools.partial` stands for a call of a function.
         enters: function that receives a class, and returns whether to search the
             attributes of its objects.
+        called: names of further methods that a library calls.
     """
-    found = object_graph.walk(roots, enters, also=_Functions().locations_below)
+    found = object_graph.walk(roots, enters, also=_Functions(called).locations_below)
     return list(itertools.islice(found, _MAX_LOCATIONS))
 
 
@@ -86,15 +104,16 @@ class _Functions:
     """Finds the values that functions use, in one search: every call of `reachable`
     creates a new `_Functions`."""
 
-    def __init__(self) -> None:
-        self._names = {"__call__"}
+    def __init__(self, called: Iterable[str] = ()) -> None:
+        self._names = {"__call__", *called}
         self._kinds: dict[type, None] = {}  # classes of the program's objects, in order
 
     def locations_below(self, value: Any) -> Iterator[ObjectPath]:
         """Yields the locations of the values that a function uses.
 
-        For an object of the program, yields the methods whose names occur in the code
-        of the functions searched so far. For other values, yields nothing.
+        For an object or a class of the program, yields the class attributes, and the
+        methods whose names occur in the code of the functions searched so far. For
+        other values, yields nothing.
 
         Args:
             value: a function, a call (`functools.partial`), or an object.
@@ -111,11 +130,14 @@ class _Functions:
             yield ObjectPath(path="", value=functools.partial(value.__func__, owner))
         elif hasattr(type(value), "python_function"):  # a tf.function
             yield ObjectPath(path="", value=inspect.unwrap(value.python_function))
-        elif _is_of_program(value):
+        elif object_graph.is_user_function(value):
             yield from self._named_by(value)
-        elif object_graph.is_user_code(type(value)) and type(value) not in self._kinds:
-            self._kinds[type(value)] = None
-            yield from _methods([type(value)], self._names)
+        else:
+            kind = value if isinstance(value, type) else type(value)
+            if object_graph.is_user_code(kind) and kind not in self._kinds:
+                self._kinds[kind] = None
+                yield from _class_attributes(kind)
+                yield from _methods([kind], self._names)
 
     def _named_by(self, function: types.FunctionType) -> Iterator[ObjectPath]:
         code = function.__code__
@@ -125,6 +147,9 @@ class _Functions:
                 yield ObjectPath(
                     path=name, value=cell.cell_contents, owner=cell, key=name
                 )
+        for name, value in vars(function).items():
+            path = f"{function.__name__}.{name}"
+            yield ObjectPath(path=path, value=value, owner=function, key=name)
         names = _names(code)
         yield from _globals(names, function.__globals__)
         new, self._names = names - self._names, names | self._names
@@ -170,6 +195,16 @@ def _globals(
             yield from _globals(names, vars(value), f"{path}.", (*above, value))
 
 
+def _class_attributes(kind: type) -> Iterator[ObjectPath]:
+    """Yields the locations of a class's attributes, without methods and properties."""
+    for name, value in vars(kind).items():
+        is_code = callable(value) or inspect.isdatadescriptor(value)
+        is_code = is_code or isinstance(value, classmethod | staticmethod)
+        if not is_code and not name.startswith("__"):
+            path = f"{kind.__name__}.{name}"
+            yield ObjectPath(path=path, value=value, owner=kind, key=name)
+
+
 def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath]:
     for kind, name in itertools.product(list(kinds), sorted(names)):
         method = inspect.getattr_static(kind, name, None)
@@ -195,7 +230,9 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     """
     keys = set()
     for function in {
-        location.value for location in locations if _is_of_program(location.value)
+        location.value
+        for location in locations
+        if object_graph.is_user_function(location.value)
     }:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -239,11 +276,6 @@ def _key(target: ast.expr, outer: set[str]) -> Any:
         case ast.Subscript(slice=ast.Constant(key)):
             return "item", key
     return _ANY_ITEM
-
-
-def _is_of_program(value: Any) -> bool:
-    is_function = isinstance(value, types.FunctionType)
-    return is_function and object_graph.is_user_module(value.__module__ or "")
 
 
 class Values(Protocol):
@@ -339,7 +371,7 @@ class UnsavedStateCheck:
         with _errors_logged():
             call = functools.partial(function, *args, **kwargs)
             values: list[Values] = frameworks.adapters("values")
-            self._call = _Call(call, values, self._saved(values))
+            self._call = _Call({"": call}, values, self._saved(values))
 
     def after_call(self) -> None:
         """Logs a warning with the values that the call has changed and no commit
@@ -356,10 +388,56 @@ class UnsavedStateCheck:
             )
             self._named.update(changed, unread)
 
-    def _saved(self, values: Sequence[Values]) -> set[Any]:
+    def watch(
+        self,
+        roots: Mapping[str, Any],
+        *,
+        called: Iterable[str],
+        kept: Iterable[ObjectPath],
+        savers: Sequence[Any],
+    ) -> None:
+        """Records the values that functions of the program can reach, for `compare`.
+
+        Args:
+            roots: functions and objects of the program that a library calls, by name.
+            called: names of methods that the library calls.
+            kept: locations of values that need no warning here: commits hold the
+                values, or another warning names the values.
+            savers: functions that save values; the values that they reach are saved.
+        """
+        with _errors_logged():
+            values: list[Values] = frameworks.adapters("values")
+            call = _Call(roots, values, self._saved(values, savers), called)
+            call.leave_out(kept)
+            self._call = call
+
+    def compare(self) -> None:
+        """Logs a warning with the values that have changed since `watch`, and that no
+        commit holds. Names each value once."""
+        if (call := self._call) is None:
+            return
+        with _errors_logged():
+            new = [name for name in call.changed() if name not in self._named]
+            unread = [name for name in call.unread if name not in self._named]
+            self._named.update(new, unread)
+            if new:
+                _log.warning(_IN_A_FIT, ", ".join(new))
+            if unread:
+                _log.warning(_UNREAD_IN_A_FIT, ", ".join(unread))
+
+    def forget(self) -> None:
+        """Drops the values recorded by `watch`."""
+        self._call = None
+
+    def _saved(self, values: Sequence[Values], savers: Sequence[Any] = ()) -> set[Any]:
         """Returns the keys of the values that a commit holds; `_Call._things` defines
-        the keys."""
-        roots: list[Any] = []
+        the keys.
+
+        Args:
+            values: adapters of the frameworks.
+            savers: further functions that save the values that they reach.
+        """
+        roots: list[Any] = [*savers]
         for state in self.registry.in_order():
             roots += [state, state.save]
         keys: set[Any] = set()
@@ -415,9 +493,10 @@ class _Call:
     """A call of a step function, with the values before the call.
 
     Args:
-        call: the function and its arguments.
+        roots: the function with its arguments, or functions and objects, by name.
         values: adapters of the frameworks.
         saved: keys of the values that a commit holds; these are not compared.
+        called: names of further methods that a library calls.
 
     Attributes:
         values: adapters of the frameworks.
@@ -426,13 +505,15 @@ class _Call:
 
     def __init__(
         self,
-        call: functools.partial[Any],
+        roots: Mapping[str, Any],
         values: Sequence[Values],
         saved: set[Any],
+        called: Iterable[str] = (),
     ) -> None:
         self.values = values
-        self._roots = {"": call}
-        locations = reachable(self._roots, _is_searched)
+        self._roots = roots
+        self._called = frozenset(called)
+        locations = self._locations()
         self._updated = updated_keys(locations)
         self._before = {  # the references keep the ids of the objects in use
             key: (location, thing, self._mark(key, thing))
@@ -446,9 +527,20 @@ class _Call:
             if any(each.restarts(location.value) for each in values)
         }
 
+    def _locations(self) -> list[ObjectPath]:
+        return reachable(self._roots, _is_searched, self._called)
+
+    def leave_out(self, locations: Iterable[ObjectPath]) -> None:
+        """Excludes the values at some locations from the comparison."""
+        for location in locations:
+            self._before.pop((id(location.owner), location.key), None)
+            for thing in (location.value, *_variables(location.value, self.values)):
+                if not _is_scalar(thing):
+                    self._before.pop(id(thing), None)
+
     def changed(self) -> list[str]:
         """Returns the names of the values changed by the call."""
-        things = self._things(reachable(self._roots, _is_searched))
+        things = self._things(self._locations())
         changed = {
             id(things[key][0]): things[key][0].path
             for key, (_, _, mark) in self._before.items()

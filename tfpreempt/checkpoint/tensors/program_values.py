@@ -197,6 +197,10 @@ def _checked(state: Any) -> Any:
 
 SAVED_WHOLE = (tf.train.experimental.PythonState, tf.train.Checkpoint)
 REPLACED = (tf.Tensor,)
+_TABLES = (
+    tf.lookup.experimental.MutableHashTable,
+    tf.lookup.experimental.DenseHashTable,
+)
 ADVICE = (
     "Put variables, models, optimizers and metrics into the tf.train.Checkpoint; the "
     "Checkpoint does not accept a metric of Keras 3: make the metric an attribute of "
@@ -229,10 +233,14 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
 
 def variables(value: Any) -> Sequence[Any]:
     """Returns the local tf.Variables of an object: a variable, model, optimizer, metric
-    or random generator. Empty for other objects."""
+    or random generator. A hash table counts as a variable. Empty for other objects."""
+    if isinstance(value, _TABLES):
+        return [value]
     if found := local_parts(value):
         return found
-    if isinstance(value, type):
+    # The items of a container have locations of their own. TensorFlow's wrappers for
+    # lists and dicts of a model have `variables`, which fails with layers of Keras 3.
+    if isinstance(value, type | list | tuple | dict):
         return []
     if hasattr(type(value), "variables"):
         try:
@@ -247,8 +255,11 @@ def variables(value: Any) -> Sequence[Any]:
 
 
 def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-    """Returns about `size` evenly spaced elements of a variable or tensor; None for
-    other objects."""
+    """Returns about `size` evenly spaced elements of a variable or tensor, or the
+    values of a hash table; None for other objects."""
+    if isinstance(thing, _TABLES):
+        values: np.ndarray[Any, Any] = np.sort(thing.export()[1].numpy(), axis=None)
+        return values
     if not isinstance(thing, tf.Variable | tf.Tensor):
         return None
     flat = tf.reshape(thing, [-1])
@@ -258,7 +269,10 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
 
 def restarts(iterator: Any) -> bool:
     """Returns whether an object is a dataset iterator that a restarted run would read
-    from the beginning. False if its dataset skips the elements of earlier steps."""
+    from the beginning, or a queue. False if the dataset of the iterator skips the
+    elements of earlier steps."""
+    if isinstance(iterator, tf.queue.QueueBase):
+        return True
     found = _datasets(iterator)
     if not found or None in found:
         return False
@@ -272,6 +286,11 @@ def advice_on_iterators(unread: Mapping[str, Any]) -> str:
     Args:
         unread: iterators for which `restarts` is true, by name.
     """
+    if any(isinstance(each, tf.queue.QueueBase) for each in unread.values()):
+        return (
+            "A queue of TensorFlow cannot be saved, so it has its initial contents "
+            "after a restart; keep the contents in a tf.Variable."
+        )
     if all(reads_data_service(*_datasets(each)) for each in unread.values()):
         return f"{KEEP_SERVICE_OUT}."
     is_theirs = any(map(_is_of_tensorflow, unread.values()))

@@ -162,7 +162,7 @@ class Keras3JaxFit(Keras3Fit):
 
     # --- the backend -----------------------------------------------------------------
 
-    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
+    def traceable(self, function: Any, *, trains: bool | None) -> Any | None:
         return None
 
     def build(self, iterator: Any, train_function: Any) -> None:

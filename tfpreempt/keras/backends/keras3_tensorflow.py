@@ -110,16 +110,17 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
         instead_once(self.model, "_get_metrics_result_or_logs", result)
         return True
 
-    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
+    def traceable(self, function: Any, *, trains: bool | None) -> Any | None:
         # None under a strategy, because Keras has made the variables already. None also
         # if no step follows, because `build` takes less time than a trace, and the
         # trace would never be used.
-        if self.model._distribute_strategy is not None or not trains:
+        is_built = self.model._distribute_strategy is not None or not trains
+        if trains is not None and is_built:
             return None
-        names = getattr(getattr(train_function, "__code__", None), "co_freevars", ())
+        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
         if _TRACED not in names or tf.config.functions_run_eagerly():
             return None
-        found = train_function.__closure__[names.index(_TRACED)].cell_contents
+        found = function.__closure__[names.index(_TRACED)].cell_contents
         return found if hasattr(found, "get_concrete_function") else None
 
     def build(self, iterator: Any, train_function: Any) -> None:

@@ -269,9 +269,8 @@ class TfKerasFit(TensorFlowFit):
     def ends(self) -> None:
         self.model.__dict__.pop(_COUNTERS, None)
 
-    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        is_traced = hasattr(train_function, "get_concrete_function")
-        return train_function if is_traced else None
+    def traceable(self, function: Any, *, trains: bool | None) -> Any | None:
+        return function if hasattr(function, "get_concrete_function") else None
 
     def build(self, iterator: Any, train_function: Any) -> None:
         try:  # with run_eagerly, the train function is not a tf.function yet

@@ -11,6 +11,7 @@ resume_plan        how a fit begins, given the checkpoint and the earlier fits
 traced_functions   the train and test functions of a model in a fit, and their traces
 train_function     replaces `model.train_function`, to count the steps of a fit
 training           a fit under the callback, from `on_train_begin` to `on_train_end`
+unsaved_state      warns of values that a fit changes and that no commit holds
 
 Imported by no other package.
 """

@@ -35,6 +35,7 @@ from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit.fit_progress import Progress, check_same, made_of
 from tfpreempt.keras.fit.other_backend import KEYS, OtherBackend
 from tfpreempt.keras.fit.python_attributes import Attributes
+from tfpreempt.keras.fit.unsaved_state import UnsavedState
 from tfpreempt.keras.fit_protocol import Fit, HeldValues, WorkerVariable
 from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 
@@ -114,6 +115,7 @@ class FitState:
 
     Attributes:
         attributes: the plain Python values of the model.
+        unsaved: the values beside the model that no commit contains.
         variables: the variables of the fit.
         shared: values equal on every worker; the chief saves them.
         own: values of this worker; `own.loaded` is None if the commit has no values of
@@ -146,11 +148,16 @@ class FitState:
         self.varies = False
         self.attributes = Attributes(fit.model)
         self.variables = fit.make_variables()
+        saved = self.variables.checkpoint
+        self.unsaved = UnsavedState(
+            fit.model, callbacks, None if saved is self.variables else saved
+        )
         self.shared = FitRecord("tfpreempt.keras", take_shared)
         self.own = WorkerRecord("tfpreempt.keras.worker", take_own, per_worker=True)
 
     def close(self) -> None:
         """Unregisters the States, to exclude the fit from later saves."""
+        self.unsaved.end()
         for each in (self.shared, self.own, *self.variables.states):
             each.unregister()
 
@@ -203,6 +210,7 @@ class FitState:
         """
         random = io.BytesIO()
         self._random.save(random)
+        self.unsaved.compare()
         now = self.variables.of_worker(is_attached=True)
         return {
             "random": EncodedValue.of(random.getvalue().decode()),

@@ -8,6 +8,8 @@ A traced function keeps using the Python values from the time of the trace
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 from typing import Any
 
 from tfpreempt.core import object_graph
@@ -16,6 +18,14 @@ from tfpreempt.keras.fit.python_attributes import Attributes
 from tfpreempt.keras.fit.train_function import TrainFunctionWrapper
 from tfpreempt.keras.fit_protocol import Fit, after_each, uncover
 
+log = logging.getLogger(__name__)
+
+_RANDOM_OPS = (
+    "the %s function draws random numbers with %s, whose state cannot be saved: after "
+    "a restart the numbers differ from those of an uninterrupted run. Use keras.random "
+    "with a SeedGenerator, a tf.random.Generator that is an attribute of the model, or "
+    "tf.random.stateless_*."
+)
 _MAKERS = ("compile", "make_train_function", "make_test_function")
 """Methods of a model that replace the model's functions."""
 
@@ -40,6 +50,7 @@ class TracedFunctions:
         self._fit = fit
         self._steps = steps
         self._attributes = attributes
+        self._is_warned = False
         self.train = functools.partial(self.call, "train")
         test = functools.partial(self.call, "test")
         self._ours = {
@@ -50,6 +61,8 @@ class TracedFunctions:
         # a form that takes an iterator as its only argument.
         self._made: dict[str, Any] = dict.fromkeys(self._ours)
         self._inner: dict[str, Any] = dict.fromkeys(self._ours)
+        # By name, the function that was searched for random ops.
+        self._searched: dict[str, Any] = dict.fromkeys(self._ours)
         for name in self._ours:
             self.take_over(name)
         for method in _MAKERS:
@@ -77,11 +90,38 @@ class TracedFunctions:
             if kind not in trace.kinds:
                 trace.kinds.append(kind)
         if made is trace.function or self._fit.model.run_eagerly:
-            return inner(iterator)
-        try:
-            return self._attributes.traced_by(inner, iterator, name=name)
-        finally:
-            trace.function = made
+            result = inner(iterator)
+        else:
+            try:
+                result = self._attributes.traced_by(inner, iterator, name=name)
+            finally:
+                trace.function = made
+        if made is not self._searched[name]:
+            self._searched[name] = made
+            self._warn_of_random_ops(name, made, iterator)
+        return result
+
+    def _warn_of_random_ops(self, name: str, made: Any, iterator: Any) -> None:
+        """Logs a warning, once in a fit, if a traced function draws random numbers from
+        ops whose state cannot be saved."""
+        traced = self._fit.traceable(made, trains=None)
+        if traced is None or self._is_warned or self._fit.runs_eagerly():
+            return
+        # The function was traced for this iterator, so there is no new trace.
+        graph = traced.get_concrete_function(iterator).graph.as_graph_def()
+        bodies = [graph.node, *(each.node_def for each in graph.library.function)]
+        nodes = itertools.chain.from_iterable(bodies)
+        # Only random ops with a hidden counter have the attribute seed2. The ops of
+        # recurrent layers for a GPU have it too, and draw only for a dropout.
+        found = [
+            f"{node.op} ({node.name})"
+            for node in nodes
+            if "seed2" in node.attr
+            and ("dropout" not in node.attr or node.attr["dropout"].f > 0)
+        ]
+        if found:
+            self._is_warned = True
+            log.warning(_RANDOM_OPS, name, ", ".join(found[:3]))
 
     def take_over(self, name: str) -> bool:
         """Replaces the model's current train or test function, if Keras or a callback

@@ -419,7 +419,9 @@ class Training:
         if logs:
             steps.logs = logs  # a save at the boundary before this step needs the logs
         try:
-            return self._step(iterator)
+            trained = self._step(iterator)
+            self._state.unsaved.begin()
+            return trained
         except Exception as error:
             # If the length of the data is unknown, Keras finds the end of the data only
             # now.

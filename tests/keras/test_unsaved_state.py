@@ -1,0 +1,240 @@
+"""Values that a fit changes and that no commit holds are named in a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import BATCHES, Machine, machine  # noqa: E402
+
+COUNTS = {"batches": 0}
+SEEN: list[float] = []
+GENERATOR = np.random.default_rng(1)
+UNSAVED = "training changes values that are not in the commits: "
+
+
+class Total:
+    """An object whose class counts its calls."""
+
+    calls = 0
+
+    def __call__(self, epoch: int, rate: float) -> float:
+        Total.calls += 1
+        return rate
+
+
+class Rate:
+    """A schedule that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, epoch: int, rate: float) -> float:
+        self.calls += 1
+        return rate
+
+
+def counts(batch: int, logs: Any) -> None:
+    counts.batches += 1  # type: ignore[attr-defined]
+
+
+counts.batches = 0  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+def after_batch(on: Machine, hook: Callable[..., Any]) -> list[Any]:
+    return [on.keras.callbacks.LambdaCallback(on_train_batch_end=hook)]
+
+
+def schedule(on: Machine, function: Any) -> list[Any]:
+    return [on.keras.callbacks.LearningRateScheduler(function)]
+
+
+def fit(on: Machine, model: Any, *callbacks: Any) -> None:
+    data = on.arrays() | {"epochs": 2, "verbose": 0}
+    model.fit(callbacks=[on.preemption(), *callbacks], **data)
+
+
+@LINES
+def test_values_that_callbacks_change_are_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each was the initial value again after a restart, without a warning."""
+    on.start()
+    weight = tf.Variable(0.0)
+    average = on.keras.Sequential([on.keras.layers.Dense(1, use_bias=False)])
+    average.build((None, 3))
+    one = {batch: np.full((3, 1), float(batch)) for batch in range(BATCHES)}
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    key = tf.constant([0], tf.int64)
+
+    def count(batch: int, logs: Any) -> None:
+        COUNTS["batches"] += 1
+
+    callbacks = [
+        *after_batch(on, count),
+        *after_batch(on, counts),
+        *after_batch(on, lambda batch, logs: SEEN.append(logs["loss"])),
+        *after_batch(on, lambda batch, logs: GENERATOR.normal()),
+        *after_batch(on, lambda batch, logs: weight.assign_add(0.1)),
+        *after_batch(on, lambda batch, logs: average.set_weights([one[batch]])),
+        *after_batch(on, lambda batch, logs: table.insert(key, [float(batch)])),
+        *schedule(on, Total()),
+        *schedule(on, Rate()),
+    ]
+    fit(on, on.model(), *callbacks)
+    texts = [each for each in caplog.messages if each.startswith(UNSAVED)]
+    found = [each.removeprefix(UNSAVED).split(". A")[0] for each in texts]
+    assert sorted(", ".join(found).split(", ")) == [
+        "COUNTS['batches']",
+        "GENERATOR",
+        "LearningRateScheduler#2.schedule.calls",
+        "SEEN",
+        "Total.calls",
+        "average",
+        "counts.batches",
+        "table",
+        "weight",
+    ]
+
+
+@LINES
+def test_a_variable_that_a_loss_changes_is_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    on.start()
+    steps = tf.Variable(0.0)
+
+    def loss(y: Any, predicted: Any) -> Any:
+        steps.assign_add(1.0)
+        return steps * tf.reduce_mean((y - predicted) ** 2)
+
+    fit(on, on.model(loss=loss))
+    assert f"{UNSAVED}steps. " in caplog.text
+
+
+@LINES
+def test_a_queue_of_a_train_step_is_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    on.start()
+    queue = tf.queue.FIFOQueue(9, [tf.float32], shapes=[[]])
+    queue.enqueue(0.0)
+
+    class Queued(on.keras.Sequential):  # type: ignore[name-defined,misc]
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            queue.enqueue(queue.dequeue() + 1.0)
+            return logs
+
+    model = Queued([on.keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    fit(on, model)
+    assert "training can read from queue, whose contents are not in the" in caplog.text
+
+
+@LINES
+def test_saved_values_are_not_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    on.start()
+    seen: list[int] = []
+    keras = on.keras
+
+    class Counting(keras.callbacks.Callback):  # type: ignore[name-defined,misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(batch)
+            self.model.batches = getattr(self.model, "batches", 0) + 1
+
+        def get_state(self) -> list[int]:
+            return seen
+
+        def set_state(self, state: list[int]) -> None:
+            seen[:] = state
+
+    class Layered(keras.layers.Layer):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = {"dense": keras.layers.Dense(1)}
+
+        def call(self, x: Any) -> Any:
+            return self.inner["dense"](x)
+
+    model = keras.Sequential([Layered()])
+    model.compile("adam", "mse", jit_compile=False)
+    stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    fit(on, model, Counting(), stop)
+    assert "not in the commits" not in caplog.text
+    assert "cannot check" not in caplog.text
+
+
+@LINES
+@pytest.mark.parametrize("kind", ["kernel", "stateless", "generator"])
+def test_a_random_op_without_a_saved_state_is_named(
+    on: Machine, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    on.start()
+
+    class Noise(on.keras.layers.Layer):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = tf.random.Generator.from_seed(1)
+
+        def call(self, x: Any) -> Any:
+            if kind == "kernel":
+                return x + tf.random.normal(tf.shape(x))
+            if kind == "generator":
+                return x + self.generator.normal(tf.shape(x))
+            return x + tf.random.stateless_normal(tf.shape(x), [1, 2])
+
+    layers = [on.keras.layers.Dense(1), Noise()]
+    model = on.keras.Sequential(layers)
+    model.compile("sgd", "mse", jit_compile=False)
+    fit(on, model)
+    is_named = "the train function draws random numbers with RandomStandardNormal"
+    assert (is_named in caplog.text) == (kind == "kernel")
+
+
+@LINES
+def test_a_recurrent_layer_is_not_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its graph has an op for GPUs, which could draw for a dropout."""
+    on.start()
+    layers = on.keras.layers
+    model = on.keras.Sequential([layers.Reshape((3, 1)), layers.LSTM(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    fit(on, model)
+    assert "draws random numbers" not in caplog.text
+
+
+@LINES
+def test_the_search_for_random_ops_traces_nothing(on: Machine) -> None:
+    on.start()
+    traces = []
+
+    class Traced(on.keras.Sequential):  # type: ignore[name-defined,misc]
+        def train_step(self, data: Any) -> Any:
+            traces.append(1)
+            return super().train_step(data)
+
+    found = []
+    for ours in (False, None):
+        model = Traced([on.keras.layers.Dense(1)])  # built by the first step
+        model.compile("sgd", "mse", jit_compile=False)
+        traces.clear()
+        on.fit(model, epochs=2, ours=ours)
+        found.append(len(traces))
+    assert found[0] == found[1]
