@@ -343,6 +343,24 @@ def test_a_queue_and_a_hash_table_are_named(
     assert "keep the contents in a tf.Variable" in caplog.text
 
 
+def test_a_donated_array_of_jax_does_not_end_the_check(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    jax = pytest.importorskip("jax")
+    donated, forgotten = jax.numpy.zeros(2), tf.Variable(0.0)
+    donated.delete()
+    arrays = {"donated": donated}
+
+    def step() -> None:
+        assert arrays
+        forgotten.assign_add(1.0)
+
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(step)
+    assert "commits: forgotten. " in caplog.text
+
+
 def test_tensorflows_distributed_iterator_is_named_with_advice(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -236,6 +236,10 @@ def variables(value: Any) -> Sequence[Any]:
     or random generator. A hash table counts as a variable. Empty for other objects."""
     if isinstance(value, _TABLES):
         return [value]
+    # An array of JAX has a property `_value`, which reads the array, and fails if the
+    # array was donated.
+    if hasattr(type(value), "addressable_shards"):
+        return []
     if found := local_parts(value):
         return found
     # The items of a container have locations of their own. TensorFlow's wrappers for
