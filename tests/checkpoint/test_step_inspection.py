@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import random
 import types
 from collections.abc import Callable
+from random import randint
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tfpreempt.checkpoint.state.unsaved_state_check import (
+    draws_globally,
     is_updated,
     reachable,
     updated_keys,
@@ -132,3 +136,39 @@ def test_modules_that_name_each_other_are_walked_once(
     monkeypatch.setitem(globals(), "trainer_module", module)
     places = places_of(lambda: trainer_module.trainer_module.found_there)  # type: ignore[name-defined]  # noqa: F821
     assert [p.path for p in places if p.value == [0]] == ["trainer_module.found_there"]
+
+
+def of_python() -> float:
+    return random.random()
+
+
+def of_a_name() -> int:
+    return randint(1, 2)
+
+
+def of_numpy() -> list[float]:
+    return [np.random.normal() for _ in range(2)]
+
+
+def of_its_own(index: int) -> float:
+    return np.random.default_rng(index).random() + random.Random(index).random()
+
+
+def of_a_seed(index: int) -> float:
+    np.random.seed(index)
+    return np.random.normal()
+
+
+@pytest.mark.parametrize(
+    ("function", "draws"),
+    [
+        (of_python, True),
+        (of_a_name, True),
+        (of_numpy, True),
+        (of_its_own, False),
+        (of_a_seed, False),
+        (eval("lambda: None"), False),
+    ],
+)
+def test_draws_from_global_generators_are_found(function: Any, draws: bool) -> None:
+    assert draws_globally(function) == draws

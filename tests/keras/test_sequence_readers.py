@@ -187,6 +187,26 @@ def test_attributes_that_change_while_batches_are_read_are_named(
     assert all(changes in each for each in told)
 
 
+@LINES
+def test_a_getitem_that_draws_from_global_generators_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers are ahead of training, so the drawn numbers differ after a restart."""
+    on.start()
+
+    class Drawing(type(counting(on, "nothing"))):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            return self.noisy(super().__getitem__(index))
+
+        def noisy(self, batch: Any) -> Any:
+            return batch + np.random.normal(size=batch.shape)
+
+    data = {"x": Drawing(), "y": None, "batch_size": None, "epochs": 1}
+    on.fit(Seen().model(on), **data)
+    assert "Drawing.noisy, which draws random numbers for each batch" in caplog.text
+    assert "np.random.default_rng((seed, index))" in caplog.text
+
+
 @pytest.fixture
 def counting_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes Keras shuffle a PyDataset as Keras 3.16 does: by a count of epochs."""

@@ -50,6 +50,10 @@ _log = logging.getLogger(__name__)
 _SAMPLES = 1 << 16  # elements compared, of an array or variable with more elements
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_GLOBAL_GENERATORS: tuple[Any, ...] = tuple(
+    vars(module)[name].__self__
+    for module, name in ((random, "random"), (np.random, "random_sample"))
+)
 
 _NOT_CHECKED = (
     "cannot check whether the step changes state that is not in the commits; a restart "
@@ -213,6 +217,44 @@ def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath
             yield ObjectPath(path=name, value=method)
 
 
+def draws_globally(function: types.FunctionType) -> bool:
+    """Returns whether the source code of a function draws from the global random
+    generators of Python or NumPy, and does not seed them."""
+    tree = _source_tree(function)
+    nodes = [] if tree is None else list(ast.walk(tree))
+    called = [
+        _called(node.func, function.__globals__)
+        for node in nodes
+        if isinstance(node, ast.Call)
+    ]
+    owners = [getattr(each, "__self__", None) for each in called]
+    is_drawing = any(each is one for each in owners for one in _GLOBAL_GENERATORS)
+    seeds = np.random.seed, random.seed
+    return is_drawing and not any(each is one for each in called for one in seeds)
+
+
+def _called(node: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Returns the object to which an expression such as `np.random.normal` refers in a
+    module; None for an expression of another form."""
+    match node:
+        case ast.Name(name):
+            return variables.get(name)
+        case ast.Attribute(value=value, attr=name):
+            module = _called(value, variables)
+            is_module = isinstance(module, types.ModuleType)
+            return getattr(module, name, None) if is_module else None
+    return None
+
+
+def _source_tree(function: types.FunctionType) -> ast.AST | None:
+    """Returns the syntax tree of a function; None if the source is unknown, or is a
+    line with a lambda, which Python cannot parse alone."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):
+        return None
+
+
 def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     """Returns the keys of attributes and variables that functions update: the new value
     is computed from the old value.
@@ -234,11 +276,7 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
         for location in locations
         if object_graph.is_user_function(location.value)
     }:
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        except (OSError, SyntaxError, TypeError):
-            # There is no source, or the source is a line with a lambda, which Python
-            # cannot parse alone.
+        if (tree := _source_tree(function)) is None:
             continue
         outer = set[str]()
         for node in ast.walk(tree):

@@ -30,6 +30,7 @@ import numpy as np
 from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.state.data_order import Order
 from tfpreempt.checkpoint.state.encoding import decode, encode
+from tfpreempt.checkpoint.state.unsaved_state_check import draws_globally, reachable
 from tfpreempt.core import object_graph
 from tfpreempt.keras.callbacks.builtin_callbacks import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
@@ -73,6 +74,10 @@ _DRAWING = {
     ),
 }
 """Keras' own classes whose batches depend on more than the index: name and advice."""
+_GLOBAL = (
+    "Draw the random numbers of a batch from np.random.default_rng((seed, index)), not "
+    "from the global generators of Python and NumPy"
+)
 
 
 class SequenceTracker(Tracker):
@@ -222,7 +227,9 @@ def _shuffler(state: Any) -> random.Random:
 
 
 def _drawing(sequence: Any) -> tuple[str, str] | None:
-    """Returns the entry of `_DRAWING` for a sequence; None for any other class."""
+    """Returns a description of a sequence that draws random numbers for each batch, and
+    advice: an entry of `_DRAWING`, or `_GLOBAL` with the name of the function that
+    draws. None for other sequences."""
     for kind in type(sequence).__mro__:
         library, _, module = kind.__module__.partition(".")
         if library not in _KERAS or ".preprocessing." not in f".{module}":
@@ -231,6 +238,11 @@ def _drawing(sequence: Any) -> tuple[str, str] | None:
             continue
         if kind.__name__ in _DRAWING:
             return _DRAWING[kind.__name__]
+    called = ("__getitem__",)
+    for location in reachable({"": sequence}, object_graph.is_user_code, called):
+        function = location.value
+        if object_graph.is_user_function(function) and draws_globally(function):
+            return f"read by {function.__qualname__}", _GLOBAL
     return None
 
 
