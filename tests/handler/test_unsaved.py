@@ -319,6 +319,32 @@ def test_an_iterator_that_starts_from_the_beginning_is_named(
     assert ("total_run_calls" in caplog.text) == is_named
 
 
+def test_a_generator_is_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = (number for number in range(9))
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(lambda: next(numbers))
+    assert "reads from numbers, " in caplog.text
+    assert "skip the items that were read" in caplog.text
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_loop_over_a_dataset_that_starts_again_is_named(
+    program: Program, skips: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The iterator of a for loop is in no commit, and a step cannot reach it."""
+    data = tf.data.Dataset.range(12).batch(2)
+    for _ in range(2):
+        with program.handler() as handler:
+            begin = handler.total_run_calls if skips else 0
+            for batch in data.skip(begin).take(3):
+                handler.run(lambda numbers: tf.reduce_sum(numbers), batch)
+    again = "the data start again from the beginning: the arguments args[0] of"
+    assert (again in caplog.text) != skips
+
+
 def test_a_queue_and_a_hash_table_are_named(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

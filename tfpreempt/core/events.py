@@ -219,6 +219,18 @@ class DataRefused:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The batches that the first step of a loop got as arguments.
+
+    Attributes:
+        first: fingerprint of each array, by its path in the arguments. Arrays that the
+            second step got as well are left out.
+    """
+
+    first: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BadStep:
     """A step of a fit that was bad: the next start may leave the step out.
 
@@ -253,5 +265,6 @@ Event = (
     | Fault
     | CacheWrite
     | DataRefused
+    | Batches
     | BadStep
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +27,11 @@ from tfpreempt.checkpoint.restore.handle import (
     latest_prefix,
 )
 from tfpreempt.checkpoint.restore.opening import adapter_of
+from tfpreempt.checkpoint.state.first_batch import FirstBatch
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_metrics, check_save_freq, check_timeout
+from tfpreempt.core.events import Batches
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
 from tfpreempt.handler.collective_save import PLAIN, RunStages
@@ -184,6 +187,11 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore(is_partial=restore == "partial")
+            self._first_batch = FirstBatch(
+                self._run.base,
+                self._run.record,
+                functools.partial(self._run.journal.read_earlier, Batches),
+            )
             # State of the random generators at the start, as the bytes that a save
             # would write; empty if no commit is restored.
             self._random_at_start = b""
@@ -221,6 +229,8 @@ class PreemptionCheckpointHandler:
         step_flag.started += 1
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             self._enter("run()")
+            if run.steps_made in (0, 1):
+                self._first_batch.before_step(run.steps_made, args, kwargs)
             if run.steps_made in (1, 2) and run.config.save_fn is None:
                 # Check at two calls, because two step functions may alternate, as in a
                 # GAN. With a save_fn there is no check: the contents of its checkpoint

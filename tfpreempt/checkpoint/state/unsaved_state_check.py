@@ -66,6 +66,11 @@ _NOTHING = (
     "the States"
 )
 _ADVICE = "Put these values into a named State (tfpreempt.states)."
+_ADVICE_ON_GENERATORS = (
+    "An iterator of Python starts from the beginning in a restarted run, so skip the "
+    "items that were read (itertools.islice with handler.total_run_calls), or select "
+    "each batch by the number of the step."
+)
 _IN_A_FIT = (
     "training changes values that are not in the commits: %s. A restarted run starts "
     "with their initial values. Make variables and models attributes of the fitted "
@@ -562,7 +567,8 @@ class _Call:
             location.path: location.value
             for location in locations
             if id(location.value) not in saved
-            if any(each.restarts(location.value) for each in values)
+            if _is_python_iterator(location.value)
+            or any(each.restarts(location.value) for each in values)
         }
 
     def _locations(self) -> list[ObjectPath]:
@@ -660,6 +666,13 @@ class _Call:
         return type(thing), repr(thing)
 
 
+def _is_python_iterator(value: Any) -> bool:
+    """Returns whether a value is an iterator of Python, such as a generator, whose
+    position cannot be saved."""
+    is_of_python = type(value).__module__ in ("builtins", "itertools")
+    return is_of_python and isinstance(value, Iterator)
+
+
 def _is_scalar(thing: Any) -> bool:
     """Returns whether a value is a number or text: many locations may refer to the same
     number, so its id() does not identify a location."""
@@ -698,5 +711,7 @@ def _warn(
         mine = {name: it for name, it in unread.items() if each.restarts(it)}
         if mine:
             problems.append(each.advice_on_iterators(mine))
+    if any(map(_is_python_iterator, unread.values())):
+        problems.append(_ADVICE_ON_GENERATORS)
     if problems:
         _log.warning("%s", " ".join(problems))

@@ -1,0 +1,87 @@
+"""Data that start from the beginning after a restart are named; others are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfpreempt.checkpoint.state.first_batch import FirstBatch
+from tfpreempt.core.events import Batches, Event
+
+BATCHES = [np.arange(4.0) + step for step in range(4)]
+WORDS = [np.array(["a", str(step)], object) for step in range(4)]
+MASK = np.ones(3)
+AGAIN = "the data start again from the beginning"
+
+
+class Journal:
+    """Records of a run, as a restarted process reads them."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, Batches)
+        self.records.append(json.loads(json.dumps(dataclasses.asdict(event))))
+
+    def start(self, trained: int, *steps: tuple[Any, ...]) -> None:
+        check = FirstBatch(trained, self.record, lambda: self.records)
+        for number, args in enumerate(steps):
+            check.before_step(number, args, {"mask": MASK})
+
+
+@pytest.mark.parametrize(
+    ("first", "after_restart", "named"),
+    [
+        ([(BATCHES[0],), (BATCHES[1],)], (BATCHES[0],), "args[0]"),
+        ([({"x": BATCHES[0]},), ({"x": BATCHES[1]},)], ({"x": BATCHES[0]},), "x"),
+        ([(WORDS[0],), (WORDS[1],)], (WORDS[0],), "args[0]"),
+        ([(BATCHES[0],), (BATCHES[1],)], (BATCHES[2],), ""),
+        ([(BATCHES[0],), (BATCHES[0],)], (BATCHES[0],), ""),  # the whole data
+        ([(BATCHES[0],)], (BATCHES[0],), ""),  # one step: a batch or the whole data
+        ([(0,), (1,)], (0,), ""),
+        ([(np.float32(0),), (np.float32(1),)], (np.float32(0),), ""),
+        ([(), ()], (), ""),
+    ],
+)
+def test_data_that_start_again_are_named(
+    first: list[tuple[Any, ...]],
+    after_restart: tuple[Any, ...],
+    named: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal = Journal()
+    journal.start(0, *first)
+    assert caplog.messages == []
+    journal.start(7, after_restart)
+    assert (AGAIN in caplog.text) == bool(named)
+    if named:
+        assert f"{named}" in caplog.text
+        assert "although 7 steps are trained" in caplog.text
+
+
+def test_only_the_first_step_after_a_restart_is_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A later epoch may begin with the same batch."""
+    journal = Journal()
+    journal.start(0, (BATCHES[0],), (BATCHES[1],))
+    journal.start(3, (BATCHES[3],), (BATCHES[0],))
+    assert caplog.messages == []
+
+
+def test_an_object_without_a_fingerprint_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Odd(np.ndarray):
+        @property
+        def flat(self) -> Any:
+            raise RuntimeError
+
+    odd = np.zeros(3).view(Odd)
+    Journal().start(0, (odd,), (odd,))
+    assert caplog.messages == []

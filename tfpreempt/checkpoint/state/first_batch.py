@@ -1,0 +1,108 @@
+"""Warns if the data of a loop start from the beginning after a restart.
+
+A program may fetch a batch outside of its step, for example by `for batch in dataset`,
+and pass the batch to `run()`. The iterator is then invisible here, and no commit has
+its position. So the arguments of the first step of the run are compared with the
+arguments of the first step after a restart: if both are the same batch, the data have
+started again. Arguments that are equal in the first two steps, such as a mask or the
+whole data, are no batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpreempt.core import frameworks, object_graph
+from tfpreempt.core.events import Batches, Event
+
+_log = logging.getLogger(__name__)
+
+_SAMPLES = 1 << 16  # elements compared, of an array with more elements
+_AGAIN = (
+    "the data start again from the beginning: the arguments %s of the first step after "
+    "this restart are those of the first step of the run, although %d steps are "
+    "trained. Put the iterator into the tf.train.Checkpoint and fetch batches inside "
+    "of the step, put a loader into a tfpreempt.states.LoaderState, or select each "
+    "batch by the number of the step (handler.total_run_calls)."
+)
+
+
+class FirstBatch:
+    """Compares the arguments of the first steps. Use on the main thread only.
+
+    Args:
+        trained: number of steps trained before this process.
+        record: function that appends an event to the journal of the run.
+        earlier: function that returns the `Batches` records of earlier processes of
+            this worker.
+    """
+
+    def __init__(
+        self,
+        trained: int,
+        record: Callable[[Event], None],
+        earlier: Callable[[], Sequence[Mapping[str, Any]]],
+    ) -> None:
+        self._trained = trained
+        self._record = record
+        self._earlier = earlier
+        self._first: dict[str, str] = {}
+
+    def before_step(
+        self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Records or compares the arguments of a step. Logs errors, and raises none.
+
+        Args:
+            number: 0 before the first step of this process, 1 before the second step.
+            args: positional arguments of the step.
+            kwargs: keyword arguments of the step.
+        """
+        is_new = self._trained == 0
+        if not (is_new or number == 0):
+            return
+        try:
+            marks = _marks({"args": tuple(args), "kwargs": dict(kwargs)})
+            if number == 0 and is_new:
+                self._first = marks
+            elif is_new:
+                first = self._first
+                changed = {name for name in first if marks.get(name) != first[name]}
+                if changed:
+                    found = {name: first[name] for name in sorted(changed)}
+                    self._record(Batches(first=found))
+            elif marks and (records := self._earlier()):
+                first = records[-1].get("first") or {}
+                again = [name for name in marks if marks[name] == first.get(name)]
+                if again:
+                    _log.warning(_AGAIN, ", ".join(again), self._trained)
+        except Exception as error:  # noqa: BLE001 - from an object of the user
+            _log.debug("the arguments of the step cannot be compared", exc_info=error)
+
+
+def _marks(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a fingerprint of each array in the arguments, by path."""
+    values = frameworks.adapters("values")
+    found = {}
+    for location in object_graph.walk(arguments, lambda kind: False):
+        value = location.value
+        if object_graph.is_container(value):
+            continue
+        samples = (each.sample(value, _SAMPLES) for each in values)
+        sample = (
+            value.flat[:: max(1, value.size // _SAMPLES)]
+            if isinstance(value, np.ndarray)
+            else next((each for each in samples if each is not None), None)
+        )
+        # A single number, such as the number of a step, is no batch.
+        if sample is not None and sample.size > 1:
+            array = np.asarray(sample)
+            is_plain = not array.dtype.hasobject
+            data = array.tobytes() if is_plain else repr(array.tolist()).encode()
+            found[location.path] = f"{zlib.crc32(data):08x}"
+    return found
