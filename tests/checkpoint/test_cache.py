@@ -10,6 +10,8 @@ import sys
 import threading
 
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from tests.checkpoint.remote_commits import put_commit
 from tfpreempt import errors
@@ -177,23 +179,26 @@ READER = """
 import os, signal, sys
 from tfpreempt.checkpoint.mirror import download, download_target
 from tfpreempt.checkpoint.restore.handle import Checkpoint
-from tfpreempt.storage.local import LocalStore
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from tfpreempt.storage.fsspec_store import FsspecStore
 
-class Logged(LocalStore):
-    left = int(sys.argv[3])
-    def get(self, name, target, **kwargs):
-        if name.endswith("big"):
-            with open(sys.argv[2], "a") as log:
-                log.write(f"{kwargs['offset']}\\n")
-            self.left -= 1
-            if not self.left:
-                target.write(b"half")
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().get(name, target, **kwargs)
+left, read = int(sys.argv[3]), FsspecStore.get
+def get(self, name, target, **kwargs):
+    global left
+    if name.endswith("big"):
+        with open(sys.argv[2], "a") as log:
+            log.write(f"{kwargs['offset']}\\n")
+        left -= 1
+        if not left:
+            target.write(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    return read(self, name, target, **kwargs)
 
+FsspecStore.get = get
 download_target._SMALLEST = download_target._LARGEST = 10_000
 download.download.__kwdefaults__["threads"] = 1
-handle = Checkpoint(sys.argv[4], Logged(sys.argv[1]))
+handle = Checkpoint(sys.argv[4], DirFileSystem(sys.argv[1], LocalFileSystem()))
 if len(sys.argv) > 5:
     print(handle.to_directory(sys.argv[5] or None))
     sys.exit()
@@ -270,7 +275,8 @@ def test_the_copy_of_a_killed_reader_is_deleted_by_the_next(
     assert os.path.isdir(path)
     other = put_commit(LocalStore(str(tmp_path / "other")), {"other": b"1"})
     monkeypatch.setenv(cache.CACHE_VARIABLE, readers.environ[cache.CACHE_VARIABLE])
-    handle = Checkpoint(other.name, LocalStore(str(tmp_path / "other")))
+    files = DirFileSystem(str(tmp_path / "other"), LocalFileSystem())
+    handle = Checkpoint(other.name, files)
     with handle.as_directory():
         assert not os.path.exists(path)
     assert readers.copies() == []
