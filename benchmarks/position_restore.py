@@ -91,7 +91,7 @@ def measure(
         policy: policy with which the state can be saved.
         places: numbers of the near batch and of the far batch.
         rounds: number of restores of each of the two states.
-        bar: see `row.compare`.
+        bar: largest accepted ratio, see `row.compare`.
         **more: further facts for the row.
     """
     near, far = reach(make(), policy, places)

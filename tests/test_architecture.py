@@ -26,7 +26,7 @@ from tfpreempt.core import frameworks, private_api
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tfpreempt"
 
-# What lies on which floor: a room imports from itself and from lower floors.
+# The floor of each package: a package imports from itself and from lower floors.
 FLOORS = {
     "__main__": 8, "trackers": 8,
     "cli": 7,
@@ -44,10 +44,10 @@ SAME_FLOOR = {
     ("core", "errors"),
 }
 
-# The modules that import TensorFlow, Keras or JAX, or take private names of theirs,
-# each with its reason; and four packages. The core is the rest: it works where these
-# are missing. The list may only shrink. A module here is imported by modules here, and
-# by the core as an adapter of `core/frameworks.py`.
+# The modules that import TensorFlow, Keras or JAX, or use private names of these, with
+# the reason; and four packages. All other modules are the core, which works without
+# these frameworks. The list may only shrink. Only modules of this list import a module
+# of the list; the core imports some as adapters of `core/frameworks.py`.
 TENSORFLOW = {
     "cli/demo/jax_worker.py": "the demo's training program, a process of its own",
     "cli/demo/tensorflow_worker.py": "the same on TensorFlow",
@@ -61,7 +61,7 @@ TENSORFLOW_FOLDERS = {
     "keras": "callbacks for Keras",
     "jax": "processes and arrays of JAX; without TensorFlow",
 }
-# Who asks TensorFlow's eager context, and for what.
+# Modules that use TensorFlow's eager context, with the reason.
 EAGER_CONTEXT = {
     "handler/tensorflow_adapter.py": "the coordination service has no public interface",
     "checkpoint/tensors/bundle_reader.py": "this machine, as devices are named",
@@ -79,18 +79,18 @@ OTHER_PRIVATE = {
     "_is_default": "a mark on a function of ours, which Keras looks for",
     "_strip_protocol": "fsspec",
 }
-# Tables of what a version may lack: such a name is passed over there.
+# Tables of names that a version may lack: the module skips missing names.
 LENIENT = {
     "keras/callbacks/builtin_callbacks.py": "what callbacks of Keras remember, by class"
 }
-# Who sleeps: everybody else waits for an event, with a deadline.
+# Modules that sleep. All others wait for an event, with a deadline.
 SLEEPERS = {
     "cli/run/orphan_reaper.py": "a process of its own that waits for orphaned children",
     "notice/forked_children.py": "runs in a forked child, whose clock nobody moves",
     "storage/gcs_client.py": "the pause before a retry; a deadline is the caller's",
 }
-# Who changes files without `core/contained.py` and `storage/files.py`, and why: a link
-# that another user put into a checkpoint directory must lead nowhere.
+# Modules that change files without `core/contained.py` and `storage/files.py`, with the
+# reason. No other module may follow a link that another user put into a directory.
 CHANGE_FILES = {
     "checkpoint/directory/cache.py": "a directory of this user, closed to others",
     "checkpoint/restore/handle.py": "removes the empty directory that the user named",
@@ -119,7 +119,7 @@ CHANGE_FILES = {
     "storage/fsspec_store.py": "objects of fsspec, which have no links",
     "storage/file_reading.py": "reads, and waits for no pipe",
 }
-# Who makes `LocalFiles` without a directory below which no link is followed.
+# Modules that create `LocalFiles` without a root below which no link is followed.
 ROOTLESS = {
     "checkpoint/directory/file_locks.py": "makes a directory that the user named",
     "cli/doctor/storage_check.py": "syncs a directory that the user named",
@@ -136,14 +136,14 @@ PATH_CHANGES = {
     *("write_text", "write_bytes", "unlink", "rmdir", "mkdir", "touch"),
     *("symlink_to", "hardlink_to"),
 }
-# Who comes in by the front door, the package's own list of names.
+# Modules that import from `tfpreempt` itself, like a user's program.
 VISITORS = {
     "cli/__init__.py": "shows the version",
     "cli/demo/jax_worker.py": "is written as a user's program",
     "cli/demo/tensorflow_worker.py": "is written as a user's program",
     "cli/demo/training.py": "is written as a user's program",
 }
-# The decision is made without I/O, clock or TensorFlow: these import one another only.
+# The decision uses no I/O, clock or TensorFlow: these modules import only each other.
 PURE = {
     "coordination/state_machine.py": {
         "tfpreempt.core.events",
@@ -283,7 +283,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     for each in imports():
         path = each.module.replace(".", "/").removeprefix("tfpreempt/")
         for target in (f"{path}.py", f"{path}/__init__.py"):
-            # A room's own list of names may show what imports the room.
+            # The `__init__` of a package may import modules that import the package.
             if target in below and not each.file.endswith("__init__.py"):
                 below[each.file].add(target)
     graph = graphlib.TopologicalSorter(below)

@@ -101,7 +101,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/multiprocess/test_jax_fit.py::"
     "test_processes_that_cannot_save_one_state_are_an_error": (),
     "tests/docs/test_fit_pages.py::test_keras_on_jax_in_two_processes": (),
-    # Clusters of several forms, each of which another test restarts too.
+    # Clusters of several forms; another test restarts each form, too.
     "tests/multiprocess/test_exact_resume.py::test_real_clusters": (
         "2-checkpoint-run-nothing",
         "4-manager-run-handler",
@@ -113,7 +113,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tests/multiprocess/test_lifecycle.py::test_a_long_grace_period_has_two_commits": (
         "victims1",
     ),
-    # Of two workers; other tests have a single one.
+    # Two workers; other tests have a single worker.
     "tests/multiprocess/test_urls.py::test_machines_that_are_lost": ("mwms-2-more1",),
     "tests/multiprocess/test_lease.py::"
     "test_a_cluster_that_lost_its_lease_commits_nothing_and_leaves_as_lost": (

@@ -1,4 +1,4 @@
-"""The bench of what workers write tells a second copy from parts of the first."""
+"""The bench of written bytes distinguishes a second copy from parts of the first."""
 
 from __future__ import annotations
 

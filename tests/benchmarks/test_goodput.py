@@ -1,4 +1,4 @@
-"""The bench of goodput adds up what it says, and finds a state that is not as told."""
+"""The bench of goodput adds up correctly, and detects a wrong restored state."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_row_says_whether_the_states_agree() -> None:
 
 
 def lines(*records: dict[str, float]) -> str:
-    """What a worker wrote."""
+    """Returns the lines of a worker's log."""
     return "".join(json.dumps(record) + "\n" for record in records)
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` says what it found; its programs run on the CPU too."""
+"""`python -m benchmarks.gpu`: its output, and its programs on the CPU."""
 
 from __future__ import annotations
 

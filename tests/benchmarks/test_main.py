@@ -1,4 +1,4 @@
-"""`python -m benchmarks` gives each bench its options, and keeps what it is told."""
+"""`python -m benchmarks` passes options to each bench, and records the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of notices measures what it says, and says what it measures."""
+"""The bench of notices measures the latency that its rows name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHORT = 0.05
 
 
 def case(place: str) -> Case:
-    """The first case of a place; nothing of it is started."""
+    """Returns the first case of a place, without starting a source."""
     return next(c for c in cases(URLS, Path("/nowhere")) if c.place == place)
 
 

@@ -1,4 +1,4 @@
-"""The bench of the path counts what a reader meets, and nothing else."""
+"""The bench of the path counts the functions of a route, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row has both sides' median and p95, the bar, and what measured it."""
+"""A row has both sides' median and p95, the bar, and the circumstances."""
 
 from __future__ import annotations
 

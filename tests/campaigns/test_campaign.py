@@ -1,4 +1,4 @@
-"""What every campaign rests on: trials that can be repeated, records that go on."""
+"""Basics of every campaign: repeatable trials, and records that continue."""
 
 from __future__ import annotations
 

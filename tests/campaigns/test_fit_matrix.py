@@ -17,7 +17,7 @@ pytestmark = pytest.mark.campaign
 def test_two_workers(
     zygote: Zygote, line: str, data: str, steps_per_execution: int, point: str
 ) -> None:
-    """SIGTERM to one of them, in turns."""
+    """SIGTERM to one of the workers, in turns."""
     fit = Fit(line=line, data=data, world=2, steps_per_execution=steps_per_execution)
     with place(zygote) as here:
         assert_exact(here, zygote, fit, point)

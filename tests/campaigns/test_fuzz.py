@@ -1,4 +1,4 @@
-"""The campaign of random inputs: its seeds are read, and what found a fault is kept."""
+"""The campaign of random inputs: valid seeds, and the kept inputs that found faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _measured() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_seeds_are_read_as_they_are(name: str, tmp_path: Path) -> None:
-    """What is refused at once tells nothing when it is changed."""
+    """Changes of an input that is refused at once find nothing."""
     target = NAMED[name]
     for number, seed in enumerate(target.seeds):
         assert not attempt(target, seed, tmp_path / f"{number}")

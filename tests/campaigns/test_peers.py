@@ -1,7 +1,7 @@
 """Each fault of the campaign `peers` once: its short form.
 
-Some are tried at a time, because they wait more than they work; a test waits for its
-own. What is tried is what was selected: `-k` tries a single one.
+Several cases run at a time, because they mostly wait; a test waits for its case. Only
+selected cases run: `-k` runs a single case.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Tried = dict[Name, Future[Facts]]
 def tried(
     zygote_of: Callable[[str], Zygote], request: pytest.FixtureRequest
 ) -> Iterator[Tried]:
-    """By name, what comes out of the cases of the tests that are going to run."""
+    """Returns the results of the cases of the selected tests, by name."""
     of_module = [item for item in request.session.items if item.path == request.path]
     parameters = [item.callspec.params for item in of_module]
     names = [(each["framework"], each["name"]) for each in parameters]
@@ -96,7 +96,7 @@ on_both = pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_worker_ends_or_becomes_silent(
     tried: Tried, framework: str, name: str
 ) -> None:
-    """It is told, or another one is, and is in this phase of the way out."""
+    """During its exit, after a notice to this or another worker."""
     if (framework, name) not in tried:
         pytest.skip("no network namespaces can be made here")
     tried[framework, name].result()
@@ -107,5 +107,5 @@ def test_a_worker_ends_or_becomes_silent(
 def test_a_frozen_chief_does_not_block_a_worker_in_close(
     tried: Tried, framework: str, name: str
 ) -> None:
-    """Nobody is told to go, and no step follows that would fail."""
+    """There is no notice, and no later step that could fail."""
     tried[framework, name].result()

@@ -1,4 +1,4 @@
-"""What a crash may leave of a recorded run, and what it must leave."""
+"""Possible and required remains of a recorded run after a power loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def synced(number: int, worker: int = CHIEF) -> Step:
 
 
 def left(tmp_path: Path, *steps: Step) -> set[tuple[tuple[str, bytes], ...]]:
-    """All that may be found after these steps, by name and content."""
+    """Returns all possible remains after these steps, by name and content."""
     begin: list[Step] = [["entry", ROOT, "ckpt", DISK, True], synced(ROOT)]
     found = set()
     for seed in range(TIMES):

@@ -20,7 +20,7 @@ SLOWEST_MS = 10_000
 
 @pytest.fixture(autouse=True)
 def silence() -> Iterator[None]:
-    """Each dead worker is warned of."""
+    """Hides a warning for each crashed worker."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -32,7 +32,7 @@ def silence() -> Iterator[None]:
 def test_ten_thousand_workers_commit_one_step_and_leave(
     dead_share: float, rng: random.Random
 ) -> None:
-    """Where steps need everyone nobody is dead: there would be nothing to agree on."""
+    """With collectives no worker may crash, because the steps would fail."""
     drawn = agreement_scale.draw(WORKERS, dead_share, rng.getrandbits(32))
     deaths = [Kill(worker=j, at_ms=agreement_scale.DIES_AT_MS) for j in drawn.dead]
     notice = Preempt(worker=drawn.noticed, at_ms=drawn.at_ms, grace_seconds=None)

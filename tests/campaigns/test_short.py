@@ -1,4 +1,4 @@
-"""The short forms of campaigns, and the trials that found a fault once.
+"""The short forms of campaigns, and the trials that found a fault.
 
 A failure says how to repeat its trial.
 """

@@ -1,4 +1,4 @@
-"""What a soak takes for growth."""
+"""The soak campaign's detection of growth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILES = {"files": 32}
 
 
 def samples(first: Sample, **more: float) -> dict[str, list[Sample]]:
-    """An hour of them, each with so much more than the one before."""
+    """Returns the samples of an hour, with a constant growth."""
     return {
         "it": [
             {unit: int(value + i * more.get(unit, 0)) for unit, value in first.items()}

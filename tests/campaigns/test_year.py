@@ -1,4 +1,4 @@
-"""What a year takes for growth."""
+"""The year campaign's detection of growth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEASURED: list[Sample] = [
 
 
 def samples(first: Sample, **more: float) -> list[Sample]:
-    """200 samples, each with so much more than the one before."""
+    """Returns 200 samples with a constant growth."""
     return [
         {unit: int(value + i * more.get(unit, 0)) for unit, value in first.items()}
         for i in range(200)

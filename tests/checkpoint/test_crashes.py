@@ -72,7 +72,7 @@ def base(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ["own", pytest.param("flat", marks=pytest.mark.slow)])
-# A crash before an operation leaves what one after the operation before it left.
+# A crash before an operation equals a crash after the operation before it.
 @pytest.mark.parametrize(
     "when", [pytest.param("before", marks=pytest.mark.slow), "after", "torn"]
 )
@@ -164,4 +164,4 @@ def test_everything_is_synced_before_the_marker_gets_its_name(tmp_path, base, fo
     assert {f"{stem}.index", f"{stem}.data-00000-of-00002"} <= synced
     assert {"word.state", "MANIFEST.json.tmp", "states", base.name} <= synced
     removed = [i for i, o in enumerate(operations) if o.name == "remove"]
-    assert min(removed) > marker  # nothing old goes before the new one stands
+    assert min(removed) > marker  # first the new commit, then deletions

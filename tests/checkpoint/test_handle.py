@@ -212,7 +212,7 @@ def test_a_path_that_tensorflow_reads_as_a_pattern_is_refused(tmp_path):
 
     with pytest.raises(errors.ConfigurationError, match="treats as a pattern"):
         Checkpoint(place).restore(Restorable())
-    assert Checkpoint(place).step == 1  # what needs no TensorFlow works
+    assert Checkpoint(place).step == 1  # functions without TensorFlow work
     copy = Checkpoint(place).to_directory(tmp_path / "copy")
     assert Checkpoint(copy).prefix == str(tmp_path / "copy" / "ckpt")
 

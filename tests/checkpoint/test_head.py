@@ -57,7 +57,7 @@ def test_a_run_publishes_on_no_commit_that_another_run_made_since(name: str) -> 
     head, lease = Head(), Lease()
     head.follow(BEFORE, lease)
     assert head.has_moved(found) == has_moved
-    lease.token = None  # it is released: nothing is taken into account
+    lease.token = None  # released, so the lease does not count
     head.follow(found, lease)
     assert head.has_moved(found) == has_moved
     lease.token = "lease 2"

@@ -69,7 +69,7 @@ def test_an_old_download_is_deleted_at_the_next_import(tmp_path):
     part.parent.mkdir(parents=True)
     part.write_bytes(b"half")
     assert start(here, store) is None
-    assert part.exists()  # a start that is killed finds its download again
+    assert part.exists()  # the next start reuses the download of a killed start
     mirrored(store, commit(there, 20))
     assert start(here, store) == 20
     assert not (here / ".tfpreempt-staging").exists()

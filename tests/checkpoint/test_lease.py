@@ -177,7 +177,7 @@ def test_the_record_has_the_program_but_not_its_arguments(monkeypatch):
     [
         {"pid": 2**22 + 1, "boot": HERE.boot},
         {"pid": os.getppid(), "started": 1, "boot": HERE.boot},  # a number used again
-        {"pid": HERE.pid, "boot": HERE.boot},  # what this process was before exec
+        {"pid": HERE.pid, "boot": HERE.boot},  # this process before exec
     ],
     ids=["no such process", "another process", "before exec"],
 )

@@ -134,7 +134,7 @@ class Result:
     wrong: set[str] = dataclasses.field(default_factory=set)
 
 
-# What happens, and which ends at least one path must reach: a search that never gets
+# Scenarios, and ends that at least one path must reach: a search that never gets
 # there proves nothing.
 SMALL = {
     "a frozen holder": (("cce", "Sc"), {("lost", "done"), ("done", "done")}),

@@ -35,7 +35,7 @@ class Saves:
     def __init__(self, checkpoint, folder):
         self.checkpoint = checkpoint
         self.folder = folder
-        self.searches = 0  # saves in which TensorFlow found all objects anew
+        self.searches = 0  # saves in which TensorFlow searched all objects
 
     def prepare(self):
         """Searches ahead of the first save; returns whether there was a search."""

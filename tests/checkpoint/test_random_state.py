@@ -194,7 +194,7 @@ def test_any_bytes_are_refused_or_read(monkeypatch, rng, kind):
     monkeypatch.setattr(stateful_random_ops, "global_generator", None)
     tf.random.set_seed(3)
     tf.random.set_global_generator(tf.random.Generator.from_seed(5))
-    pytest.importorskip("keras").random.uniform([1])  # a load makes what is not there
+    pytest.importorskip("keras").random.uniform([1])  # created by a load otherwise
     draw()
     own = tf.random.Generator.from_seed(7) if kind == "generator" else None
     random_state = TensorFlowRandomState(generator=own, registry=None)

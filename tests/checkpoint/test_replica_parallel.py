@@ -504,7 +504,7 @@ def test_a_late_worker_changes_no_file_of_a_commit(tmp_path):
     captured.write()
     job.check(2)
     assert chief.saver.newest().step == 2
-    Job(tmp_path).save(3)  # a start removes what it has left
+    Job(tmp_path).save(3)  # a start removes its leftovers
     assert job.left_over() == []
 
 
@@ -548,7 +548,7 @@ def test_the_chief_alone_writes_asynchronous_saves(tmp_path):
         for each in (other, chief)
     ]
     assert not any(each.is_dealt for each in captured)
-    assert captured[0].tensors == ()  # no copy that nobody needs
+    assert captured[0].tensors == ()  # no superfluous copy
 
 
 def test_workers_with_disks_of_their_own_write_no_share(tmp_path):

@@ -558,7 +558,7 @@ def test_the_check_of_a_large_commit_is_logged_and_shows_a_bar(
         found = restore.newest_verified(str(three))
         bar = b""
         while b"checking step %d" % found.step not in bar:
-            bar += os.read(terminal, 1 << 16)  # a terminal gives what it has so far
+            bar += os.read(terminal, 1 << 16)  # a terminal returns its present input
     os.close(terminal)
     (said,) = caplog.messages
     assert f"GiB of {found.path} to verify the checksums" in said

@@ -121,7 +121,7 @@ def test_a_state_of_any_step_is_exact(name: str) -> None:
     iterator, states = iter(PIPELINES[name]()), []
     keep_seeds(iterator)
     for step, batch in enumerate(undisturbed):
-        time.sleep(0.005)  # what reads ahead shall have read far, at times
+        time.sleep(0.005)  # sometimes prefetching gets far ahead
         states.append(iterator._serialize_to_tensors())
         assert read(iterator, 1) == [batch], step
     for step, state in enumerate(states):

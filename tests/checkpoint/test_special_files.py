@@ -126,7 +126,7 @@ def test_an_unreadable_state_file_is_logged_and_written_again(tmp_path, caplog):
     os.mkfifo(tmp_path / "checkpoint")
     commit(tmp_path, 3)
     assert (tmp_path / "checkpoint").read_text().startswith("model_checkpoint_path")
-    assert not (tmp_path / "1").exists()  # retention goes on
+    assert not (tmp_path / "1").exists()  # retention continues
     (tmp_path / "checkpoint").unlink()
     os.mkfifo(tmp_path / "checkpoint")
     caplog.clear()

@@ -38,9 +38,7 @@ def test_a_failure_at_every_operation(tmp_path, when, error):
         with pytest.raises(type(error)):
             state_file.write(files, directory, 0, words)
         assert state_file.read(path)[1].read() in (b"old", b"new")
-        state_file.write(
-            LocalFiles(), directory, 0, words
-        )  # leftovers are in nobody's way
+        state_file.write(LocalFiles(), directory, 0, words)  # leftovers do no harm
         assert state_file.read(path)[1].read() == b"new"
 
 

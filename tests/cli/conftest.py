@@ -21,8 +21,9 @@ from tests.cli.supervised import supervise
 _ROOT = Path(__file__).parents[2]
 _LIMIT_SECONDS = 30.0
 
-# What every worker program begins with. `me` and `restart` say who runs; `tell` leaves
-# a file that a test waits for; `until_told` leaves with the restart code on SIGTERM.
+# Beginning of every worker program. `me` and `restart` identify the process; `tell`
+# creates a file that a test waits for; `until_told` exits with the restart code on
+# SIGTERM.
 _PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys, time
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -39,7 +40,7 @@ def until_told(code=143):
 """
 
 
-# A process that has imported all that a supervisor needs, and forks them.
+# A process that has imported a supervisor's modules, and forks supervisors.
 _ZYGOTE = multiprocessing.get_context("forkserver")
 _ZYGOTE.set_forkserver_preload(["tfpreempt.cli.run.command", "tests.cli.supervised"])
 
@@ -71,7 +72,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         assert self._process.pid is not None
-        # As subprocess does it: it may have ended since it was last looked at.
+        # Like subprocess: the process may have ended since the last poll.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, number)
 

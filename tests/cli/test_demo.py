@@ -34,8 +34,8 @@ from tfpreempt.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 
-# Stands in for a supervisor and its two workers: tells each step, and at those that are
-# named on its command line goes on, as another incarnation, only after a SIGTERM.
+# Replaces a supervisor and its two workers: prints each step. At the steps on its
+# command line it waits for SIGTERM, and continues as another incarnation.
 FAKE_SUPERVISOR = """
 import os, signal, sys
 out, waits = sys.argv[1], [int(step) for step in sys.argv[2:]]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(60)
 
 HOUR = 3600.0
 _ROOT = str(Path(__file__).parents[2])
-# `step()` is a boundary. What a program does besides is its matter.
+# `step()` is a boundary. Other code of a program does not matter.
 WORKER = f"""
 sys.path.insert(0, {_ROOT!r})
 import threading
@@ -131,7 +131,7 @@ def test_a_number_is_the_limit_of_all_other_steps() -> None:
         (1.0, [0.1] * 50, 120.0),
         (1.0, [10.0] * 5, 200.0),
         (1.0, [10.0, 10.0, 10.0, 900.0], 200.0),  # a callback was between
-        (300.0, [0.1] * 50, 600.0),  # as long as it may take to trace anew
+        (300.0, [0.1] * 50, 600.0),  # as long as another trace may take
         (500.0, [], 1000.0),  # no step is known yet
     ],
 )

@@ -168,7 +168,7 @@ def test_running_or_interrupted_saves_are_not_committed(run: Path) -> None:
     parts.mkdir(parents=True)
     (parts / "0").write_bytes(bytes(1000))
     (run / "30" / "COMMITTED").unlink()
-    (run / "checkpoint").unlink()  # it names what is committed only
+    (run / "checkpoint").unlink()  # the file names only commits
     os.symlink("/etc", run / ".tfpreempt-staging" / "link")
     found = {each["name"]: each for each in told(run)}
     staged = found[".tfpreempt-staging/attempt-7"]

@@ -386,6 +386,6 @@ def test_a_stalled_terminal_does_not_delay_the_end(
     supervised.start("until_told()", environment={"TERM": "xterm"}, wrapper=wrapper)
     supervised.wait_told("ready-0-0")
     wait_until(lambda: b"no commit yet" in terminal.read(), "the line")
-    termios.tcflow(terminal.theirs, termios.TCOOFF)  # what Ctrl-S does
+    termios.tcflow(terminal.theirs, termios.TCOOFF)  # like Ctrl-S
     supervised.signal(signal.SIGTERM)
     assert supervised.finish()[0] == 143

@@ -114,7 +114,7 @@ def test_without_a_grace_period_a_step_has_no_time_limit() -> None:
     assert judge(143, limits=limits, **told) == Wait(until=None)
     assert judge(limits=limits, urges=2, **told) == SendSigkill()
     assert judge(-15, limits=limits, **told) == SendSigkill()
-    # Who has left by itself has committed, and the others with it.
+    # A worker that exited by itself has committed, together with the others.
     assert judge(143, limits=limits, now=51.0) == Wait(until=85.0)
 
 

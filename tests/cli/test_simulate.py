@@ -28,8 +28,8 @@ from tfpreempt.handler.status_file import (
 
 pytestmark = pytest.mark.slow  # starts interpreters
 
-# A worker as this command sees it: it holds its journal open, and ends by SIGTERM, with
-# the records that are named last on its command line; SIGUSR2 it outlives, with those.
+# A worker for this command: its journal is open. At SIGTERM it writes the records of
+# its last argument, and exits. At SIGUSR2 it writes the records, and continues.
 _WORKER = """
 import os, signal, sys, threading
 def record(*_):
@@ -85,7 +85,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for process in started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has forked too
+            os.killpg(process.pid, signal.SIGKILL)  # its forked child too
         process.communicate()
 
 

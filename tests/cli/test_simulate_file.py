@@ -30,7 +30,7 @@ def test_a_file_that_disappears(
     held: list[tuple[float, str]] = []
 
     def wait(ends: object, seconds: float) -> None:
-        if seconds:  # 0: what has come is dropped at the end
+        if seconds:  # 0: received data are dropped at the end
             held.append((seconds, stop.read_text()))
 
     monkeypatch.setattr(signal, "sigtimedwait", wait)

@@ -77,7 +77,7 @@ def run(tmp_path: Path) -> Path:
     (directory / f"{NAME}.tfpreempt").mkdir()
     a_run().write(directory / "journal")
     for path in (directory / "journal").iterdir():
-        # Of one start, whose restores have a tier that no version of ours writes.
+        # Records of one start, with a tier that no version of tfpreempt writes.
         spoil(path, ("incarnation", "supervisor", "outcome", "start", "path"))
     upload = MirrorStatus(uri=f"gs://b/{NAME}", last_error=NAME)
     now = WorkerStatus(
@@ -218,7 +218,7 @@ def test_plain(text: str, expected: str) -> None:
     assert plain(text) == expected
 
 
-# Who prints without `terminal` and `tables`, and why.
+# Files that print without `terminal` and `tables`, with the reason.
 PRINTERS = {
     "terminal.py": "is the way to print",
     "tables.py": "is the way to print tables",

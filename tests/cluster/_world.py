@@ -25,7 +25,7 @@ from tfpreempt.core.events import Outcome
 
 
 class Search:
-    """One exhaustive exploration."""
+    """An exhaustive exploration."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -31,7 +31,7 @@ SKIPPED_SAVE = Cluster(
     detaches_of=(0,),
 )
 
-# What happens, and which ends at least one path must reach: a search that never gets
+# Scenarios, and ends that at least one path must reach: a search that never gets
 # there proves nothing.
 SMALL: dict[str, tuple[Cluster, set[str]]] = {
     "one worker": (Cluster(workers=1, lengths=(3,)), GOOD),

@@ -1,8 +1,9 @@
-"""The search can fail: simpler rules, each of which it must find wrong.
+"""The search can fail: it must find the fault of each simplified rule.
 
 A mutation changes one rule of the shipped table, or one line of the training loop, and
 names the violations that may be found. `==` in place of "at or past the decision" is
-not here: as long as the decision is the largest count, nobody can be past it.
+not a mutation here: the decision is the largest count, so no worker can be past the
+decision.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def wrap(patch: pytest.MonkeyPatch, table: dict[Any, Any], event: Any, row: Any)
 
 @pytest.mark.slow
 def test_the_rules_as_they_are():
-    """What the mutations below are measured against."""
+    """The reference for the mutations below."""
     for cluster in (Cluster(), Cluster(lengths=(1, 2), suspicions=1, **FREE)):
         assert not found(cluster)
 
@@ -188,7 +189,7 @@ def test_leaving_as_committed_after_the_own_save(patch):
 
 
 def test_a_share_of_another_step_is_taken(patch):
-    """Workers of uneven length save together, each at its own step."""
+    """Workers of uneven length save together, at different steps."""
     patch.setattr(Search, "takes", lambda self, w, share: share is not None)
     assert found(Cluster(lengths=(1, 2), shares=True, **FREE)) == {"TORN"}
 
@@ -208,11 +209,11 @@ def test_a_second_notice_is_ignored_because_the_key_exists(patch):
 
 
 def test_the_end_of_training_as_one_round(patch):
-    """A worker that dies in the chief's final commit restarts, and finds no peer.
+    """A worker that crashes in the chief's final commit restarts, and finds no peer.
 
-    The end is a round like that of a notice here: the parts, the marker, and a commit
-    by which all end with 0. So the end needs a second exchange, after the commit
-    (decision 0029).
+    In this mutation the end is a round like that of a notice: the parts, the marker,
+    and a commit after which all exit with 0. So the end needs a second exchange, after
+    the commit (decision 0029).
     """
 
     def notice_read(old, settings, state, event):

@@ -1,7 +1,6 @@
-"""Many workers: what a decision costs grows with their number, and no faster.
+"""Many workers: the cost of a decision grows linearly with their number.
 
-Operations and messages are counted; how long it takes is for the bench
-(`agreement_scale`).
+Operations and messages are counted; the bench `agreement_scale` measures the time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def test_a_decision_costs_six_messages_a_worker(dead_share: float) -> None:
 @pytest.mark.slow  # thousands of workers
 @pytest.mark.parametrize("collectives", [False, True])
 def test_operations_grow_with_the_number_of_workers(collectives: bool) -> None:
-    """Of the whole round: notice, decision, save, commit, byes."""
+    """Operations of the whole round: notice, decision, save, commit, goodbyes."""
     few = count_operations(lambda: preempt(WORKERS // 4, collectives))
     many = count_operations(lambda: preempt(WORKERS, collectives))
     assert many < 4.1 * few

@@ -1,8 +1,8 @@
 """Random schedules of a simulated cluster that runs the real coordinator.
 
-The profile says how many (tests/conftest.py): 300 in `make test-fast`, 10,000 in
-`make test`. A failure prints the smallest schedule that shows it; give that to
-`SimulatedCluster` to see it again.
+The profile sets the number (tests/conftest.py): 300 in `make test-fast`, 10,000 in
+`make test`. A failure prints the smallest failing schedule; pass the schedule to
+`SimulatedCluster` to repeat the run.
 """
 
 from __future__ import annotations
@@ -57,14 +57,16 @@ def outcomes(report: RunReport) -> set[Outcome | None]:
 @example(4066687)  # a save that is asked for three seconds before a machine goes
 @given(st.integers(0, 2**64 - 1))
 def test_no_schedule_breaks_a_promise(seed):
-    """A seed, not a schedule, is what Hypothesis draws: that is twice as fast, and
-    `smallest` does better than its shrinking."""
+    """Hypothesis draws a seed instead of a schedule, which is twice as fast.
+
+    `smallest` finds smaller examples than the shrinking of Hypothesis.
+    """
     run(draw(random.Random(seed)))
 
 
 @pytest.mark.slow  # hundreds of schedules
 def test_random_schedules_reach_the_important_states():
-    """The test above proves nothing about what its schedules never do."""
+    """Without these states the test above would prove little."""
     seen: collections.Counter[str] = collections.Counter()
     for seed in range(200):
         schedule = draw(random.Random(seed))
@@ -127,8 +129,10 @@ def test_a_long_grace_period_is_used():
 
 
 def test_a_commit_in_which_a_machine_has_its_last_call_is_the_last():
-    """Another one had just been told, with time for more: a second round, which came
-    too late for the first machine."""
+    """Another worker had just received a notice with more time.
+
+    Before, a second round followed, which was too late for the first machine.
+    """
     report = run(
         Schedule(
             lengths=(1000, 1000),
@@ -145,7 +149,7 @@ def test_a_commit_in_which_a_machine_has_its_last_call_is_the_last():
 
 
 def test_all_restart_if_a_worker_is_left_out_after_a_notice():
-    """It leaves as lost; the others trained on, finished, and did not come back."""
+    """The worker exits as lost. Before, the others finished and were not restarted."""
     report = run(
         Schedule(
             lengths=(20, 20),
@@ -170,7 +174,7 @@ def test_notices_at_all_workers_at_once_are_one():
 
 
 def test_a_worker_far_from_a_dropped_save_answers_a_notice():
-    """Nobody waits for its count until it has come to the boundary of that save."""
+    """No worker waits for its count until it reaches the boundary of that save."""
     report = run(
         Schedule(
             lengths=(100, 100),
@@ -240,7 +244,7 @@ def test_a_failed_save_is_lost_on_all_workers():
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_long_save_may_finish_without_a_known_deadline(world):
-    """It was; and then all left as lost, because waiting for its end was over."""
+    """Before, all workers exited as lost after a finished save: the wait had ended."""
     schedule = Schedule(
         lengths=(50,) * world,
         save_ms=(20_000, 20_000),
@@ -283,7 +287,7 @@ def test_a_step_of_ten_minutes_ends_before_a_known_deadline():
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_wait_for_a_long_step_ends_at_the_peer_timeout(slow: int):
-    """The others leave; who is in the step follows, and nobody stays for ever."""
+    """The others exit, then the worker in the step; no worker stays for ever."""
     steps = [SECOND, SECOND]
     steps[slow] = TEN_MINUTES
     schedule = Schedule(
@@ -315,7 +319,7 @@ def test_a_known_deadline_replaces_an_unknown_deadline():
 
 
 def test_the_chief_that_committed_does_not_leave_as_lost():
-    """Whoever does not say bye is waited for, but not past the own deadline."""
+    """The chief waits for missing goodbyes, but not beyond its own deadline."""
     faults = (
         Freeze(worker=2, at_step=4, lasts_ms=30_000),
         Preempt(worker=0, at_step=9, grace_seconds=3),
@@ -328,7 +332,7 @@ def test_the_chief_that_committed_does_not_leave_as_lost():
 
 
 def test_a_deadline_applies_to_the_fit_after_a_finished_fit():
-    """The host freezes as all are through, so that one waits to say bye."""
+    """The chief freezes at the end of the fit, while another worker says goodbye."""
     freeze = Freeze(at_ms=90, lasts_ms=5000)
     for grace in (1, 2, 3, 5):
         preempt = Preempt(worker=1, at_ms=529, grace_seconds=grace)
@@ -350,8 +354,10 @@ def test_periodic_saves_and_a_second_fit():
 
 
 def test_a_periodic_save_without_a_worker_that_is_needed_ends():
-    """One worker stood at the boundary before the step in which the others were, and
-    waited for a commit without end."""
+    """One worker was at the boundary before the step of the others.
+
+    Before, the worker waited for a commit without end.
+    """
     faults = (AskToSave(at_ms=14), Freeze(worker=2, at_ms=81, lasts_ms=60_000))
     schedule = Schedule(
         lengths=(4, 4, 4),

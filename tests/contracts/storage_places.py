@@ -154,7 +154,7 @@ if ENDPOINT:
     PLACES.append(
         Place(name="named endpoint", opens=_named, has_server=True, composes=True)
     )
-# Too large to be a test dependency; who has it checks it.
+# Too large for a test dependency; tested if installed.
 if importlib.util.find_spec("pyarrow"):
     PLACES.append(
         Place(name="pyarrow local", opens=_pyarrow, not_exclusive=BEST_EFFORT)

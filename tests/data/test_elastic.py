@@ -96,7 +96,7 @@ def test_the_global_batches_are_those_of_the_undisturbed_run(
     taken, results = train(here, way, data, (2, 1), (1, 1), (4, 1), (1, 3))
     assert taken == expected
     for result in results:
-        # It counts what was in which step: whole numbers, the same in any order.
+        # Records the samples of each step as whole numbers, equal in any order.
         assert result["seen"] == one["seen"]
         assert result["total"] == one["total"]
         if way == "loop":
@@ -144,5 +144,5 @@ def test_replicas_that_cannot_share_a_batch_equally_are_refused(
     for worker in refused:
         assert told in worker.output
         assert "use 1, 2, 5 or 10 replicas in total" in worker.output
-    # Nothing was changed; with a size that works it goes on.
+    # No file was changed; with a supported size the run resumes.
     start(here, way, data, (2, 1), "whole", 10).expect(0, 0)

@@ -43,7 +43,7 @@ SETTINGS = (
     ev.ProtocolConfig(worker=0, num_workers=2, saves_alone=False),
     ev.ProtocolConfig(worker=1, num_workers=2),
 )
-# What the keys may hold, as far as it matters to the table. Main stands at boundary 1.
+# The values of keys that matter to the table. The main thread is at boundary 1.
 COUNTS = (ev.StepCount(1, final=True), ev.Tombstone())
 DECISIONS = tuple(ev.DecidedStep(boundary) for boundary in (1, 2, None))
 

@@ -1,6 +1,6 @@
 """Writes docs/performance.md, its pages and its plots from docs/performance/*.jsonl.
 
-    make performance                    measures, and then does what the next line does
+    make performance                    measures, and then runs the next line
     python -m tests.docs.performance
 
 `python -m benchmarks --record docs/performance` makes the rows; the texts are those of
@@ -137,7 +137,7 @@ def headline(each: Headline, figure: Figure, rows: Sequence[Row]) -> list[str]:
     """Returns a row of the first table.
 
     Args:
-        each: what the row shows.
+        each: content of the row.
         figure: figure of the values.
         rows: rows of the figure.
     """

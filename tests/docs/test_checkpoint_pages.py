@@ -18,7 +18,7 @@ from tests.multiprocess.harness import Zygote, worker_environment
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
 
-RAY = {"to_uri", "to_dict"}  # in the table of what Ray had
+RAY = {"to_uri", "to_dict"}  # in the table of Ray's functions
 RAYS = "migrating/adaptdl-and-ray.md"
 LOADER = """
 import grain

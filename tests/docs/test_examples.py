@@ -32,7 +32,7 @@ TEXTS = {page: read(page) for page in PAGES} | {
     "README.md": (ROOT / "README.md").read_text(encoding="utf-8")
 }
 SHELL = {"&", "&&", "|", ";", ">", "2>"}
-# Who runs the Python of a page.
+# Tests that run the Python code of each page.
 RUN_BY = {
     "checkpoints/asynchronous-saves.md": "test_checkpoint_pages",
     "checkpoints/handles.md": "test_checkpoint_pages",

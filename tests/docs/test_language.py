@@ -52,6 +52,17 @@ def test_comments_are_plain() -> None:
     assert found.indefinite <= 6.0
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "campaigns", "tests"])
+def test_the_harness_and_the_tests_are_plain(folder: str) -> None:
+    """A summary of a test may be the reason of its result: "As in a notebook."."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    found = language.measure(texts(language.docstrings, files))
+    assert found.indefinite <= 8.0
+    assert found.free <= 0.5
+    assert found.pronouns <= 5.0
+    assert found.bare == 0
+
+
 def test_messages_are_plain() -> None:
     """Errors, warnings and log lines, which users read without the code."""
     found = texts(language.messages, CODE)

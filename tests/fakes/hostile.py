@@ -16,24 +16,24 @@ _DRIP_SECONDS = 0.02
 
 
 class HostileServer(FakeServer):
-    """Answers every request in one bad way. Some pretend to be GCE by their header.
+    """Answers every request in one wrong way. Some kinds have the header of GCE.
 
     Args:
         kind: one of `KINDS`:
             html: a login page, without the flavour header.
-            html-with-flavor: the same with it.
-            html-with-nonce: with it, and with a number that is always new.
-            no-flavor: a fine answer, but for the header.
+            html-with-flavor: the same with the header.
+            html-with-nonce: with the header, and a new number in each reply.
+            no-flavor: a correct reply without the header.
             huge: 10 MB.
             redirect: to `elsewhere`.
-            endless: a body that never ends, as fast as it is read.
-            drip: a body that comes a byte at a time, and never ends.
-            drip-head: headers that do.
+            endless: an endless body, at full speed.
+            drip: an endless body, byte by byte.
+            drip-head: endless headers, byte by byte.
             negative-chunk: a chunk of length -1, then an endless body.
             cut: half of the announced body.
-            noise: no HTTP at all.
-            bomb: compressed though nobody asked for it.
-        elsewhere: where a redirect leads.
+            noise: no HTTP.
+            bomb: compressed without a request for compression.
+        elsewhere: destination of a redirect.
     """
 
     def __init__(self, kind: str, elsewhere: str = "http://127.0.0.1:9/") -> None:

@@ -56,7 +56,7 @@ class _Faulty:
 
     @contextlib.contextmanager
     def _step(self, name: str, path: str) -> Iterator[bool]:
-        """One operation; gives whether only half of it is to be done."""
+        """Makes one operation; returns whether to do only half of the operation."""
         with self._lock:
             if self._crash is not None:
                 raise self._crash

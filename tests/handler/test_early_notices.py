@@ -234,7 +234,7 @@ def end_a_handler_of_two_workers(
 def test_a_second_handler_of_a_cluster_is_waited_for(
     program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others make theirs too, and would wait for this worker in vain."""
+    """The other workers also create theirs, and would wait for this worker."""
     end_a_handler_of_two_workers(program, monkeypatch)
     config = out.config()
     tfpreempt.handle_early_notices(config)

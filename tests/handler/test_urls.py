@@ -182,8 +182,8 @@ def test_the_end_waits_for_each_commit_that_is_to_stay(cloud: Cloud) -> None:
     train(9, save_freq=2, max_to_keep=None, async_save=False)
     assert cloud.there() == [9, 8, 6, 4, 2]
     train(10, max_to_keep=None)
-    # The disk need not hold what the bucket holds. 9 stays if its upload is not noted
-    # yet when 10 is committed.
+    # The disk need not have the commits of the bucket. Commit 9 stays if its upload is
+    # not noted when 10 is committed.
     assert cloud.here() in ([10], [10, 9])
     assert cloud.there()[:2] == [10, 9]
 

@@ -185,7 +185,7 @@ class Program:
         tf.config.set_logical_device_configuration(cpu, [device] * 2)
         tf.config.experimental.enable_op_determinism()
         self.without_collecting = () if line == "tf_keras" else (False,)
-        if line == "tf_keras":  # or Dropout keeps its state where nobody can reach it
+        if line == "tf_keras":  # otherwise the state of Dropout is unreachable
             self.keras.backend.experimental.enable_tf_random_generator()
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(SAMPLES + HELD_OUT, 4)).astype("float32")

@@ -329,7 +329,7 @@ def test_values_of_a_validation_are_not_kept_after_its_epoch(
     on: Machine, line: str
 ) -> None:
     held: list[int] = []
-    gc.freeze()  # what earlier tests have left is not looked through
+    gc.freeze()  # objects of earlier tests are not searched
 
     def count(*_: Any, **__: Any) -> None:
         gc.collect()

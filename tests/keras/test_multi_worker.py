@@ -1,19 +1,22 @@
-"""Keras 3 trains on two workers as it does on two devices of one process.
+"""Keras 3 has equal results on two workers and on two devices of one process.
 
-What is compared, and how closely:
+Compared values, and their accuracy:
 
 - Two workers with a device each, and MirroredStrategy on two devices: equal to the last
   bit, history, weights, `evaluate`, `predict` and all. The rows of a batch are split
-  the same way, and a sum of two numbers has no order. Dropout is in it because Keras
+  the same way, and a sum of two numbers has no order. Dropout is included because Keras
   draws the same mask on every replica in both set-ups: its seed generators are
   mirrored variables with the same value everywhere. The moving statistics of
   BatchNormalization are compared replica by replica: Keras 3 never aggregates them, so
   each replica has its own, and each worker's `get_weights()` differs.
+
 - Two workers with two devices each, and no strategy at all: to five digits. A mean of
-  four means is the mean, but for the order of the sums. Batches split evenly in
+  four means is the mean, except for the order of the sums. Batches split evenly in
   training, as Keras weighs every replica alike, however few rows it has; there is no
   Dropout (rows would share masks) and no BatchNormalization (statistics are local).
+
 - `steps_per_execution=2` is compared with 1, because MirroredStrategy cannot do 2.
+
 - Shuffling inside of `fit` is not compared: building the model reads a batch in one
   process and none with workers, which puts a shuffling data set an epoch ahead.
 """

@@ -60,7 +60,7 @@ class Fit:
             "first": ("begin:0:0",),
             "mid": ("end:1:3",),
             "last": (f"end:1:{last}",),
-            # Where Keras does not know how long the data are, it asks for more.
+            # If the length of the data is unknown, Keras requests one more batch.
             "ended": (f"end:0:{last}", f"begin:0:{self.batches}"),
             "validation": ("validate:1:0",),
             "twice": ("end:1:3", f"begin:1:{late}"),

@@ -1,10 +1,11 @@
-"""`model.fit` in real processes: SIGTERM, new processes, and the same bytes as without.
+"""`model.fit` in real processes: SIGTERM, new processes, and equal bytes.
 
-What is compared: weights, optimizer, History, and a hash of the rows in the order that
-each replica trained on them. Of the matrix {Keras 3, tf_keras} x {kind of data} x
-{interruption} these are some of a cluster of two, with each kind of data for each Keras
-and each interruption, and some of one process. All cells of the cluster are in
-tests/campaigns; those of one process are restarts inside of it, in tests/keras.
+Compared values: weights, optimizer, History, and a hash of the rows in the order in
+which each replica trained. The tests cover some cells of the matrix {Keras 3, tf_keras}
+x {kind of data} x {interruption}: with a cluster of two, each kind of data for each
+Keras and each interruption; and some cells with one process. All cells of the cluster
+are in tests/campaigns; those of one process are restarts inside of the process, in
+tests/keras.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_outside_of_run(
 ) -> None:
     """FACTS 2.5: a signal outside of `run()` commits at the next boundary, exactly."""
     first = terminate(here, moment)
-    first.wait_record("decision")  # the notice is told before the flag is up
+    first.wait_record("decision")  # the notice is recorded before the flag is raised
     here.release("start")
     first.expect(RESTART)
     assert [r["step"] for r in records(here.checkpoints, "commit")] == [step]

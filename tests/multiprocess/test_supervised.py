@@ -103,7 +103,7 @@ def test_two_preemptions_under_the_supervisor(
     commits = [(r["step"], r["because"]) for r in records(here.checkpoints, "commit")]
     assert commits == [(4, "preemption"), (9, "preemption"), (12, "finished")]
     assert [worker.result() for worker in workers] == reference("mwms", 2)
-    # As it was under the second notice.
+    # The state at the second notice.
     assert found["tfpreempt_restarts_total preemption"] == 1
     assert found["tfpreempt_commits_total"] == 1
     assert found["tfpreempt_last_commit_step"] == 4

@@ -62,7 +62,7 @@ def test_while_all_is_quiet_one_request_waits(fake: FakeGce) -> None:
     with Heard(GceWatch(url=fake.url)) as heard:
         assert is_hanging(fake)
         asked = len(fake.requests)
-        assert asked == 2  # what is there, then the wait for a change of it
+        assert asked == 2  # the present value, then the wait for its change
         waiting = fake.requests[-1].query
         fake.set("instance/attributes/colour", "blue")
         assert wait_until(lambda: len(fake.requests) == asked + 1)

@@ -260,7 +260,7 @@ def test_a_dropped_connection_and_a_closed_port_are_named(fake: FakeGce) -> None
     with pytest.raises(errors.NoticeError, match="Connection refused"):
         session.request(NAME, headers=FLAVOR)
     session.close()
-    assert messages[0] == messages[1]  # the same fault, told once
+    assert messages[0] == messages[1]  # the same fault, reported once
     assert messages[0].startswith(f"GET {fake.url}/computeMetadata/v1/instance/name: ")
 
 

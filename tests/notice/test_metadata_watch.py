@@ -180,7 +180,7 @@ def test_nothing_ends_the_thread_but_its_owner(
     assert bench.heard == ["up"]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 3, told
-    # What is our own fault has a traceback.
+    # An error of tfpreempt itself has a traceback.
     assert caplog.records[0].exc_info
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "WARNING", "INFO"]  # the last: it works again

@@ -365,7 +365,7 @@ def test_close_leaves_a_later_handler_alone(
     source.close()
     assert installed() is later
     send()
-    assert (later.calls, handler.calls) == (1, 1)  # ours passes on what it gets
+    assert (later.calls, handler.calls) == (1, 1)  # signals are passed on
     assert heard == []
     signal.signal(USR1, handler)
 
@@ -418,7 +418,7 @@ def test_a_later_wakeup_fd_that_forwards_to_ours_makes_no_circle(
     source.rearm()
     send()
     assert wait_until(lambda: pair.received() == bytes([USR1]))
-    gc.collect()  # closes a socket that nobody holds
+    gc.collect()  # closes a socket without an owner
     os.write(ours, bytes([USR1]))
     assert heard_exactly(heard, 1)
     assert pair.received() == b""

@@ -152,7 +152,7 @@ def test_the_grace_is_the_same_in_all_places(
     assert [each.grace_seconds for each in made._notice_sources()] == [grace, grace]
     assert f"`terminationGracePeriodSeconds: {grace}`" in page(recipe(file))
     assert f"exit with 143, within {grace} s" in page(recipe(file))
-    # What a Spot node leaves, however much a pod asks for.
+    # The grace period on a Spot node, for any request of a pod.
     assert grace <= 15
 
 
@@ -227,7 +227,7 @@ def test_a_preemption_is_distinguished_from_a_failure(file: str) -> None:
     }
     condition = {"type": "DisruptionTarget", "status": "True"}
     assert taken == {"action": action, "onPodConditions": [condition]}
-    # What a podFailurePolicy needs.
+    # Requirements of a podFailurePolicy.
     assert pod(file)["restartPolicy"] == "Never"
     assert at(job(file), "spec.podReplacementPolicy") == "Failed"
 
@@ -239,7 +239,7 @@ def test_the_jobset_restarts_all_and_counts_only_failures(file: str) -> None:
     assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
     assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
     assert policy["maxRestarts"] > 0
-    # One failed pod is the Job's end, so that all workers start together.
+    # The first failed pod ends the Job, so that all workers restart together.
     assert at(job(file), "spec.backoffLimit") == 0
 
 
@@ -294,7 +294,7 @@ def addresses(file: str, port: int) -> list[str]:
 
 def test_the_jobsets_workers_know_each_other() -> None:
     named = [each["name"] for each in container("gke/jobset.yaml")["env"]]
-    # Kubernetes puts in only what stands before.
+    # Kubernetes inserts only variables that are defined before.
     assert named.index("WORKER_INDEX") < named.index("TF_CONFIG")
     source = environment("gke/jobset.yaml")["TF_CONFIG"]
     workers = addresses("gke/jobset.yaml", 2222)

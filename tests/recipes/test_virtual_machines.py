@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow  # starts shells
 
 SHARE = "10.0.0.2:/ckpt"
 WHEEL = f"https://host/a/tfpreempt-1.0-py3-none-any.whl#sha256={'0f' * 32}"
-# Of the commands' own references; a name that is none of these is a typing error.
+# From the references of the commands; any other name is a typing error.
 GCLOUD = {
     "boot-disk-size", "image-family", "image-project", "instance-termination-action",
     "machine-type", "metadata", "metadata-from-file", "provisioning-model", "size",
@@ -99,7 +99,7 @@ def test_the_unit_starts_again_on_the_configs_code(name: str) -> None:
     assert service["SuccessExitStatus"].split() == [code]
     assert service["Restart"] == "on-failure"
     assert "RestartPreventExitStatus" not in service
-    # SIGTERM, the default, is what the config watches.
+    # The config watches SIGTERM, the default.
     assert "KillSignal" not in service
     assert service["KillMode"] == "mixed"
 

@@ -11,6 +11,6 @@ from tfpreempt.checkpoint.lease import lease
 
 @pytest.fixture(autouse=True)
 def _leases_end() -> Iterator[None]:
-    """A lease that a test leaves would be missed, and said so, amid a later test."""
+    """Releases the leases of a test, which would log a warning during a later test."""
     yield
     lease.release_all()

@@ -250,7 +250,7 @@ def test_a_corrupt_copy_is_skipped(place, words, caplog):
     assert len(said(caplog, "this checkpoint is skipped")) == 1
     place.save(words, "three")
     place.wait()
-    assert place.copied()[0] == 3  # above the damaged one
+    assert place.copied()[0] == 3  # newer than the corrupt commit
 
 
 def test_a_start_is_refused_if_all_copies_are_corrupt(place, words):
@@ -354,7 +354,7 @@ def test_of_those_that_share_a_disk_one_fetches(place, words, run_before):
     def begin(copy):
         try:
             copy.begin()
-        except Exception as error:  # told by the main thread
+        except Exception as error:  # reported by the main thread
             failures.append(error)
 
     others = [threading.Thread(target=begin, args=[c]) for c, _ in made[1:]]

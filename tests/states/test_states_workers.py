@@ -222,7 +222,7 @@ def test_a_plain_loop_resumes_exactly(supervised):  # noqa: F811
     supervised.start(LOOP, command=command)
     for restart in range(2):
         pid = int(supervised.wait_told(f"ready-{restart}"))
-        os.kill(pid, signal.SIGTERM)  # the machine goes; nobody catches it
+        os.kill(pid, signal.SIGTERM)  # the machine ends; no code catches this
     code, _, err = supervised.finish()
     assert code == 0, err + supervised.log(0)
     starts = [supervised.wait_told(f"start-{n}") for n in range(3)]

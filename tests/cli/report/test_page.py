@@ -140,7 +140,7 @@ def test_the_page_works_in_a_browser(browser: webdriver.Chrome, tmp_path: Path) 
     for section in ("goodput", "timeline", "durations"):
         assert shown(browser, f"#{section} svg") == [True], section
     assert shown(browser, "#warnings li") == [True]
-    # Each worker's bars are there, in the colour of the phase, with what they are.
+    # Each worker has bars in the colour of the phase, with a description.
     bars = browser.find_elements(By.CSS_SELECTOR, "#timeline g[id*='span-'] title")
     told = [each.get_attribute("textContent") for each in bars]
     assert "worker 2, lost: 25 s" in told
@@ -168,7 +168,7 @@ def test_the_page_works_in_a_browser(browser: webdriver.Chrome, tmp_path: Path) 
         keep(browser, theme)
     assert len({one for one, _ in colours}) == len({two for _, two in colours}) == 2
 
-    # On a telephone only what is wide scrolls, in its own box.
+    # On a phone only wide elements scroll, each in its own box.
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True},

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from tests.fakes.gcs._objects import Objects, RefusedError, StoredObject
 from tfpreempt.testing._server import Reply, Request
 
-# What the service keeps of an upload that goes on is a multiple of this.
+# The service keeps a multiple of this size of an unfinished upload.
 QUANTUM = 256 << 10
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")

@@ -176,7 +176,7 @@ def make_data() -> dict[str, Any]:
 
 
 class Watch(keras.callbacks.Callback):
-    """Tells what happens, and holds where the test wants to send a signal."""
+    """Prints events, and blocks where the test wants to send a signal."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         say("listens")

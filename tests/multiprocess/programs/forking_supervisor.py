@@ -76,7 +76,7 @@ def serve(requests: socket.socket) -> dict[str, Any]:
 
 
 def start(requests: socket.socket) -> None:
-    """Makes the supervisor fork its workers; its other processes start as ever."""
+    """Makes the supervisor fork its workers; other processes start as usual."""
 
     def popen(command: Sequence[str], **options: Any) -> Any:
         words = [str(word) for word in command]

@@ -14,7 +14,7 @@ wrong=WHAT         the program is not supported: "alone" (no distribution), "loc
                    made before the distribution)
 grace=S            seconds of the grace period
 
-It prints what came out as `final`, with all elements of the variables.
+The program prints the results as `final`, with all elements of the variables.
 """
 
 from __future__ import annotations

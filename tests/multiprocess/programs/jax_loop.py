@@ -1,4 +1,4 @@
-"""A training loop on JAX in one or several processes; what it does is told in words.
+"""A training loop on JAX in one or several processes, with options as words.
 
 python jax_loop.py DIRECTORY [WORD ...]
 
