@@ -483,7 +483,7 @@ def test_only_listed_files_follow_links_everywhere() -> None:
 
 
 def test_exceptions_are_still_needed() -> None:
-    """A file that is gone, or no longer does it, leaves the lists."""
+    """Remove a deleted file, or a file without the exception, from the lists."""
     listed = {*EAGER_CONTEXT, *SLEEPERS, *VISITORS, *PURE, *LENIENT}
     assert listed <= sources().keys()
     used = {node.attr for _, node in nodes() if isinstance(node, ast.Attribute)}

@@ -94,7 +94,7 @@ def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def real_checks(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The module's own, in whose place it has two that are easily told apart."""
+    """Returns the module's checks, and replaces them by two distinct checks."""
     real: dict[str, str] = noxfile.CHECKS
     monkeypatch.setattr(noxfile, "CHECKS", CHECKS)
     return {

@@ -76,7 +76,7 @@ def test_of_a_listed_function_the_listed_cases_are_kept(function: str) -> None:
 
 @pytest.mark.tensorflow
 def test_the_listed_functions_and_cases_exist(request: pytest.FixtureRequest) -> None:
-    """A case of another name would leave `make test` without the function."""
+    """With a wrong name of a case, `make test` would not run the function."""
     cases = [
         f"{function}[{case}]" if case else function
         for function, kept in TESTS.items()

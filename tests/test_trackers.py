@@ -327,7 +327,7 @@ def test_a_tracker_keeps_1000_rows(tmp_path: Path) -> None:
 
 
 def test_another_directory_begins_another_run(tmp_path: Path) -> None:
-    """Also if a commit of the second run comes before its first metrics."""
+    """Also if a commit of the second run precedes its first metrics."""
     tracker = trackers.tensorboard(tmp_path / "logs")
     config = tfpreempt.TerminationConfig(exit_fn=lambda: None, signals=())
     with start(tmp_path / "first", save_freq=4) as (handler, make_step):
@@ -352,7 +352,7 @@ def test_another_directory_begins_another_run(tmp_path: Path) -> None:
 
 
 def test_finish_after_a_kill_behind_the_last_commit(tmp_path: Path) -> None:
-    """The next start has no step left, so only `finish` opens the run."""
+    """The next start has no further step, so only `finish` opens the run."""
     for is_killed in (True, False):
         tracker = trackers.tensorboard(tmp_path / "logs")
         with start(tmp_path / "ckpt") as (handler, make_step):

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def strike(*files: str, written: tuple[int, int] = (2 * MIB, 2 * MIB)) -> Strike:
-    """A preemption that left these files; both workers wrote shards and records too."""
+    """Returns a preemption with these files, and with shards and records."""
     return Strike(
         codes=(143, 143),
         seconds=1.0,

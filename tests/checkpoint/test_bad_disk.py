@@ -186,7 +186,7 @@ def test_a_lease_is_not_lost_where_a_network_forgets_it_for_a_moment(
 def test_a_deletion_that_fails_at_a_folder_is_finished_by_the_next_start(
     tmp_path: Path,
 ) -> None:
-    """Empty folders stayed, in a folder that nothing said to be ours any more."""
+    """Before, empty folders stayed in a folder without a trace of tfpreempt."""
 
     class Stubborn(LocalFiles):
         def remove_dir(self, path: str) -> None:

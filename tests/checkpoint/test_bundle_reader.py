@@ -157,7 +157,7 @@ def test_slices_that_tensorflow_wrote(tmp_path, asked, axis):
 
 
 def test_a_tensor_larger_than_a_thread_reads_at_once(tmp_path, rng):
-    """With the limits as they are."""
+    """With the limits of the package."""
     value = tf.constant(np.frombuffer(rng.randbytes((40 << 20) + 12), np.float32))
     checkpoint = tf.train.Checkpoint(large=tf.Variable(value), small=tf.Variable(1.0))
     prefix = str(tmp_path / "ckpt")
@@ -234,7 +234,7 @@ def test_an_error_of_the_programs_own_is_not_damage(tmp_path, asked):
 
 
 def indexes_read(monkeypatch, checkpoint, prefix):
-    """How often its index is read by us while each tensor is asked for by itself."""
+    """Counts reads of the index by tfpreempt while each tensor is read separately."""
     entries, calls = bundle.entries, []
 
     def counted(data):
@@ -329,7 +329,7 @@ class Run:
 
     @property
     def numbers(self):
-        """The numbers that the values were made of."""
+        """Returns the numbers from which the values were made."""
         found = [set(each.numpy() - i) for i, each in enumerate(self.variables)]
         return set.union(*found)
 
@@ -369,7 +369,7 @@ def test_a_commit_is_verified_and_restored_by_one_read(run, opened):
 @pytest.mark.parametrize("how", ["flip", "cut", "grow", "remove", "pipe", "directory"])
 @pytest.mark.parametrize("place", range(4))
 def test_damage_is_refused_as_by_a_verification(run, monkeypatch, how, place):
-    """In each file, with the same words; the commit before is restored."""
+    """In each file, with the same message; the commit before is restored."""
     newest = run.directory.newest()
     names = ("ckpt.index", *(f"ckpt.data-0000{n}-of-00003" for n in range(3)))
     path = os.path.join(newest.path, names[place])

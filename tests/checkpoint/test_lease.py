@@ -426,7 +426,7 @@ def test_other_files_among_the_leases_are_no_lease(tmp_path):
 
 
 def test_files_of_a_user_among_the_leases_are_never_deleted(tmp_path):
-    """A directory with another name than a token is no lease, ended or left over."""
+    """Only a directory named like a token is a lease."""
     notes = tmp_path / layout.LEASE / "notes" / "today"
     saved = tmp_path / f"{layout.LEASE}.old" / "old" / "holder"
     for each in (notes, saved):
@@ -638,7 +638,7 @@ def test_a_save_fn_may_write_to_another_disk(tmp_path):
 
 
 def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
-    """The thief comes between the last line before the marker and the marker."""
+    """The takeover comes between the last check and the marker."""
 
     class Frozen(LocalFiles):
         def rename(self, source, target):

@@ -198,7 +198,7 @@ class Renamed(DirectoryLease):
 
 
 class LookedAt(DirectoryLease):
-    """A look, and then the act."""
+    """A check before the act, instead of a fenced path."""
 
     def fenced_path(self, token):
         if not self.has(token):

@@ -136,7 +136,7 @@ def test_the_state_file_names_the_newest_not_the_last_uploaded(
 def test_a_commit_older_than_the_stores_newest_is_not_uploaded(
     tmp_path, store, make_mirror, caplog
 ):
-    """The start could not look; retention would delete the copy at once."""
+    """The start could not read the store; retention would delete the upload at once."""
     others = tmp_path / "others"
     for step in (50, 60, 70):
         uploaded(store, commit(others, step))

@@ -186,7 +186,7 @@ def operations_of(entry):
 
 
 class Breaking(FaultyObjectStore):
-    """A store to which some object comes with a flipped bit, once."""
+    """A store in which one upload of an object has a flipped bit."""
 
     def __init__(self, is_meant):
         super().__init__()

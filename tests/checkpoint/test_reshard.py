@@ -19,7 +19,7 @@ Make = Callable[[StateRegistry, int], State]
 
 
 class Joined(Words):
-    """The words of all, on worker 0."""
+    """The words of all workers, on worker 0."""
 
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, world: int

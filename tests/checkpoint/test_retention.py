@@ -67,7 +67,7 @@ def commit(opened, step, **metrics):
 
 
 def kept(path):
-    """By directory name, why each commit in a directory stays; oldest first."""
+    """Returns the reasons why each commit in a directory stays, oldest first."""
     return {os.path.basename(e.path): e.kept_because for e in checkpoints_in(str(path))}
 
 
@@ -494,7 +494,7 @@ def test_inspect_has_no_line_more_without_the_rules(tmp_path):
 
 
 def test_a_save_records_the_metrics_of_its_capture(tmp_path):
-    """An asynchronous save is published when training has gone on."""
+    """An asynchronous save is published during later steps."""
     opened = run_in(tmp_path, best_by=("loss", "min", 1))
     opened.set_metrics(1, {"loss": 0.5})
     part = Save(opened, 1, "attempt")

@@ -174,7 +174,7 @@ def test_a_mirror_copies_under_its_lease_and_marks_nothing_once_it_is_lost(
 
 
 def test_a_released_mirror_lease_is_acquired_again_by_training_only(store, tmp_path):
-    """The upload that is under way when a machine goes away."""
+    """An upload was in progress when the machine was taken away."""
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
     mirror = Mirror(

@@ -73,7 +73,7 @@ class Store:
 
 
 def program(kind, name, store):
-    """A start with two looks, and the copy of one commit."""
+    """Returns a start with two polls, and the upload of one commit."""
     place = kind(store)
     here = dataclasses.replace(HERE, token=name)
 

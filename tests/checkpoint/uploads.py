@@ -61,5 +61,5 @@ IN_PARTS = {"threads": 4, "smallest_part": 500}
 
 
 def left_parts(store):
-    """The parts of files that lie in a store."""
+    """Returns the parts of files that are left in a store."""
     return list(store.list("parts/"))

@@ -177,7 +177,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_alive(pid: int | str) -> bool:
-    """Whether the process runs; one that only waits to be reaped does not."""
+    """Returns whether the process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -304,7 +304,7 @@ def test_it_may_be_preempted_never(
 def test_a_signal_ends_the_demo_with_its_supervisor(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the supervisor, in a session of its own, outlives a terminal that closes."""
+    """Otherwise the supervisor, in its own session, outlives a closed terminal."""
     handlers = {number: signal.SIG_DFL}
     monkeypatch.setattr(
         "tfpreempt.cli.demo.command.signal",

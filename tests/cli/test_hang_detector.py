@@ -232,7 +232,7 @@ class Told:
         Path(path).write_bytes(data)
 
     def look(self, seconds: float) -> float | None:
-        """Seconds that are left after so many more."""
+        """Returns the remaining seconds after some more seconds."""
         self.now += seconds
         due = self.watch.look(self.now, self.running)
         return None if due is None else due - self.now

@@ -522,7 +522,7 @@ def test_a_stop_in_the_back_off() -> None:
 
 
 def test_every_situation_has_an_end() -> None:
-    """Followed from any ends of 3 workers that answer or don't, a verdict comes."""
+    """For any ends of 3 workers that react or not, the run reaches an outcome."""
     codes = (None, 0, 1, 42, 143, -9, -15)
     for own in itertools.product(codes, repeat=3):
         for obeys, stops in itertools.product((True, False), repeat=2):

@@ -553,7 +553,7 @@ def test_too_few_descriptors_for_a_supervisor_are_an_error(
 
 
 def test_a_start_without_descriptors_is_tried_again(supervised: Run) -> None:
-    """Such as those that take connections to the supervisor, or the whole machine."""
+    """Descriptors of the supervisor's connections, or of the whole machine."""
     program = "tell('supervisor', str(os.getppid()))\nuntil_told()"
     supervised.start(program, "--backoff", "2")
     worker = int(supervised.wait_told("ready-0-0"))
@@ -679,7 +679,7 @@ while True:
 
 
 def test_a_full_disk_ends_no_training(supervised: Run) -> None:
-    """Neither the workers' nor the supervisor's, whose journal lies there too."""
+    """Neither the workers nor the supervisor, whose journal is on the disk, too."""
     disk = supervised.directory / "disk"
     disk.mkdir()
     on_disk = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
@@ -857,7 +857,7 @@ def test_bad_usage(
 def test_the_names_of_a_new_checkpoint_directory_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[Path]
 ) -> None:
-    """Else all commits are lost with the name of a parent, when power fails."""
+    """Otherwise a loss of power can remove a parent, with all commits."""
     from click.testing import CliRunner
 
     from tfpreempt.cli import main

@@ -229,7 +229,7 @@ def test_commits_without_any_journal_are_named(tmp_path: Path) -> None:
 
 
 def test_no_step_lags_behind_a_commit(training: Run) -> None:
-    """A worker's word is up to five seconds old, and the record of a commit is not."""
+    """A status file may be five seconds old; the record of a commit is not."""
     training.commit(50)
     assert [each.step for each in training.look().workers] == [50, 50]
     assert one_line(training.look()).startswith("step 50 | ")

@@ -163,7 +163,7 @@ class Worker(Process):
         )
 
     def end(self, ending: Ending) -> None:
-        """The process is gone."""
+        """Ends the process."""
         self.ending = ending
         self.gone_at = self.cluster.timeline.now
         if ending is Ending.KILLED:

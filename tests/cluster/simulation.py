@@ -63,7 +63,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preempt(Fault):
-    """A notice comes to its machine, with so many seconds of grace; None: unknown."""
+    """A notice for the machine, with a grace period in seconds; None: unknown."""
 
     grace_seconds: float | None = 30.0
 
@@ -197,13 +197,13 @@ class SimulatedCluster:
             worker.start()
 
     def run(self, limit_ms: int = 7_200_000) -> RunReport:
-        """Lets everything happen until all processes are gone, or until a time."""
+        """Executes all events until all processes have ended, or until a time."""
         while self._left and self.timeline.step(limit_ms):
             pass
         return self.report()
 
     def step(self) -> bool:
-        """Lets the next event happen; False when all processes are gone."""
+        """Executes the next event; returns False if all processes have ended."""
         return bool(self._left) and self.timeline.step(self.timeline.now + 10**9)
 
     def report(self) -> RunReport:

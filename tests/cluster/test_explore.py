@@ -148,6 +148,6 @@ def reached(result: Result) -> set[str]:
 
 
 def may_lose(cluster: Cluster) -> bool:
-    """Whether anything goes wrong that can cost a commit."""
+    """Returns whether a fault may cost a commit."""
     faults = (cluster.crashes, cluster.suspicions, cluster.detaches)
     return any(faults) or cluster.save_failures > 0

@@ -45,7 +45,7 @@ def test_the_last_worker_hears_of_the_decision_soon_after_the_last_count() -> No
 
 
 def preempt(workers: int, collectives: bool) -> RunReport:
-    """A whole run of a cluster that is preempted."""
+    """Runs a cluster that is preempted, to its end."""
     report = SimulatedCluster(
         Schedule(
             lengths=(50,) * workers,

@@ -401,7 +401,7 @@ def test_the_chief_writes_the_share_of_a_crashed_worker() -> None:
 
 
 def test_before_a_deadline_the_chief_waits_no_longer_than_it_can_make_up_for() -> None:
-    """By seven tenths of the time, too little would be left for another share."""
+    """After seven tenths of the time, too little is left to write another share."""
     schedule = Schedule(
         lengths=(50, 50),
         collective_save=False,

@@ -306,7 +306,7 @@ def test_a_stall_ends_at_up(server, bucket):
 
 @pytest.mark.timeout(30)
 def test_a_stall_that_ended_before_a_request_has_no_effect(server, bucket):
-    """A slow machine may ask when the test that ordered the stall has gone on."""
+    """A request may arrive late, when the test has ended the stall."""
     bucket.blob("x").upload_from_string(LARGE)
     server.cut_download(3 * MIB, stalls=True)
     server.up()

@@ -59,7 +59,7 @@ def test_a_missing_module_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_installed_version_was_seen(library: str) -> None:
-    """Else the matrix is to be run with it first."""
+    """Otherwise run the matrix with this version first."""
     pytest.importorskip(library)
     assert private_api.was_seen(library)
 

@@ -156,7 +156,7 @@ def test_bytes_are_written_at_the_position_of_the_target(store):
 
 
 def test_a_target_is_only_written_to(store):
-    """A download writes where bytes belong, and no store goes back there."""
+    """A download writes bytes at their offset, and no store reads them back."""
 
     class Target:
         def write(self, data):

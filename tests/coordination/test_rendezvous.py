@@ -144,7 +144,7 @@ def test_a_missing_chief_is_named_in_time():
 
 
 def test_a_chief_that_ends_is_named():
-    """With it goes the store."""
+    """The store ends with the chief."""
     store = InMemoryStore()
     closing = threading.Timer(0.05, store.close)
     closing.start()

@@ -236,7 +236,7 @@ def model_of_all_kinds() -> Model:
 
 
 def replace_key(model: Model) -> None:
-    """By an equal number of keys; the address of the first key is free."""
+    """Replaces a key by an equal number; the address of the first key is free."""
     numbers = [3, 4]
     del model.names[1, 2]
     model.names[tuple(numbers)] = 5

@@ -36,7 +36,7 @@ def test_so_does_one_of_the_older_kind(tmp_path: Path) -> None:
 
 
 def make_machine(root: Path, group: str) -> Path:
-    """With 8 GiB to be had."""
+    """Makes a machine with 8 GiB of available memory."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(f"0::{group}\n")
     (root / "proc/meminfo").write_text("MemFree: 1 kB\nMemAvailable:  8388608 kB\n")

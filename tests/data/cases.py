@@ -16,7 +16,7 @@ POLICIES = ("OFF", "DATA", "FILE", "AUTO")
 
 
 def sharded(dataset: Any, policy: str) -> Any:
-    """With a policy of sharding."""
+    """Data with a sharding policy."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = getattr(
         tf.data.experimental.AutoShardPolicy, policy
@@ -25,7 +25,7 @@ def sharded(dataset: Any, policy: str) -> Any:
 
 
 def symbolic(dataset: Any) -> Any:
-    """With a state that is a few numbers."""
+    """Data whose state is a few numbers."""
     options = tf.data.Options()
     options.experimental_symbolic_checkpoint = True
     return dataset.with_options(options)

@@ -27,7 +27,7 @@ EPOCHS = 3
 
 
 def make_strategy(devices):
-    """With so many logical devices in this process."""
+    """Creates the strategy, with a number of logical devices in this process."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     some = [tf.config.LogicalDeviceConfiguration()] * devices
     tf.config.set_logical_device_configuration(cpu, some)

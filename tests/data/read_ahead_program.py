@@ -197,7 +197,7 @@ def optional_and_loop() -> list[Any]:
 
 @found
 def traces() -> int:
-    """With an iterator for each epoch."""
+    """Counts traces, with an iterator for each epoch."""
     step = tf.function(take.python_function)
     for _ in range(3):
         step(distributed())
@@ -206,7 +206,7 @@ def traces() -> int:
 
 @found
 def threads_left() -> int:
-    """By iterators that are gone, without help of the garbage collector."""
+    """Counts threads of deleted iterators, without the garbage collector."""
 
     def threads() -> int:
         return len(os.listdir("/proc/self/task"))

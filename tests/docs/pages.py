@@ -23,7 +23,7 @@ def every_block(text: str) -> list[str]:
 
 
 def unlabelled_blocks(text: str) -> list[str]:
-    """Code blocks that name no language: indented ones, and fences without a word."""
+    """Returns code blocks without a language: indented blocks, and bare fences."""
     extensions = ["admonition", "fenced_code", "md_in_html", "tables"]
     html = markdown.markdown(text, extensions=extensions)
     return re.findall(r"<pre><code>(.*?)</code></pre>", html, re.DOTALL)

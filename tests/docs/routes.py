@@ -286,7 +286,7 @@ def summaries(file: str) -> dict[str, str]:
 
 
 def text(page: Page, route: Sequence[Hop]) -> str:
-    """The whole page, for the route of a trace."""
+    """Returns the whole page, for the route of a trace."""
     parts = [
         HEAD.format(
             title=page.title,

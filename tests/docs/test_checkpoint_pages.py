@@ -83,7 +83,7 @@ def run(program: str, directory: Path, more: dict[str, str]) -> str:
 
 
 def fork(zygote: Zygote, program: str, directory: Path, more: dict[str, str]) -> str:
-    """The same for one that imports TensorFlow."""
+    """Like `run`, for a program that imports TensorFlow."""
     file = directory / "train.py"
     file.write_text(program, encoding="utf-8")
     environment = worker_environment(directory, more)

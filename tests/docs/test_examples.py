@@ -208,13 +208,13 @@ def test_every_command_within_a_line_has_the_options_that_are_named() -> None:
 
 
 def inline(text: str) -> list[list[str]]:
-    """The words of each `tfpreempt ...` within a line; values may be left out."""
+    """Returns the words of each `tfpreempt ...` in a line; values may be omitted."""
     found = re.findall(r"`tfpreempt +([a-z][^`]*)`", text)
     return [line.partition(" -- ")[0].split() for line in found]
 
 
 def in_blocks(text: str) -> list[list[str]]:
-    """The words of each command line of `tfpreempt`, in any code block."""
+    """Returns the words of each command line of `tfpreempt`, in any code block."""
     found = []
     for block in every_block(text):
         lines = block.replace("\\\n", " ")
@@ -228,7 +228,7 @@ def in_blocks(text: str) -> list[list[str]]:
 
 
 def parse(name: str, *words: str) -> None:
-    """Takes the words of a command line as the command does; it is not run."""
+    """Parses a command line like the command, without running the command."""
     command = command_named(name)
     command.make_parser(click.Context(command)).parse_args(list(words))
 

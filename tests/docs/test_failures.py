@@ -53,7 +53,7 @@ def test_another_case_does_not_show_one_that_is_named() -> None:
 
 
 def test_each_campaign_that_the_page_names_exists() -> None:
-    """And has a short form: a case that is gone would never be shown."""
+    """Each also has a short form; otherwise a removed case would not be noticed."""
     cases = (name for name in named() if "::test_no_trial_breaks_a_promise" in name)
     short = {name for name, each in CAMPAIGNS.items() if each.short or each.again}
     assert {name.partition("[")[2].rstrip("]") for name in cases} <= short

@@ -104,7 +104,7 @@ def messages() -> list[str]:
 
 @functools.cache
 def source() -> str:
-    """The whole package, with strings over several lines put together."""
+    """Returns the source of the package, with multi-line strings joined."""
     files = sorted((ROOT / "tfpreempt").rglob("*.py"))
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     return re.sub(r"""["'] *\n\s*f?["']""", "", text)

@@ -71,7 +71,7 @@ def write(directory: Path, name: str, containing: str) -> Path:
 
 
 def preempt(here: Place, program: Path, at: str) -> None:
-    """Sends SIGTERM to an example once it has said something; it leaves to restart."""
+    """Sends SIGTERM to an example after some output; the example exits to restart."""
     cluster = here.start(str(program))
     cluster[0].wait_text(at)
     cluster[0].send(signal.SIGTERM)

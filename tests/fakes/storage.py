@@ -164,7 +164,7 @@ class FaultyObjectStore(_Faulty):
             self._fault_at = lambda at: error if at >= index else before(at)
 
     def revive(self) -> None:
-        """The next process: no fault is left, the objects are."""
+        """Simulates the next process: clears all faults, and keeps the objects."""
         with self._lock:
             self._fault_at, self._crash = lambda at: None, None
 

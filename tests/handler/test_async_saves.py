@@ -266,7 +266,7 @@ def test_a_notice_gives_up_a_save_that_would_take_too_long(
 def test_a_notice_ends_the_wait_for_the_save_before(
     program: Program, disk: Gate
 ) -> None:
-    """The disk is slower than saves are apart, and training stands still for it."""
+    """Saves are slower than their interval, so training waits for the save before."""
     disk.holds = 1
     handler = program.handler(save_freq=3, config={"grace_period": 3.0})
     steps(program, handler, 6)

@@ -160,7 +160,7 @@ def at_random(value: Any) -> Any:
 def test_an_iterator_without_a_position_is_refused_at_the_start(
     program: Program, is_managed: bool, pipeline: Any, why: str
 ) -> None:
-    """Else every save fails, and each restart begins at step 0."""
+    """Otherwise every save fails, and each restart begins at step 0."""
     iterator = iter(pipeline(tf.data.Dataset.range(9)))
     inner = tf.train.Checkpoint(data=iterator)
     given: Any = tf.train.Checkpoint(variable=program.variable, inner=inner)
@@ -394,7 +394,7 @@ def test_after_close(program: Program) -> None:
 
 
 def test_off_the_main_thread(program: Program) -> None:
-    """F: signals need the main thread: said, with a way that works there."""
+    """F: signals need the main thread: the error names another way."""
     found: list[BaseException] = []
 
     def elsewhere() -> None:

@@ -111,7 +111,7 @@ def in_a_cluster(after: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_error_before_the_handler_is_no_failure_under_a_notice() -> None:
-    """The machine's disk may have gone first. If not, the next run fails by it."""
+    """The disk of the machine may be gone. Otherwise the next run fails, too."""
     done = in_a_cluster("raise OSError('the data are gone')")
     assert done.returncode == 143, done.stderr
     assert "the next handler of this process will handle the notice" in done.stderr

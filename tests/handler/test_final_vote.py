@@ -204,7 +204,7 @@ def test_all_workers_fail_if_one_cannot_write_its_part(pair: list[Worker]) -> No
 def in_place_of_final_save(
     monkeypatch: pytest.MonkeyPatch, worker: Worker, act: Callable[[], Any]
 ) -> None:
-    """The worker does something else when it is to save its final state."""
+    """Replaces the final save of the worker by another function."""
     save = training_end._commit_final
     monkeypatch.setattr(
         training_end,

@@ -215,7 +215,7 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nor is a commit's copy held up."""
+    """The upload of a commit is not delayed either."""
     monkeypatch.setattr("tfpreempt.handler.run.HANDS_IN", 0.2)
     monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror.EVERY", 0.01)
     go_on = threading.Event()

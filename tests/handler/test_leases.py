@@ -90,7 +90,7 @@ def test_a_fit_that_cannot_begin_keeps_no_lease(
 def test_training_after_a_commit_of_another_run_exits_as_lost(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exit function returned, and a new start came between."""
+    """The exit function returned, and another start committed meanwhile."""
     handler = program.handler()
     handler.run(program.step)
     program.button.press()

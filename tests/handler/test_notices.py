@@ -295,7 +295,7 @@ def test_results_arguments_and_errors_pass_through_run(program: Program) -> None
 
 
 def test_the_end_of_a_scope_is_a_boundary(program: Program) -> None:
-    """`watch_preemption_scope()` commits on leaving, if a notice has come."""
+    """`watch_preemption_scope()` commits at its end after a notice."""
     handler = program.handler()
     with handler.watch_preemption_scope():
         program.step()
@@ -368,7 +368,7 @@ def test_a_notice_active_at_the_start_is_in_the_journal(program: Program) -> Non
 
 
 def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
-    """FACTS 2.6: a handler that was never used and is dropped leaves nothing behind."""
+    """FACTS 2.6: an unused handler that is dropped restores all signals."""
     before = signal.getsignal(signal.SIGUSR1)
     handler = program.handler(config={"signals": ("USR1",)})
     assert signal.getsignal(signal.SIGUSR1) is not before
@@ -424,7 +424,7 @@ def test_an_error_between_two_runs_under_a_notice_commits_and_leaves(
 def test_a_data_error_first_in_a_step_commits_the_state_before(
     program: Program,
 ) -> None:
-    """Although the interval was counted already when the notice came."""
+    """Although the interval was already counted at the notice."""
     data = LostReader(program.button.press)
 
     def step() -> None:

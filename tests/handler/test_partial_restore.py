@@ -73,7 +73,7 @@ def test_a_variable_of_another_shape_or_type_keeps_its_value(
 def test_a_model_with_another_head_keeps_its_body(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With an optimizer, whose variables of the head do not fit either."""
+    """With an optimizer, whose variables of the head do not fit, either."""
     import keras
 
     def make(outputs: int) -> tuple[Any, Any, JsonState]:

@@ -221,7 +221,7 @@ def test_an_evaluation_after_a_restart_at_the_last_step(program: Program) -> Non
 def test_an_end_without_a_step_keeps_variables_of_the_first_step(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An optimizer makes its moments there; a restart may have no step left."""
+    """An optimizer creates its moments there; a restart may have no further step."""
 
     def train(steps: int, *, is_preempted: bool = False) -> list[float]:
         variable = tf.Variable([1.0, 2.0])
@@ -512,7 +512,7 @@ def test_a_save_that_failed_just_before_a_notice_is_tried_again(
 
 
 def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
-    """A notice whose save fails: exit all the same, outcome lost, the commit stands."""
+    """A notice whose save fails: the process exits, outcome lost, the commit stays."""
 
     def fail(*args: object) -> None:
         raise OSError(28, "No space left on device")

@@ -197,7 +197,7 @@ def test_an_incomplete_part_is_not_committed(machines: Machines) -> None:
 def test_a_part_uploaded_before_the_cleanup_is_kept(
     machines: Machines,
 ) -> None:
-    """The clearing is a task, which comes late where the store is slow."""
+    """The cleanup is a task, which runs late if the store is slow."""
     for _ in range(2):  # what the first start sends is left of a dead save
         chief, other = machines.start()
         parts = [write(each, 1) for each in (chief, other)]

@@ -248,7 +248,7 @@ def test_a_failed_save_is_logged(current: session.Session) -> None:
 
 
 def test_no_boundary_before_the_deadline(current: session.Session) -> None:
-    """D.1: the process leaves from another thread; no boundary is needed."""
+    """D.1: another thread ends the process; no boundary is needed."""
     run = FakeRun()
     there = threading.Event()
     run._exit = lambda *args: there.set()  # type: ignore[method-assign]

@@ -112,7 +112,7 @@ def test_after_a_kill_anywhere_the_newest_intact_snapshot_is_present(
 
 
 def test_two_generations_are_there_at_most(tmp_path: Path, base: Path) -> None:
-    """While the third is written the first is gone, and the second whole."""
+    """During the write of the third, the first is deleted, and the second intact."""
     made, _, _ = snapshots(base, "3")
     there = []
 

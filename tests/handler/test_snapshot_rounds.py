@@ -69,7 +69,7 @@ class Worker:
         return self.snapshots.capture(self.steps_made, f"start-{name}")
 
     def begin(self, round: int) -> RoundSave:
-        """Trains a step, and comes to the boundary of the round."""
+        """Trains a step, up to the boundary of the round."""
         self.steps_made += 1
         self.state.round = round
         self.extra = {}
@@ -143,7 +143,7 @@ def test_a_common_snapshot_stays_while_a_worker_cannot_write(
 def test_the_restored_snapshot_outlives_a_newer_one_of_one_worker(
     pair: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed twice while one is written: some worker has the first one only."""
+    """After two kills during a snapshot, one worker has only the older snapshot."""
     take(pair, 1)
     for _ in range(2):
         again = [Worker(number, tmp_path / str(number)) for number in range(2)]

@@ -121,7 +121,7 @@ def test_a_validation_is_no_step(training: Training) -> None:
 
 
 def test_a_validation_after_it_is_no_cost_of_a_snapshot(training: Training) -> None:
-    """Else the next one would be due in a day."""
+    """Otherwise the next snapshot would be due in a day."""
     training.train(100)
     now = training.clock.monotonic()
     training.clock.advance(0.1)

@@ -69,7 +69,7 @@ def start(tmp_path: Path) -> Iterator[Make]:
 
 
 def snapshots(memory: SnapshotMemory) -> list[Path]:
-    """The whole ones, oldest first."""
+    """Returns the intact snapshots, oldest first."""
     found = Path(memory.directory).glob("*-0/[0-9]*/COMMITTED")
     return sorted((each.parent for each in found), key=lambda each: int(each.name))
 

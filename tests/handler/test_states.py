@@ -29,7 +29,7 @@ def no_states() -> Iterator[None]:
 
 
 def values_in(path: str) -> list[float]:
-    """The variable as stock TensorFlow reads it."""
+    """Returns the variable as stock TensorFlow reads it."""
     variable = tf.Variable([0.0, 0.0])
     tf.train.Checkpoint(variable=variable).restore(f"{path}/ckpt").expect_partial()
     return list(variable.numpy().tolist())
@@ -64,7 +64,7 @@ def test_one_commit_contains_states_and_variables(program: Program) -> None:
 def test_a_state_that_cannot_be_saved_is_named_early(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else it is found at the preemption, and each restart begins at step 0."""
+    """Otherwise the preemption finds the error, and each restart begins at step 0."""
     good, bad = JsonState("good", [1]), JsonState("bad", (1, 2))
     with program.handler() as handler:
         for _ in range(4):
@@ -238,7 +238,7 @@ def test_a_commit_without_fingerprints_of_data_is_restored(
 def test_a_loop_of_named_states_refuses_the_commit_of_another_program(
     program: Program,
 ) -> None:
-    """Else the loop would start from its initial values, or be over at once."""
+    """Otherwise the loop would start from initial values, or end at once."""
     with program.handler() as handler:
         handler.run(program.step)
     other = Words("other", "own")

@@ -503,7 +503,7 @@ def test_a_bucket_of_another_cloud(
 
 
 class Looks:
-    """Each look at the lease is half a minute after the last; the holder renews it."""
+    """Each poll of the lease is half a minute after the last; the holder renews it."""
 
     def __init__(self, token: str) -> None:
         self._place = ObjectStoreLease(open_store(URL))

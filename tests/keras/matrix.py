@@ -68,7 +68,8 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """The whole matrix; Keras 3 itself fails with several steps on two devices."""
+    """Returns the whole matrix; Keras 3 alone fails with several steps on two
+    devices."""
     names = [field.name for field in dataclasses.fields(Cell)]
     on_tensorflow = (LINES[:2], DATA, (1, 2), (1, 4), INTERRUPTIONS, KINDS[:1])
     data, interruptions = (*DATA, *DATA_ON_JAX), (*INTERRUPTIONS, RANDOM)
@@ -86,7 +87,7 @@ def fails_by_itself(cell: Cell) -> bool:
 
 
 def pairwise(every: Sequence[Cell]) -> list[Cell]:
-    """A few cells that hold every pair of values; always the same ones.
+    """Returns a few cells that contain every pair of values; always the same cells.
 
     The pairs are covered on TensorFlow and on JAX.
     """
@@ -364,7 +365,7 @@ def order(keras: Any) -> Any:
 
 
 def sequence(keras: Any, x: Any, y: Any, **options: Any) -> Any:
-    """Shuffled by itself between epochs, and by Keras within."""
+    """Returns a Sequence that shuffles itself between epochs, and Keras within."""
     import numpy as np
 
     kind = getattr(keras.utils, "PyDataset", keras.utils.Sequence)

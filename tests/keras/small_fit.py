@@ -77,7 +77,7 @@ class Machine:
         *cuts: tuple[str, int, int],
         seed: int | None = 7,
     ) -> T:
-        """Starts a program again until it comes to its end."""
+        """Starts a program repeatedly, until the program is complete."""
         self.cuts, self.codes = list(cuts), []
         while True:
             self.start(seed)

@@ -189,7 +189,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def refused(
     on: Machine, kind: type[Exception], program: Callable[[], Any], *words: str
 ) -> None:
-    """A start is refused with all these words, and no step is trained."""
+    """Checks that a start is refused with all these words, and trains no step."""
     on.start()
     with pytest.raises(kind) as raised:
         program()

@@ -39,12 +39,12 @@ def on(line: str) -> Iterator[Machine]:
 
 
 def data(bad: int, *, value: float = np.nan, left_out: int = 0) -> Any:
-    """Batches of which one is bad.
+    """Returns batches with one bad batch.
 
     Args:
-        bad: number of the batch.
-        value: target of its samples.
-        left_out: number of batches that the data lack, from the bad batch on.
+        bad: number of the bad batch.
+        value: target of the samples of the bad batch.
+        left_out: number of batches to omit, from the bad batch on.
     """
     rows = slice(bad * BATCH, (bad + (left_out or 1)) * BATCH)
     x, y = X.copy(), Y.copy()
@@ -136,7 +136,7 @@ def test_a_spike(on: Machine, line: str) -> None:
 
 @ONE_LINE
 def test_two_crashes_at_a_step(on: Machine, line: str) -> None:
-    """The batch cannot be read: also not when it is left out."""
+    """The batch cannot be read, not even to leave it out."""
     on.start()
     expected = trained(on, data(2, left_out=1), epochs=1)
     fit = functools.partial(

@@ -104,7 +104,7 @@ def test_of_a_users_callback_only_what_it_adds_is_named(line):
 
 @LINES
 def test_the_direction_of_an_unusual_metric_comes_back(line):
-    """Keras 3 asks the metrics which way is better; fresh ones may not exist yet."""
+    """Keras 3 reads the direction from the metrics, which may not exist yet."""
     make = callbacks_of(line).ReduceLROnPlateau
     mode = "max" if line == "keras" else "auto"
     saved, fresh = make("acc", mode=mode), make("acc")

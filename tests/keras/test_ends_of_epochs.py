@@ -122,7 +122,7 @@ def test_a_process_searches_once_for_the_keys_of_all_saves(
 def test_a_stop_of_its_own_ends_a_fit_that_is_preempted(
     on: Machine, line: str, cut: Any
 ) -> None:
-    """A callback stops training where the notice comes."""
+    """A callback stops training at the time of the notice."""
 
     def stop(model: Any, epoch: int) -> None:
         model.stop_training = epoch == 1

@@ -191,8 +191,7 @@ def trained_batches(on: Machine, *cuts: Any, seed: int | None = 7) -> list[Any]:
 
 @LINES
 def test_the_middle_of_an_epoch_is_not_lost(on: Machine, line: str) -> None:
-    """F: Keras 3 resumes at the epoch; tf_keras reads its first batches again, and
-    never comes to the last ones."""
+    """F: Keras 3 resumes at the epoch; tf_keras repeats its first batches only."""
     expected = trained_batches(on)
     on.checkpoints.rename(on.directory / "before")
     assert trained_batches(on, ("begin", 1, 4)) == expected

@@ -48,7 +48,7 @@ def small(on: Machine, *layers: Any) -> Any:
 
 
 def mixed_precision(on: Machine) -> Made:
-    """A loss scale that grows within the run."""
+    """A model with a loss scale that grows during the run."""
     kinds = on.keras.mixed_precision
     on.keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -736,7 +736,7 @@ def test_a_setting_that_a_layer_makes_when_it_is_built_is_no_change(
 def test_objects_that_a_callback_replaces_are_named(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When that happens, and by the restart."""
+    """At the replacement, and at the restart."""
 
     def program() -> None:
         model = on.model()
@@ -821,7 +821,7 @@ def test_a_train_function_made_again_within_an_epoch_is_watched(
 @LINES
 @pytest.mark.usefixtures("summaries")
 def test_tensorboard_resumes_at_its_step(on: Machine, line: str) -> None:
-    """An interrupted run leaves the events of an undisturbed one, each once."""
+    """An interrupted run has the events of an uninterrupted run, each once."""
 
     def watched(name: str, ours: Any = None) -> list[Any]:
         directory = on.directory / name

@@ -104,7 +104,7 @@ def test_a_later_fit_keeps_no_tensors_of_a_commit(
 def test_interrupted_in_the_second_of_three(
     on: Machine, line: str, callbacks: str, where: Any
 ) -> None:
-    """The first is not trained again, and returns its whole History."""
+    """The first fit is not trained again, and returns its whole History."""
     trained: list[list[int]] = []  # by fit, over all starts
 
     def fit(model: Any, ours: Any, first: int) -> Any:
@@ -211,7 +211,7 @@ def test_a_program_that_leaves_out_finished_fits_gets_no_other_fits_history(
 def test_the_end_of_another_fit_is_not_given_to_the_next_one(
     on: Machine, line: str
 ) -> None:
-    """Killed between two fits of one directory; the program leaves out the first."""
+    """A kill between two fits of one directory; the program omits the first fit."""
     on.run(lambda: on.fit(epochs=1))
     on.start()
     with pytest.raises(errors.CheckpointMismatchError, match="each fit its own dir"):
@@ -263,7 +263,7 @@ def test_arrays_that_a_program_changes_in_place_are_compared_as_they_were_saved(
 
 @LINES
 def test_the_end_of_a_fold_is_given_to_no_other_fold(on: Machine, line: str) -> None:
-    """Also where a program goes through its folds in spite of the error."""
+    """Also if a program continues with its folds after the error."""
     on.run(lambda: on.fit(epochs=1))
     for _ in range(2):
         on.start()
@@ -381,7 +381,7 @@ def test_a_program_that_changes_its_directory(
 @LINES
 @pytest.mark.parametrize("hook", ["begin", "end"])
 def test_interrupted_at_every_batch(on: Machine, line: str, hook: str) -> None:
-    """Each start comes only as far as the next batch."""
+    """Each start reaches only the next batch."""
 
     def program(ours: Any = None) -> Result:
         model = on.model()
@@ -746,7 +746,7 @@ def test_a_fit_from_scratch_logs_its_start(on: Machine, line: str) -> None:
 
 @LINES
 def test_the_logs_of_an_epoch_are_in_the_journal(on: Machine, line: str) -> None:
-    """And where a start stands: `tfpreempt report` draws it."""
+    """And the position of each start: `tfpreempt report` draws both."""
     on.run(lambda: on.fit(ours=on.preemption(), epochs=2, **HELD_OUT))
     records = read_journal(journal_directory(on.checkpoints))
     told = [each for each in records if each["event"] == "metrics"]

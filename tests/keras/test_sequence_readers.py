@@ -283,7 +283,7 @@ FEW_CUTS = [("begin", 1, 0), ("begin", 1, 1), ("begin", 2, 1)]
 def test_restarts_with_other_workers_read_in_the_same_order(
     on: Machine, line: str, workers: tuple[int, ...], steps: int | None, cuts: Any
 ) -> None:
-    """With `steps_per_epoch` one pass over the data lasts several epochs."""
+    """With `steps_per_epoch`, one pass over the data lasts several epochs."""
     found = []
     for interruptions in ([], cuts):
         with machine(line) as fresh:

@@ -46,7 +46,7 @@ def test_each_epoch_is_logged_once(line: str, tmp_path: Path) -> None:
 def test_a_fit_calls_the_server_after_its_last_commit_only(
     line: str, tmp_path: Path
 ) -> None:
-    """The second start has no step left: the first may have been killed before."""
+    """The second start has no further step: the first may have been killed before."""
     with machine(line) as on:
         for _ in range(2):
             steps: list[int | None] = []

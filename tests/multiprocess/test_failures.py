@@ -37,7 +37,7 @@ def hold_in_step(here: Place, step: int, *more: object) -> Cluster:
 
 
 def kill(cluster: Cluster, victim: int) -> None:
-    """SIGKILL; returns when the process is gone."""
+    """Sends SIGKILL; returns when the process has ended."""
     cluster[victim].send(signal.SIGKILL)
     wait_until(lambda: cluster[victim].code is not None, "the killed worker is gone")
 
@@ -134,7 +134,7 @@ def test_a_peer_that_crashes_after_a_notice(here: Place, moment: str) -> None:
 
 @on_both
 def test_the_chief_killed_after_a_notice(here: Place) -> None:
-    """D.3: with the store's host gone the others leave with the restart code."""
+    """D.3: the store ends with the chief, and the others exit with the restart code."""
     cluster = hold_in_step(here, 4, "--peer-timeout", 25)
     cluster[1].send(signal.SIGTERM)
     cluster.wait_record("decision", worker=1, boundary=5)
@@ -171,8 +171,9 @@ def test_a_machine_that_ends_after_the_first_commit_in_its_grace_period(
 def test_a_step_that_hangs_through_the_grace_period(
     here: Place, reference: Reference
 ) -> None:
-    """D.1: no boundary before the deadline: restart code, "lost" in the journal, and
-    the last commit stands. FACTS 2.9: more SIGTERMs don't put the deadline off.
+    """D.1: no boundary before the deadline: restart code, and "lost" in the journal.
+
+    The last commit stays. FACTS 2.9: more SIGTERMs do not delay the deadline.
     """
     here.hold()
     more = (

@@ -331,7 +331,7 @@ def test_a_peer_of_a_fit_that_is_killed_under_a_notice_costs_no_hang(
 def test_divided_variables_are_restored_on_other_meshes(
     tmp_path: Path, workers: Start
 ) -> None:
-    """By other numbers of processes, and of devices of a process."""
+    """With other numbers of processes, and of devices in a process."""
     found = []
     for count, devices in ((2, 1), (1, 2), (1, 1), (4, 1)):
         words = str(tmp_path / "run"), "model"

@@ -85,7 +85,7 @@ def test_a_peer_that_is_killed_under_a_notice_costs_no_hang_and_no_commit(
 def test_without_the_host_of_the_service_the_rest_ends_and_resumes(
     tmp_path: Path, start: Start
 ) -> None:
-    """JAX aborts the others when process 0 is gone, if they do not exit before."""
+    """JAX aborts the others after the end of process 0, if they do not exit before."""
     directory = tmp_path / "run"
     with start(tmp_path, str(directory)) as processes:
         processes[0].wait_line("step", 16)

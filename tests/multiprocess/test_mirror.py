@@ -34,7 +34,7 @@ def start(here: Place, server: GcsServer, *more: object) -> Cluster:
 def preempt(
     here: Place, server: GcsServer, step: int, victim: int, *more: object
 ) -> None:
-    """SIGTERM to one worker in a step; both commit and leave."""
+    """Sends SIGTERM to one worker in a step; both workers commit and exit."""
     here.hold()
     cluster = start(here, server, *more, "--hold-at", step)
     for worker in cluster:

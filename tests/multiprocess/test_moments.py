@@ -62,9 +62,9 @@ def test_outside_of_run(
 @on_both
 @pytest.mark.parametrize("tf_config", [False, True])
 def test_after_close(here: Place, tf_config: bool) -> None:
-    """FACTS 2.5, 2.8: after `close()` a signal ends the process as if we were gone.
+    """FACTS 2.5, 2.8: after `close()` a signal ends the process, as without tfpreempt.
 
-    Nothing is lost: the final state was committed, a restart trains no step.
+    No step is lost: the final state was committed, and a restart trains no step.
     """
     first = terminate(here, "after close", tf_config=tf_config)
     first.expect(-signal.SIGTERM)

@@ -147,7 +147,7 @@ def test_a_new_connection_before_the_worker_ends(
 def test_trains_until_the_worker_exits(
     remote: Remote, undisturbed: dict[str, Any], more: tuple[str, ...]
 ) -> None:
-    """With an exit function that does nothing; then the scope ends by itself."""
+    """With an exit function that does nothing; then the scope ends normally."""
     remote.here.hold("at-3", "at-7")
     client = remote.start("--hold-at", 3, 7, "--exit=ignore", *more)
     client[0].wait_line("holding")

@@ -148,7 +148,7 @@ def test_plain_tensorflow_restores_a_commit(here: Place) -> None:
 
 
 def test_a_checkpoint_of_tensorflows_handler_is_restored(here: Place) -> None:
-    """G.2: a run goes over from TensorFlow's handler to ours between two starts."""
+    """G.2: a run changes from TensorFlow's handler to tfpreempt between two starts."""
     here.hold()
     first = here.start("tf_handler.py", tf_config=True)
     first[0].wait_line("holding")

@@ -77,7 +77,7 @@ def test_machines_that_are_lost(
     world: int,
     more: tuple[str, ...],
 ) -> None:
-    """By a notice, and without one; the run is the undisturbed one."""
+    """With and without a notice; the results equal those of an undisturbed run."""
     here.hold()
     first = start(here, strategy, world, *more, "--hold-at", 3)
     for worker in first:

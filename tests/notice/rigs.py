@@ -42,7 +42,7 @@ class Rig:
         raise NotImplementedError
 
     def give(self) -> None:
-        """Makes the notice come."""
+        """Sends the notice."""
         raise NotImplementedError
 
     def garbage(self) -> None:

@@ -146,7 +146,7 @@ def test_an_event_that_has_started_leaves_nothing(
 
 
 def test_an_acknowledgement_starts_only_events_of_this_machine() -> None:
-    """By a question of its own: whether sources are open does not matter."""
+    """The acknowledgement reads the events itself, without an open source."""
     with FakeAzure() as fake:
         watch = AzureWatch(["Preempt", "Reboot"], url=fake.url)
         assert watch.acknowledge() == ()

@@ -62,7 +62,7 @@ def test_a_connection_ends_with_its_request(session: MetadataSession) -> None:
 
 
 def test_a_request_is_cheap(session: MetadataSession) -> None:
-    """Azure is asked each second. By `http.client` nearly 500 functions were called."""
+    """Azure is polled each second. `http.client` called nearly 500 functions."""
     session.request(NAME, headers=FLAVOR)
     count = 0
 

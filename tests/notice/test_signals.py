@@ -24,7 +24,7 @@ USR1 = signal.SIGUSR1
 
 @pytest.fixture(autouse=True)
 def _untouched() -> Iterator[None]:
-    """Every test leaves handlers and wake-up fd as it found them."""
+    """Checks that every test restores handlers and the wake-up fd."""
 
     def found() -> list[object]:
         fd = signal.set_wakeup_fd(-1)
@@ -107,7 +107,7 @@ def send(count: int = 1) -> None:
 
 
 def heard_exactly(heard: list[str], count: int) -> bool:
-    """A signal too many would come at once: a moment shows that there is none."""
+    """Checks the number of signals; a superfluous signal would arrive in a moment."""
     assert wait_until(lambda: len(heard) >= count)
     return not wait_until(lambda: len(heard) > count, limit=0.03)
 

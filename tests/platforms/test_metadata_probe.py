@@ -29,7 +29,7 @@ def test_the_limit_is_at_most_300_ms() -> None:
 
 
 def test_servers_that_never_answer_do_not_delay_the_detection(tmp_path: Path) -> None:
-    """By the default limit; nor do they keep the threads of the probes."""
+    """With the default timeout; the threads of the probes end, too."""
     with FakeGce() as google, FakeAws() as amazon, FakeAzure() as microsoft:
         fakes = (google, amazon, microsoft)
         environment: dict[str, str] = {}

@@ -128,7 +128,7 @@ def test_the_unit_and_the_config_fit_each_other() -> None:
 
 @pytest.mark.slow
 def test_the_program_resumes_after_a_preemption(tmp_path: Path) -> None:
-    """With a CPU in place of the TPU, and SIGTERM in place of Google's notice."""
+    """With a CPU instead of the TPU, and SIGTERM instead of Google's notice."""
     directory = tmp_path / "train"
     source = text("tpu", "train.py")
     for there, here in (

@@ -49,7 +49,7 @@ AWS = {
 
 
 def command(name: str, program: str) -> list[list[str]]:
-    """The calls of a cloud's command line in `create.sh`, as words."""
+    """Returns the calls of a cloud's command line in `create.sh`, as words."""
     joined = text(name, "create.sh").replace("\\\n", " ")
     lines = [line for line in joined.splitlines() if line.startswith(f"{program} ")]
     return [shlex.split(line) for line in lines]

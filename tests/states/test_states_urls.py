@@ -246,7 +246,7 @@ def die_in(process: Callable[[], None], bucket: Bucket, at: int) -> bool:
 def test_a_network_that_fails_at_any_request(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit is whole or absent in the bucket, and not lost on the machine."""
+    """The commit is complete or absent in the bucket, and stays on the machine."""
     words = Words("words", "one")
     at, is_well = 0, False
     while not is_well:

@@ -245,7 +245,7 @@ def test_no_credentials(monkeypatch, scheme):
 def test_a_failure_that_is_not_about_credentials_is_temporary(
     monkeypatch, scheme, said
 ):
-    """The metadata server is overloaded; the name of an object has the word."""
+    """The metadata server is overloaded; an object's name contains the word."""
 
     def fails(store, prefix):
         raise obstore.exceptions.GenericError(f"Generic error: {said}")

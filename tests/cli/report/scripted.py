@@ -201,7 +201,7 @@ class Scripted:
         self._leave(Outcome.FAILED, None, "failure")
 
     def hang(self) -> None:
-        """No boundary comes any more: the supervisor kills all."""
+        """Adds a hang: no boundary follows, and the supervisor kills all workers."""
         hung = [{"worker": worker} for worker in range(self.workers)]
         name = f"ab-{self.starts - 1}"
         self._supervisor("hang", incarnation=name, workers=hung)
@@ -217,7 +217,7 @@ class Scripted:
             self._record(Exit(outcome=Outcome.COMMITTED, code=143, step=self.step))
 
     def end_unsaid(self) -> None:
-        """Processes end with code 0 without a word of their own."""
+        """Ends the processes with code 0, without an exit record."""
         self._end(0, "finished")
 
     def wait(self, seconds: float) -> None:

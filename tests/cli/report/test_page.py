@@ -180,7 +180,7 @@ def test_the_page_works_in_a_browser(browser: webdriver.Chrome, tmp_path: Path) 
 
 
 def keep(browser: webdriver.Chrome, name: str) -> None:
-    """Keeps a picture of the whole page in $TFPREEMPT_SCREENSHOTS, to be looked at."""
+    """Stores a screenshot of the whole page in $TFPREEMPT_SCREENSHOTS."""
     if folder := os.environ.get("TFPREEMPT_SCREENSHOTS"):
         shot = browser.execute_cdp_cmd(
             "Page.captureScreenshot", {"captureBeyondViewport": True}

@@ -109,11 +109,11 @@ class GcsServer(FakeServer):
         """Drops the connection of one request.
 
         Args:
-            ahead: how many requests come before it from now on.
-            when: "before" it is served, or "after": then only the reply is lost.
+            ahead: number of requests before the dropped request, from now on.
+            when: "before" the service, or "after" it: then only the reply is lost.
 
         Returns:
-            The request's number.
+            The number of the request.
         """
         number = self.request_count + ahead
         around, reads = (_unserved, 0) if when == "before" else (_unanswered, math.inf)
@@ -127,11 +127,11 @@ class GcsServer(FakeServer):
         )
 
     def cut_download(self, after: int, *, stalls: bool = False) -> None:
-        """Drops the next download after so many bytes of it.
+        """Interrupts the next download after some bytes.
 
         Args:
-            after: the bytes.
-            stalls: the connection stays, and nothing more comes before `up()`.
+            after: number of bytes.
+            stalls: whether the connection stays open without data until `up()`.
         """
 
         before = self._releases
@@ -177,7 +177,7 @@ class GcsServer(FakeServer):
         """Answers downloads of a range with the whole object, as HTTP allows.
 
         Args:
-            count: how many downloads, those of whole objects among them; None: all.
+            count: number of downloads, including those of whole objects; None: all.
         """
 
         def ignoring(serve: Serve, request: Request) -> Reply | None:

@@ -102,7 +102,7 @@ class Service:
         return self._shown(self.objects.get(bucket, name, request.query))
 
     def download(self, request: Request, bucket: str, name: str) -> Reply:
-        """An object's bytes, or a range of them."""
+        """Returns the bytes of an object, or a range of them."""
         stored = self.objects.get(bucket, name, request.query)
         shown, asked = stored.resource, request.headers.get("range", "")
         start, end = _wanted(asked, stored.size)
@@ -253,7 +253,7 @@ _ROUTES: Mapping[str, Callable[..., Reply]] = {
 
 
 def error_reply(status: int, message: str) -> Reply:
-    """An error as the service words it."""
+    """Returns an error in the form of the service."""
     if status == 304:
         return Reply(status=status)
     return _json_reply({"error": {"code": status, "message": message}}, status)

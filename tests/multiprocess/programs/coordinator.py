@@ -37,7 +37,7 @@ def endless(value: Any) -> Any:
 
 
 class Model:
-    """Weights on one worker, momentum on the other; rows and noise come from here."""
+    """Weights on one worker, momentum on the other; rows and noise from the client."""
 
     def __init__(self) -> None:
         with tf.device("/job:worker/task:0/device:CPU:0"):

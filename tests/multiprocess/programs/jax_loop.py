@@ -54,7 +54,7 @@ def initialize() -> None:
 
 
 def hold() -> None:
-    """Stays while the file exists; says when the next end of a step sees a notice."""
+    """Blocks while the file exists; prints when the end of a step sees a notice."""
     say("holds")
     is_told = False
     while (Path(DIRECTORY).parent / f"hold-{PROCESS}").exists():

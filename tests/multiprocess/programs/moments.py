@@ -66,7 +66,7 @@ def ordinary() -> None:
 
 
 def second_strategy() -> None:
-    """The handler comes first; making the strategy then disarms Python's signals."""
+    """Creates the handler first; the strategy then removes Python's signal handlers."""
     handler = PreemptionCheckpointHandler(None, None, directory)
     model = Model(make_strategy("mwms"))
     finish(model, handler, STEPS)
@@ -74,7 +74,7 @@ def second_strategy() -> None:
 
 
 def long_op() -> None:
-    """The main thread stays inside one call of C++ until the file is gone."""
+    """Keeps the main thread in one call of C++ until the file is deleted."""
     import tensorflow as tf
 
     model, handler = make()
