@@ -55,7 +55,7 @@ def test_comments_are_plain() -> None:
 @pytest.mark.parametrize("folder", ["benchmarks", "campaigns", "tests"])
 def test_the_harness_and_the_tests_are_plain(folder: str) -> None:
     """A summary of a test may be the reason of its result: "As in a notebook."."""
-    files = sorted((ROOT / folder).rglob("*.py"))
+    files = tuple(sorted((ROOT / folder).rglob("*.py")))
     found = language.measure(texts(language.docstrings, files))
     assert found.indefinite <= 8.0
     assert found.free <= 0.5
