@@ -535,9 +535,8 @@ def _log_corrupt_snapshot(problem: str) -> None:
 
 
 def _size(captured: Save) -> int:
-    """Returns the bytes of a captured snapshot: files, and tensors still in memory."""
-    tensors = sum(each.data.nbytes for each in captured.tensors)
-    return tensors + _bytes_in(captured.staging)
+    """Returns the bytes of a captured snapshot: files, and values still in memory."""
+    return captured.captured_bytes + _bytes_in(captured.staging)
 
 
 def _bytes_in(directory: str) -> int:

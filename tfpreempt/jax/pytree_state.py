@@ -24,18 +24,23 @@ from tfpreempt.checkpoint.state.encoding import (
     read_header,
     read_parts,
     readable,
-    write_parts,
 )
-from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.state.state import (
+    REGISTRY,
+    Capture,
+    State,
+    StateRegistry,
+)
 from tfpreempt.core import private_api
 from tfpreempt.jax.shards import (
     DividedArray,
+    HostCopies,
     SavedArray,
     Shards,
     body,
-    buffer,
     is_whole,
-    whole_numbers,
+    unread,
+    write,
 )
 
 _KIND = "pytree"
@@ -79,6 +84,7 @@ class PyTreeState(State):
         private_api.check_available("jax_arrays")
         super().__init__(name, per_worker, registry=registry)
         self._value = value
+        self._copies = HostCopies()
         self._missing: list[str] = []  # divided arrays whose shards are not loaded
         # States are loaded in name order, so the tree is loaded before the shards.
         self._shards = Shards(f"{self.name}.shards", self, registry)
@@ -109,12 +115,21 @@ class PyTreeState(State):
         self._shards.unregister()
 
     def save(self, fileobj: IO[bytes]) -> None:
+        write(fileobj, *self._contents())
+
+    def _capture(self) -> Capture | None:
+        if type(self).save is not PyTreeState.save:  # a subclass writes other bytes
+            return None
+        return self._copies.capture(self, *self._contents())
+
+    def _contents(self) -> tuple[dict[str, Any], list[Any]]:
+        """Returns the header of the file, and the arrays, which are not read yet."""
         arrays: list[Any] = []
         saved = {
             path: self._encoded(path, leaf, arrays)
             for path, leaf in self._leaves().items()
         }
-        write_parts(fileobj, {"kind": _KIND, "leaves": saved}, arrays)
+        return {"kind": _KIND, "leaves": saved}, arrays
 
     def load(self, fileobj: IO[bytes]) -> None:
         with readable(self):
@@ -205,14 +220,14 @@ class PyTreeState(State):
 
     def _encoded(self, path: str, leaf: Any, arrays: list[Any]) -> Any:
         """Returns the JSON-able description of a leaf for the header of the file;
-        appends the bytes of the leaf to `arrays`."""
+        appends the array, or the bytes of the leaf, to `arrays`."""
         what = self.described(path)
         if not isinstance(leaf, jax.Array):
             return {"value": encode(leaf, what, arrays)}
         head = SavedArray.of_array(leaf, what)
         if is_whole(leaf):
             head.array = len(arrays)
-            arrays.append(buffer(whole_numbers(leaf)))
+            arrays.append(unread(leaf))
         return {"jax": dataclasses.asdict(head)}
 
     def _check_paths(self, saved: Iterable[str], here: Iterable[str]) -> None:

@@ -11,24 +11,33 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Protocol
 
 import jax
 import numpy as np
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles.bundle_writer import THREADS
+from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
+from tfpreempt.checkpoint.bundles.tensor_copies import CopyMemory
 from tfpreempt.checkpoint.state.encoding import (
+    pieces,
     read_header,
     read_parts,
     readable,
-    write_parts,
 )
-from tfpreempt.checkpoint.state.state import State, StateRegistry
+from tfpreempt.checkpoint.state.state import Capture, State, StateRegistry
 from tfpreempt.core import private_api
+from tfpreempt.core.snapshot_memory import available_bytes
 
+_log = logging.getLogger(__name__)
+
+_VIEWED = ("cpu",)  # platforms on which NumPy's array is a view of JAX's array
+_PINNED = "pinned_host"  # JAX's memory on the host to which devices copy fastest
 _KIND = "pytree shards"
 _NumpyArray = np.ndarray[Any, Any]
 _Bounds = tuple[tuple[int, int], ...]
@@ -65,23 +74,31 @@ class Shards(State):
     ) -> None:
         super().__init__(name, per_worker=True, registry=registry)
         self._owner = weakref.proxy(owner)
+        self._copies = HostCopies()
 
     def should_save(self) -> bool:
         return bool(self._owner.divided())
 
     def save(self, fileobj: IO[bytes]) -> None:
-        arrays: list[Any] = []
+        write(fileobj, *self._contents())
+
+    def _capture(self) -> Capture | None:
+        return self._copies.capture(self, *self._contents())
+
+    def _contents(self) -> tuple[dict[str, Any], list[bytes | Unread]]:
+        """Returns the header of the file, and the arrays."""
+        arrays: list[bytes | Unread] = []
         saved = {}
         for name, array in self._owner.divided().items():
             described = SavedArray.of_array(array, self._owner.described(name))
-            parts = _parts(array)
+            parts = _shards(array)
             saved[name] = {
                 "jax": dataclasses.asdict(described),
                 "parts": [*parts],
                 "array": len(arrays),
             }
-            arrays += map(buffer, parts.values())
-        write_parts(fileobj, {"kind": _KIND, "leaves": saved}, arrays)
+            arrays += (Unread(array.shape, {each: parts[each]}) for each in parts)
+        return {"kind": _KIND, "leaves": saved}, arrays
 
     def load(self, fileobj: IO[bytes]) -> None:
         self._load([fileobj])
@@ -321,23 +338,146 @@ class SavedArray:
         return made
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unread:
+    """The shards of an array on the devices of this process, or copies of the shards.
+
+    Attributes:
+        shape: shape of the array.
+        shards: shards by range of the array, as arrays on one device or of NumPy.
+    """
+
+    shape: tuple[int, ...]
+    shards: Mapping[_Bounds, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(each.nbytes) for each in self.shards.values())
+
+    def copy_to_host_async(self) -> None:
+        """Starts to copy the shards to the memory of the host, for `__array__`."""
+        start_copies(self.shards.values())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> _NumpyArray:
+        """Returns the numbers of the array; of the shard, if there is one shard."""
+        parts = {bounds: np.asarray(each) for bounds, each in self.shards.items()}
+        first = next(iter(parts.values()))
+        if len(parts) == 1:
+            return first
+        whole = np.empty((*self.shape, *first.shape[len(self.shape) :]), first.dtype)
+        for bounds, part in parts.items():
+            whole[tuple(slice(*each) for each in bounds)] = part
+        return whole
+
+
+class HostCopies:
+    """Copies the arrays of a State to the memory of the host, in asynchronous saves."""
+
+    def __init__(self) -> None:
+        self._kept = 0  # bytes that JAX keeps for the next copies
+
+    def capture(
+        self, state: State, header: Any, arrays: Sequence[bytes | Unread]
+    ) -> Capture | None:
+        """Starts the copies of all arrays. A device copies while training continues,
+        and a later step that reuses the memory of an array waits for the copy.
+
+        Args:
+            state: the State, for the log.
+            header: header of the State's file.
+            arrays: the arrays in the file. Byte strings are not copied.
+
+        Returns:
+            The contents of the file; None if there is too little memory.
+        """
+        of_jax = [each for each in arrays if isinstance(each, Unread)]
+        shards = [shard for each in of_jax for shard in each.shards.values()]
+        size = sum(each.nbytes for each in of_jax)
+        try:
+            _check_room(size - self._kept)
+            copies = iter(_copied(shards))
+        # RuntimeError: JAX has no memory, or the step has failed, which `save` reports.
+        except (MemoryError, RuntimeError) as error:
+            _log.info("%r is written while training waits: %s", state, error)
+            return None
+        if jax.default_backend() not in _VIEWED:
+            self._kept = max(self._kept, size)
+        copied = [
+            Unread(each.shape, {bounds: next(copies) for bounds in each.shards})
+            if isinstance(each, Unread)
+            else each
+            for each in arrays
+        ]
+        return Capture(sum(map(_size, copied)), _pieces(header, copied))
+
+
+def _check_room(size: int) -> None:
+    try:
+        available = available_bytes()
+    except OSError:
+        return  # the free memory is unknown
+    if size > available:
+        raise MemoryError(f"a copy needs {size} bytes, and {available} are available")
+
+
+def _copied(shards: Sequence[jax.Array]) -> Sequence[Any]:
+    """Returns copies of arrays, each on one device, in the memory of the host."""
+    devices = set().union(*(each.devices() for each in shards))
+    kinds = [
+        {each.kind for each in device.addressable_memories()} for device in devices
+    ]
+    # On a CPU, the next step would wait for JAX's copy, which one thread makes.
+    if jax.default_backend() not in _VIEWED and all(_PINNED in each for each in kinds):
+        targets = [each.sharding.with_memory_kind(_PINNED) for each in shards]
+        copies: Sequence[Any] = jax.device_put([*shards], targets, may_alias=False)
+        return copies
+    start_copies(shards)
+    read = [np.asarray(each) for each in shards]
+    tensors = [DenseTensor("", 0, each.shape, _flat(each), False) for each in read]
+    memory = CopyMemory(is_kept=False)
+    return [
+        copy.data.view(each.dtype).reshape(each.shape)
+        for copy, each in zip(memory.copied(tensors, THREADS), read, strict=True)
+    ]
+
+
+def start_copies(arrays: Iterable[jax.Array | Unread]) -> None:
+    """Starts to copy arrays to the host, so that devices copy while others are read."""
+    if jax.default_backend() not in _VIEWED:  # a view needs no copy
+        for each in arrays:
+            each.copy_to_host_async()
+
+
+def write(fileobj: IO[bytes], header: Any, arrays: list[bytes | Unread]) -> None:
+    """Writes the file of a State at once; empties the list of the arrays."""
+    start_copies(each for each in arrays if isinstance(each, Unread))
+    for piece in _pieces(header, arrays):
+        fileobj.write(piece)
+
+
+def _pieces(header: Any, arrays: list[bytes | Unread]) -> Iterator[bytes | memoryview]:
+    """Yields the contents of a file; empties the list, to free copies early."""
+    sizes = [_size(each) for each in arrays]
+    ordered = (arrays.pop(0) for _ in sizes)
+    parts = (e if isinstance(e, bytes) else buffer(np.asarray(e)) for e in ordered)
+    return pieces(header, sizes, parts)
+
+
+def _size(part: bytes | Unread) -> int:
+    return len(part) if isinstance(part, bytes) else part.nbytes
+
+
 def local_numbers(array: jax.Array) -> list[_NumpyArray]:
     """Returns the numbers of an array in the shards of this process. Shards with the
     same range of the array are returned once."""
-    return list(_parts(array).values())
+    found = unread(array)
+    found.copy_to_host_async()
+    return list(map(np.asarray, found.shards.values()))
 
 
-def whole_numbers(array: jax.Array) -> _NumpyArray:
-    """Returns the numbers of an array of which this process holds every element; for
-    random keys, the integers of the keys."""
-    parts = _parts(array)
-    first = next(iter(parts.values()))
-    if len(parts) == 1:
-        return first
-    whole = np.empty((*array.shape, *first.shape[array.ndim :]), first.dtype)
-    for bounds, part in parts.items():
-        whole[tuple(slice(*each) for each in bounds)] = part
-    return whole
+def unread(array: jax.Array) -> Unread:
+    """Returns an array for a later read; for random keys, the integers of the keys."""
+    return Unread(array.shape, _shards(array))
 
 
 def placed(
@@ -375,15 +515,9 @@ def _is_key(array: jax.Array) -> bool:
     return bool(jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
-def _raw(array: jax.Array) -> _NumpyArray:
-    """Returns the numbers of an array on a device of this process; for random keys, the
-    integers of the keys."""
-    return np.asarray(jax.random.key_data(array) if _is_key(array) else array)
-
-
-def _parts(array: jax.Array) -> dict[_Bounds, _NumpyArray]:
-    """Returns the numbers of the shards on the devices of this process, by the range of
-    the array. Replicas of a shard are returned once."""
+def _shards(array: jax.Array) -> dict[_Bounds, jax.Array]:
+    """Returns the shards on the devices of this process, by the range of the array; for
+    random keys, the integers of the keys. Replicas of a shard are returned once."""
     # Not from `addressable_shards`, which raises an error for a replicated array that
     # `jax.device_put` has made in several processes (JAX 0.10.2).
     indices = array.sharding.addressable_devices_indices_map(array.shape)
@@ -391,10 +525,9 @@ def _parts(array: jax.Array) -> dict[_Bounds, _NumpyArray]:
         _bounds(index or (), array.shape): array.addressable_data(number)
         for number, index in enumerate(indices.values())
     }
-    if not _is_key(array):
-        for data in shards.values():
-            data.copy_to_host_async()
-    return {bounds: _raw(data) for bounds, data in shards.items()}
+    if _is_key(array):
+        return {each: jax.random.key_data(data) for each, data in shards.items()}
+    return shards
 
 
 def _bounds(index: Sequence[slice], shape: Sequence[int]) -> _Bounds:
@@ -415,8 +548,11 @@ def _index(bounds: Sequence[tuple[int, int]], within: _Bounds) -> tuple[slice, .
 
 def buffer(array: _NumpyArray) -> memoryview:
     """Returns the bytes of an array, without a copy if possible."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(np.uint8).data
+    return _flat(array).data
+
+
+def _flat(array: _NumpyArray) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def body(header: Any, kind: str) -> dict[str, Any]:

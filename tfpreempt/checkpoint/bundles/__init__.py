@@ -6,5 +6,5 @@ partitioning   divides large tensors evenly among workers, or among threads
 tensor_copies  copies the tensors of an asynchronous save with many threads
 tensor_reader  reads tensors with many threads, and compares their checksums
 
-Imported by checkpoint/restore, checkpoint/state, checkpoint/tensors.
+Imported by checkpoint/restore, checkpoint/state, checkpoint/tensors, jax.
 """

@@ -1,7 +1,7 @@
 """`Save` writes a commit, on each worker, in four phases; `AsyncSave` in a thread.
 
     capture   every worker, main thread   writes TensorFlow's small files and the States
-    write     every worker, any thread    writes the large tensors; syncs all files
+    write     every worker, any thread    writes large tensors and States; syncs files
     publish   the chief, any thread       manifest, rename, marker, retention
     discard   the chief, any thread       deletes the staged files; never raises
 
@@ -30,7 +30,13 @@ from tfpreempt.checkpoint.directory.head import newest, this_process
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
 from tfpreempt.checkpoint.restore.checkpoint_directory import LEFT_BEHIND, Directory
 from tfpreempt.checkpoint.state.contents import StagedSave
-from tfpreempt.checkpoint.state.state import sync_states, write_states
+from tfpreempt.checkpoint.state.state import (
+    Capture,
+    State,
+    sync_states,
+    write_captured,
+    write_states,
+)
 from tfpreempt.core import events
 from tfpreempt.core.threads import ManagedThread
 from tfpreempt.storage import file_reading, os_errors
@@ -75,6 +81,8 @@ class Save(StagedSave):
         # `discard` finds by the intent.
         self._intent: flat_commit.Intent | None = None
         self._needs_every_worker = False
+        # States whose files `write` writes, in an asynchronous save.
+        self._captured: list[tuple[State, str, Capture]] = []
         self._metadata = directory.metadata  # metadata of the captured step
 
     # --- the phases ------------------------------------------------------------------
@@ -83,7 +91,8 @@ class Save(StagedSave):
         """Captures the current state of this worker.
 
         Called on every worker, on the main thread. Small values and the States are
-        written at once, but not synced.
+        written at once, but not synced. In an asynchronous save, a State may be copied
+        instead, and is written by `write`.
 
         Args:
             *args: arguments for CheckpointManager.save, or the save_fn.
@@ -94,6 +103,7 @@ class Save(StagedSave):
         """
         directory = self.directory
         states = directory.registry.in_order()
+        captured = self._captured if self.is_async else None
         self._needs_every_worker = any(each._needs_every_worker() for each in states)
         with self._discarded_on_failure("save"):
             try:
@@ -104,16 +114,25 @@ class Save(StagedSave):
             if directory.cluster.is_chief:
                 replicated = [state for state in states if not state.per_worker]
                 folder = os.path.join(self.staging, layout.STATES)
-                write_states(folder, replicated, directory.path)
+                write_states(folder, replicated, directory.path, captured)
             own = [*directory.contents.states]
             if directory.random_state is not None:
                 own.append(directory.random_state)
             own += [state for state in states if state.per_worker]
-            write_states(self._own_folder, own, directory.path)
+            write_states(self._own_folder, own, directory.path, captured)
         self.capture_seconds = directory.clock.monotonic() - self.started_at
 
+    @property
+    def captured_bytes(self) -> int:
+        """Bytes of the captured tensors and States that are not written yet."""
+        return sum(each.data.nbytes for each in self.tensors) + sum(
+            capture.size for _, _, capture in self._captured
+        )
+
     def write(self) -> None:
-        """Writes the captured tensors, and syncs the files; called on any thread.
+        """Writes the captured tensors and States, and syncs the files.
+
+        Called on any thread.
 
         Raises:
             SaveError: the disk failed; the message has advice.
@@ -122,6 +141,8 @@ class Save(StagedSave):
         began = directory.clock.monotonic()
         with self._discarded_on_failure("save"):
             directory.contents.write(self)
+            if self.cancel_token is not None:
+                write_captured(directory.files, self._captured, self.cancel_token.check)
             # Sync here: the chief cannot sync files that are cached on this machine.
             names = (
                 []

@@ -45,6 +45,10 @@ class ArrayCheckpoint:
         without a copy."""
         raise NotImplementedError
 
+    def start_copies(self, arrays: Mapping[str, Any]) -> None:
+        """Starts to copy the arrays from devices to the host, before a save reads the
+        arrays one after the other."""
+
     def assign(self, arrays: Arrays) -> None:
         """Assigns the arrays of a commit to the variables of the program.
 
@@ -141,7 +145,9 @@ class ArrayContents(Contents):
         super().capture(save, *args, **kwargs)
         if not self._cluster.is_chief:
             return
-        tensors = [_dense(*each) for each in self._checkpoint.arrays().items()]
+        arrays = self._checkpoint.arrays()
+        self._checkpoint.start_copies(arrays)
+        tensors = [_dense(*each) for each in arrays.items()]
         if save.is_async:
             tensors = self._copies.copied(tensors, bundle_writer.THREADS)
         save.tensors = tensors

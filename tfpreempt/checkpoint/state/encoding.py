@@ -9,7 +9,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -37,11 +37,18 @@ def write_parts(
 ) -> None:
     """Writes a JSON-able header, followed by byte strings, each directly after the
     other. `read_parts` reads this format."""
-    head = json.dumps({"header": header, "sizes": [len(p) for p in parts]}).encode()
-    fileobj.write(_HEADER.pack(MAGIC, len(head)))
-    fileobj.write(head)
-    for part in parts:
-        fileobj.write(part)
+    for piece in pieces(header, [len(part) for part in parts], parts):
+        fileobj.write(piece)
+
+
+def pieces(
+    header: Any, sizes: Sequence[int], parts: Iterable[bytes | memoryview]
+) -> Iterator[bytes | memoryview]:
+    """Yields the bytes that `write_parts` writes; `sizes` are the sizes of the byte
+    strings `parts`, which are read one after the other."""
+    head = json.dumps({"header": header, "sizes": [*sizes]}).encode()
+    yield _HEADER.pack(MAGIC, len(head)) + head
+    yield from parts
 
 
 def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import logging
 import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
 from tfpreempt import errors
@@ -17,14 +18,28 @@ from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.state import encoding
 from tfpreempt.core.compat import add_note
 from tfpreempt.storage import file_reading
-from tfpreempt.storage.files import create
+from tfpreempt.storage.files import Files, LocalFiles, create
 
 _log = logging.getLogger(__name__)
 
 RESERVED = "tfpreempt."
 _MOST_IN_MEMORY = 64 << 20  # bytes; `try_states` writes a larger State to the disk
+_PIECE_BYTES = 1 << 23  # between two pieces of a file, a save may be cancelled
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Capture:
+    """The contents of a State's file, copied while training waits, written later.
+
+    Attributes:
+        size: bytes of memory that the copies take.
+        pieces: the bytes of the file, which another thread may read, once.
+    """
+
+    size: int
+    pieces: Iterator[bytes | memoryview]
 
 
 class StateRegistry:
@@ -216,6 +231,12 @@ class State(metaclass=_Complete):
         """
         return False
 
+    def _capture(self) -> Capture | None:
+        """Returns a copy of the state, which is written while training continues; None
+        if `save` is to be called at once. Called in place of `save`, on the main
+        thread, in an asynchronous save."""
+        return None
+
     def _try_save(self) -> None:
         """Calls `save` with a temporary file, to find out whether `save` raises an
         error."""
@@ -270,7 +291,12 @@ def check_state(given: Any, call: str) -> None:
     )
 
 
-def write_states(directory: str, states: Iterable[State], root: str = "") -> int:
+def write_states(
+    directory: str,
+    states: Iterable[State],
+    root: str = "",
+    captured: list[tuple[State, str, Capture]] | None = None,
+) -> int:
     """Writes each State to a separate file.
 
     Args:
@@ -278,9 +304,11 @@ def write_states(directory: str, states: Iterable[State], root: str = "") -> int
         states: States to write.
         root: directory above `directory`: symbolic links below it are not followed. By
             default, links are followed.
+        captured: in an asynchronous save, list to which the function adds the States
+            that `write_captured` writes: State, path of the file, and contents.
 
     Returns:
-        The number of files written.
+        The number of files written or captured.
 
     Raises:
         OSError: the disk failed.
@@ -291,10 +319,43 @@ def write_states(directory: str, states: Iterable[State], root: str = "") -> int
         if not state.should_save():
             continue
         path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
+        count += 1
+        if captured is not None:
+            with naming(state, "save"):
+                capture = state._capture()
+            if capture is not None:
+                LocalFiles(root).make_dirs(directory)
+                captured.append((state, path, capture))
+                continue
         with create(path, root) as file, naming(state, "save"):
             state.save(file)
-        count += 1
     return count
+
+
+def write_captured(
+    files: Files,
+    captured: list[tuple[State, str, Capture]],
+    check: Callable[[], None],
+) -> None:
+    """Writes the States that `write_states` has captured; called on any thread.
+
+    Args:
+        files: file system operations that make the changes.
+        captured: the captured States; removed from the list, to free their memory.
+        check: function called between two pieces of a file; raises an error if the save
+            was cancelled.
+    """
+
+    def checked(pieces: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+        for each in pieces:
+            for start in range(0, len(each), _PIECE_BYTES):
+                check()
+                yield memoryview(each)[start : start + _PIECE_BYTES]
+
+    while captured:
+        state, path, capture = captured.pop()
+        with naming(state, "save"):
+            files.write(path, checked(capture.pieces))
 
 
 def try_states(states: Iterable[State]) -> None:

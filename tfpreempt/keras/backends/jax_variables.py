@@ -30,7 +30,8 @@ from tfpreempt.jax.shards import (
     Shards,
     is_whole,
     placed,
-    whole_numbers,
+    start_copies,
+    unread,
 )
 from tfpreempt.keras.backends.named_variables import NamedVariables, assign
 from tfpreempt.keras.fit_protocol import Fit, FitVariables, WorkerVariable
@@ -70,10 +71,13 @@ class JaxVariables(ArrayCheckpoint, FitVariables):
 
     def arrays(self) -> Mapping[str, Any]:
         return {
-            name: value if value.is_fully_addressable else whole_numbers(value)
+            name: value if value.is_fully_addressable else unread(value)
             for name, value in self._values().items()
             if is_whole(value)
         }
+
+    def start_copies(self, arrays: Mapping[str, Any]) -> None:
+        start_copies(arrays.values())
 
     def divided(self) -> Mapping[str, jax.Array]:
         """Returns the values that are divided among the processes."""
