@@ -22,8 +22,9 @@ NOTES = """\
   the optimizer equal those of a fit without a preemption, byte for byte.
 - **SIGTERM to exit**: a loop with 1 GiB of state; median of 3.
 - **Periodic save**: the time for which a save of 4 GiB stops the loop, median of 3. The
-  comparison is one copy of each array to NumPy. On JAX, the loop waits for the transfer
-  and for the write of the file to a directory in memory.
+  comparison is one copy of each array to NumPy. In the measurement on JAX, the loop
+  waited for the transfer and for the write of the file. Now the copies are made and
+  written while training continues; this was not measured on a GPU yet.
 - **Added to a step**: median of 20 rounds, with the smallest and the largest. Steps on
   a GPU vary by more than the time that tfpreempt adds.
 - **Demo**: `tfpreempt demo` trains on the CPU, also on a machine with a GPU. The demo
