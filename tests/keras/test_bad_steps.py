@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from pathlib import Path
@@ -63,6 +64,27 @@ def test_a_crash_counts_only_if_repeated(tmp_path: Path) -> None:
     assert positions(records, 3) == positions(records, None) == [(1, 0, 7)]
 
 
+def test_a_record_of_the_first_bad_step_replaces_a_later_one(tmp_path: Path) -> None:
+    """Also in a copy of the journal, whose times are those of another machine."""
+    journal = Journal(tmp_path / "local", 0)
+    journal.record(record(7))
+    guard = started(journal, None)
+    guard._record((1, 0, 5), "NaN")
+    journal.record(dataclasses.replace(record(9), is_sought=True))
+    JournalMirror(LocalStore(str(tmp_path / "mirror")), tmp_path / "local").put_within(
+        10.0
+    )
+    for begun in (
+        started(journal, None),
+        started(
+            Journal(tmp_path / "new" / "journal", 0),
+            LocalStore(str(tmp_path / "mirror")),
+        ),
+        started(Journal(tmp_path / "new" / "journal", 0), None),
+    ):
+        assert [each for each in range(10) if begun.leaves_out(each)] == [5]
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -90,7 +112,7 @@ def test_several_workers_are_refused() -> None:
     session: Any = SimpleNamespace(cluster=SimpleNamespace(num_workers=2))
     nothing: Any = None
     with pytest.raises(errors.ConfigurationError, match="in a run of 2 workers"):
-        BadStepGuard(BadSteps(), nothing, session, nothing)
+        BadStepGuard(BadSteps(), nothing, nothing, session, nothing)
 
 
 def test_a_mirror_that_cannot_be_read_is_named(
@@ -122,9 +144,13 @@ def started(journal: Journal, store: LocalStore | None) -> BadStepGuard:
     fit: Any = SimpleNamespace(model=Model())
     session: Any = SimpleNamespace(cluster=SimpleNamespace(num_workers=1))
     run: Any = SimpleNamespace(
-        journal=journal, directory=SimpleNamespace(mirror=mirror)
+        journal=journal,
+        directory=SimpleNamespace(mirror=mirror),
+        record=journal.record,
+        step=9,
     )
-    guard = BadStepGuard(BadSteps(crashes=2), fit, session, run)
+    variables: Any = None
+    guard = BadStepGuard(BadSteps(crashes=2), fit, variables, session, run)
     guard.begin(1, 0, {}, 1)
     return guard
 

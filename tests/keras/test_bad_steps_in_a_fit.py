@@ -38,27 +38,39 @@ def on(line: str) -> Iterator[Machine]:
         yield made
 
 
-def data(bad: int, *, value: float = np.nan, left_out: int = 0) -> Any:
+def data(
+    bad: int, *, value: float = np.nan, left_out: int = 0, in_x: bool = False
+) -> Any:
     """Returns batches with one bad batch.
 
     Args:
         bad: number of the bad batch.
         value: target of the samples of the bad batch.
         left_out: number of batches to omit, from the bad batch on.
+        in_x: whether the inputs have the value, instead of the targets.
     """
     rows = slice(bad * BATCH, (bad + (left_out or 1)) * BATCH)
     x, y = X.copy(), Y.copy()
-    y[rows] = value
+    (x if in_x else y)[rows] = value
     if left_out:
         x, y = np.delete(x, rows, 0), np.delete(y, rows, 0)
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
 
 
 def trained(
-    on: Machine, batches: Any, *, steps: int = 1, epochs: int = EPOCHS, **options: Any
+    on: Machine,
+    batches: Any,
+    *,
+    steps: int = 1,
+    epochs: int = EPOCHS,
+    activation: Callable[[Any], Any] | None = None,
+    loss: Any = "mse",
+    **options: Any,
 ) -> Any:
     """Returns all results of a fit; without options, of a fit without the callback."""
-    model = on.model(steps_per_execution=steps)
+    model = on.model(steps_per_execution=steps, loss=loss)
+    if activation is not None:
+        model.layers[0].activation = activation
     seen: list[str] = []
     hooks = on.callback(
         on_train_batch_begin=lambda batch, logs=None: seen.append("begin"),
@@ -109,6 +121,55 @@ def test_the_result_is_that_of_data_without_the_batch(
     assert result == expected
     assert codes == [143] * (EPOCHS + len(cuts))
     assert on.cuts == []
+
+
+@pytest.mark.parametrize(
+    ("line", "bad", "save_freq", "starts"),
+    [
+        ("keras", 2, 1, 1),  # found at once
+        ("keras", 1, 4, 2),  # found before the commit of step 4, then sought
+        ("tf_keras", 2, "epoch", 2),
+        pytest.param("tf_keras", 1, 4, 2, marks=THOROUGH),
+        pytest.param("keras", 5, None, 2, marks=THOROUGH),
+    ],
+)
+def test_a_step_that_only_makes_weights_nan_is_left_out(
+    on: Machine, line: str, bad: int, save_freq: Any, starts: int
+) -> None:
+    on.start()
+    expected = trained(on, data(bad, left_out=1, in_x=True), activation=without_nan)
+    options: dict[str, Any] = {"activation": without_nan, "save_freq": save_freq}
+    fit = functools.partial(
+        trained, on, data(bad, in_x=True), on_bad_step=BadSteps(), **options
+    )
+    result, codes = until_the_end(on, fit)
+    assert result == expected
+    assert codes == [143] * starts * EPOCHS
+
+
+def without_nan(values: Any) -> Any:
+    """An activation that hides NaN from the loss, as a fused ReLU on a CPU does."""
+    return tf.where(tf.math.is_nan(values), 0.0, values)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_the_step_before_a_bad_loss_is_found(on: Machine) -> None:
+    """The loss of the step that makes the weights NaN is finite, only the next loss is
+    NaN: the innocent next step is trained after all."""
+    on.start()
+    options: dict[str, Any] = {"epochs": 1, "loss": with_nan_gradient}
+    expected = trained(on, data(2, value=1e3, left_out=1), **options)
+    options["on_bad_step"] = BadSteps(limit=1)
+    fit = functools.partial(trained, on, data(2, value=1e3), **options)
+    result, codes = until_the_end(on, fit)
+    assert result == expected
+    assert codes == [143, 143]
+
+
+def with_nan_gradient(truth: Any, predicted: Any) -> Any:
+    """A loss that is 0 for a target above 100, with a NaN in its gradient."""
+    loss = (truth - predicted) ** 2 * tf.sqrt(100.0 - truth)
+    return tf.reduce_mean(tf.where(truth > 100.0, 0.0, loss))
 
 
 @THOROUGH
@@ -375,6 +436,64 @@ def test_a_commit_with_a_bad_loss_is_refused(on: Machine) -> None:
     on.start()
     with pytest.raises(errors.BadStepsError, match="so the commit contains a bad step"):
         trained(on, data(2), epochs=1, on_bad_step=BadSteps(crashes=2))
+
+
+@ONE_LINE
+def test_a_commit_with_nan_weights_is_refused(on: Machine, line: str) -> None:
+    batches, codes = data(2, in_x=True), [SystemExit, errors.BadStepsError]
+    given: list[dict[str, Any]] = [{"save_freq": None}, {"on_bad_step": BadSteps()}]
+    on.cuts = [("end", 0, 4)]
+    for kind, options in zip(codes, given, strict=True):
+        on.start()
+        with pytest.raises(kind) as raised:
+            trained(on, batches, epochs=1, activation=without_nan, **options)
+    assert "contains NaN, so the commit contains a bad step" in str(raised.value)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+@pytest.mark.parametrize(
+    ("hook", "commits"), [("on_epoch_end", []), ("on_train_end", [6])]
+)
+def test_weights_that_a_callback_makes_nan_are_not_committed(
+    on: Machine, hook: str, commits: list[int]
+) -> None:
+    def assign(*_: Any) -> None:
+        layer = hooks.model.layers[0]
+        layer.set_weights([np.full_like(each, np.nan) for each in layer.get_weights()])
+
+    hooks = on.callback(**{hook: assign})
+    ours = on.preemption(on_bad_step=BadSteps())
+    on.start()
+    with pytest.raises(errors.BadStepsError, match="no step has caused this"):
+        on.fit(on.model(), hooks, ours=ours, epochs=2)
+    assert on.commits == commits
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_infinite_masks_and_nan_metrics_are_no_fault(on: Machine) -> None:
+    on.start()
+    model = on.model()
+    mask = on.keras.layers.Dense(2, use_bias=False, trainable=False)
+    mask.build((3,))
+    mask.set_weights([np.full((3, 2), -np.inf)])
+    model.mask = mask
+    hooks = on.callback(
+        on_train_batch_end=lambda batch, logs=None: [
+            each.assign(each + np.nan)
+            for metric in model.metrics[1:]
+            for each in metric.variables
+        ]
+    )
+    on.fit(model, hooks, ours=on.preemption(on_bad_step=BadSteps(), save_freq=1))
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_without_on_bad_step_a_nan_loss_is_named_once(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    on.start()
+    trained(on, data(2), save_freq=1)
+    assert caplog.text.count("the loss is nan at step 3: from now on the commits") == 1
 
 
 @pytest.mark.parametrize("line", ["keras"])

@@ -243,6 +243,10 @@ class BadStep:
         reason: the reason, or the error of a crash; for people.
         is_crash: whether the step has raised an error. The step is left out only after
             several crashes.
+        is_sought: whether the bad step is this step or an earlier step, so that the
+            next start must find the step. The step itself is not left out.
+        replaces: time of the record of a later step, which was only bad because of this
+            step; None if there is none.
     """
 
     step: int
@@ -252,6 +256,8 @@ class BadStep:
     batches: int
     reason: str
     is_crash: bool
+    is_sought: bool = False
+    replaces: float | None = None
 
 
 Event = (

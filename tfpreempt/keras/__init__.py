@@ -2,15 +2,16 @@
 
 The names are loaded on first use, so an import of the package imports no Keras.
 
-bad_steps     leaves steps with a bad loss, or with crashes, out of a fit
-backends/     the running `model.fit` of each Keras and backend
-callback      PreemptionCallback, the callback that a program adds to `model.fit`
-callbacks/    the user's callbacks of a fit: saves and restores their state
-data/         the position in the training data: saves and restores it
-fit/          one `model.fit`: its loop, its phases, and the contents of a save
-fit_protocol  the interface to a running `model.fit` of Keras 3 or tf_keras
-fit_record    values that a commit of a fit has besides the tf.train.Checkpoint
-multi_worker  makes `fit` of Keras 3 work with two workers or more
+bad_steps         leaves steps with a bad loss, or with crashes, out of a fit
+backends/         the running `model.fit` of each Keras and backend
+callback          PreemptionCallback, the callback that a program adds to `model.fit`
+callbacks/        the user's callbacks of a fit: saves and restores their state
+data/             the position in the training data: saves and restores it
+finite_variables  checks that the variables of a fit are finite
+fit/              one `model.fit`: its loop, its phases, and the contents of a save
+fit_protocol      the interface to a running `model.fit` of Keras 3 or tf_keras
+fit_record        values that a commit of a fit has besides the tf.train.Checkpoint
+multi_worker      makes `fit` of Keras 3 work with two workers or more
 
 Imported by cli, keras/backends, keras/callbacks, keras/data, keras/fit, tfpreempt.
 """

@@ -3,7 +3,16 @@
 The state in memory cannot be taken back to an earlier step. So a bad step is recorded
 in the journal, and the process exits to be restarted: the next start resumes from the
 last commit, reads the batches of the recorded steps, and does not train on them. No
-commit contains a bad step, because the losses are checked before each save.
+commit contains a bad step, because the losses and the variables are checked before each
+save.
+
+A step may make variables NaN although its loss is finite; only a later step has a bad
+loss, or none. If a check before a save finds such variables, the bad step is one of the
+steps since the check before, and the journal records the newest of these steps. Until
+the newest recorded step, the next start checks the variables after each step. The steps
+are repeated exactly, so the check finds the first step that makes a variable NaN. If
+only the loss of a later step was recorded, the record of the first step replaces the
+record of the later step, which may be good.
 """
 
 from __future__ import annotations
@@ -15,7 +24,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import fetch
@@ -27,13 +36,16 @@ from tfpreempt.handler.exit import describe
 from tfpreempt.handler.run import NEVER, Run
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.training_end import is_end_of_data
-from tfpreempt.keras.fit_protocol import Fit
+from tfpreempt.keras.finite_variables import find_not_finite
+from tfpreempt.keras.fit_protocol import Fit, FitVariables
 
 log = logging.getLogger(__name__)
 
 _FIELDS = {
     **dict.fromkeys(("fit", "epoch", "batch", "batches"), "count"),
     "is_crash": "flag",
+    "is_sought": "flag?",
+    "replaces": "time?",
     "found_at": "time?",  # of a copy: `wall` of the original record
 }
 _TIMES = ("wall", "monotonic")
@@ -44,9 +56,10 @@ _Position = tuple[int, int, int]  # number of the fit, epoch, first batch of the
 class BadSteps:
     """The steps that a `PreemptionCallback` leaves out of training.
 
-    A step is bad if its loss is NaN or infinite. After a bad step the process exits
-    with the restart code; the next start resumes from the last commit, and leaves the
-    batches of the step out. docs/fit/bad-steps.md describes the details.
+    A step is bad if its loss is NaN or infinite, or if the step makes a variable NaN or
+    infinite. After a bad step the process exits with the restart code; the next start
+    resumes from the last commit, and leaves the batches of the step out.
+    docs/fit/bad-steps.md describes the details.
 
     Args:
         spike_factor: a step is also bad if its loss is more than this number times the
@@ -58,7 +71,8 @@ class BadSteps:
         limit: maximum number of steps that are left out of a run. One more bad step
             raises BadStepsError.
         check_every: number of steps after which the losses are read. Reading a loss
-            waits for the device. Before each save the losses are read too.
+            waits for the device. Before each save the losses are read too, and the
+            variables are checked.
         loss: name of the loss in the logs of the train step.
 
     Raises:
@@ -124,6 +138,8 @@ def positions(
     """
     counts: dict[_Position, float] = {}
     for each in records:
+        if each.get("is_sought"):
+            continue
         position = _position(each)
         counts[position] = counts.get(position, 0) + (1 if each["is_crash"] else NEVER)
     needed = NEVER if crashes is None else crashes
@@ -134,13 +150,15 @@ def _records(journal: Journal) -> list[Mapping[str, Any]]:
     """Returns the valid records of bad steps in a journal, oldest first.
 
     A record of which the journal has copies (see `BadStepGuard._read`) is returned
-    once: otherwise one crash would count as several crashes.
+    once: otherwise one crash would count as several crashes. A record that another
+    record replaces is not returned.
     """
     found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for each in journal.read_earlier(BadStep):
         if validate_types(each, _FIELDS):
             found.setdefault(_identity(each), each)
-    return list(found.values())
+    replaced = {each.get("replaces") for each in found.values()}
+    return [each for (at, *_), each in found.items() if at not in replaced]
 
 
 def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -163,6 +181,27 @@ def _named(found: Iterable[_Position]) -> str:
     )
 
 
+_warned = set[str]()  # directories of which `_warn_of_loss` has warned
+
+
+def _warn_of_loss(directory: str, loss: str, step: int) -> None:
+    if directory in _warned:
+        return
+    _warned.add(directory)
+    log.warning(
+        "the loss is %s at step %d: from now on the commits in %s probably contain NaN "
+        "weights, and they replace the older commits. Stop the run, and resume from an "
+        "older commit (`tfpreempt inspect` lists the commits). "
+        "on_bad_step=tfpreempt.keras.BadSteps() leaves such a step out",
+        loss,
+        step,
+        directory,
+    )
+
+
+_NO_OPTIONS = BadSteps()  # in a fit without `on_bad_step`
+
+
 class BadStepGuard:
     """Finds the bad steps of a fit, and knows the steps to leave out. Use on the main
     thread only.
@@ -170,21 +209,27 @@ class BadStepGuard:
     Args:
         options: the argument `on_bad_step`; None: no step is bad.
         fit: the fit.
+        variables: the variables of the fit, as a checkpoint.
         session: the session of this process.
         run: the run of the fit.
 
     Attributes:
-        is_active: whether there are `options`.
         is_left_out: whether the newest step was left out.
         unreadable: number of the epoch's newest batch that was left out and could not
             be read; None without such a batch.
     """
 
     def __init__(
-        self, options: BadSteps | None, fit: Fit, session: Session, run: Run
+        self,
+        options: BadSteps | None,
+        fit: Fit,
+        variables: FitVariables,
+        session: Session,
+        run: Run,
     ) -> None:
-        self.is_active = options is not None
-        self._options = options or BadSteps()
+        self._options = options or _NO_OPTIONS
+        self._fit = fit
+        self._variables = variables
         self._session = session
         self._run = run
         self.is_left_out = False
@@ -195,6 +240,9 @@ class BadStepGuard:
         self._positions: list[_Position] = []
         self._mean: float | None = None  # mean loss before the first unread loss
         self._unread: list[tuple[int, Any]] = []  # first batch of a step, mean loss
+        self._last: _Position = (0, 0, 0)  # the newest trained step
+        # Number of the run's steps at the newest check that found finite variables.
+        self._finite_at = -1
         if options is None:
             return
         if session.cluster.num_workers > 1:
@@ -210,6 +258,17 @@ class BadStepGuard:
                 "train_step, whose logs may have another loss than the mean of the "
                 "epoch. Use the train_step of Keras, or leave spike_factor out"
             )
+
+    @property
+    def is_active(self) -> bool:
+        """Whether `on_bad_step` was given."""
+        return self._options is not _NO_OPTIONS
+
+    @property
+    def _search_end(self) -> _Position:
+        """The step until which the variables are checked after each step."""
+        bad = [_position(each) for each in self._records if not each["is_crash"]]
+        return max(bad, default=(0, 0, 0))
 
     def begin(
         self, number: int, epoch: int, logs: Mapping[str, Any], size: int
@@ -233,12 +292,7 @@ class BadStepGuard:
         mean = logs.get(self._options.loss)
         self._mean = None if mean is None else float(mean)
         if self._mean is not None and not math.isfinite(self._mean):
-            raise errors.BadStepsError(
-                f"The loss in the newest commit of {self._run.directory.path!r} is "
-                f"{self._mean}, so the commit contains a bad step, and on_bad_step "
-                "cannot return to an earlier step. Move the newest commits to another "
-                "directory (`tfpreempt inspect` lists the commits), and start again"
-            )
+            raise errors.BadStepsError(self._bad_commit(f"the loss is {self._mean}"))
         self._records = self._read()
         self._positions = positions(self._records, self._options.crashes)
         if len(self._positions) > self._options.limit:
@@ -377,8 +431,11 @@ class BadStepGuard:
                 "BadSteps(loss=...) with the name of the loss"
             )
         self._unread.append((batch, logs[self._options.loss]))
-        if len(self._unread) >= self._options.check_every:
+        self._last = (self._fit_number, self._epoch, batch)
+        if self._last <= self._search_end:
             self.check()
+        elif len(self._unread) >= self._options.check_every:
+            self._check_losses()
 
     def find(self) -> tuple[int, str] | None:
         """Reads the losses; returns the first bad step, with the reason, or None.
@@ -398,38 +455,113 @@ class BadStepGuard:
         return None
 
     def check(self) -> None:
-        """Ends the process if a step was bad.
+        """Ends the process if a step was bad, by its loss or by a variable. Call before
+        a save.
 
         Raises:
             SystemExit: a step was bad; the next start leaves the step out.
-            BadStepsError: the limit was reached, or the journal cannot be written.
+            BadStepsError: the limit was reached, the journal cannot be written, or a
+                variable is NaN or infinite for another reason than a step.
         """
-        if (found := self.find()) is None:
+        self._check_losses()
+        if not self.is_active:
             return
-        batch, why = found
-        position = self._add(batch, why)
+        steps = self._run.steps_made
+        self._fit.sync()
+        if not (why := find_not_finite(self._fit, self._variables)):
+            self._finite_at = steps
+            return
+        if steps in (0, self._finite_at):
+            raise errors.BadStepsError(
+                f"{why}, and no step has caused this: the variable was finite after "
+                f"the newest step ({_named([self._last])}). Correct the callback, or "
+                "the other code between the steps, that assigns the variable"
+                if steps
+                else f"{why} before the first step of this start; expected a model "
+                "whose weights are finite. Correct the initial weights"
+            )
+        if self._finite_at == steps - 1:
+            self._end_because_of(self._add(self._last[2], why), why)
+        self._record(self._last, why, is_sought=True)
+        self._end_because_of(self._last, why, is_sought=True)
+
+    def check_restored(self) -> None:
+        """Checks the variables of the restored commit.
+
+        Raises:
+            BadStepsError: a variable is NaN or infinite.
+        """
+        if self.is_active and (why := find_not_finite(self._fit, self._variables)):
+            raise errors.BadStepsError(self._bad_commit(why))
+        self._finite_at = self._run.steps_made
+
+    def check_before_save(self) -> None:
+        """Raises SaveError if a step was bad, for a save without a call of `check`."""
+        found, where = self.find(), f"of epoch {self._epoch}"
+        why = "" if found is None else f"{found[1]} at batch {found[0]} {where}"
+        if not why and self.is_active and self._finite_at != self._run.steps_made:
+            why = find_not_finite(self._fit, self._variables)
+        if why:
+            raise errors.SaveError(
+                f"{why}, so the state is not saved; the older commits are unchanged"
+            )
+
+    def warn_of_loss(self, logs: Mapping[str, Any]) -> None:
+        """Without `on_bad_step`, logs a warning, once, if a state with a bad loss is
+        saved.
+
+        Args:
+            logs: logs of the epoch, as numbers.
+        """
+        loss = logs.get(self._options.loss)
+        is_bad = isinstance(loss, float) and not math.isfinite(loss)
+        if is_bad and not self.is_active:
+            _warn_of_loss(self._run.directory.path, f"{loss}", self._run.step)
+
+    def _check_losses(self) -> None:
+        if (found := self.find()) is not None:
+            batch, why = found
+            self._end_because_of(self._add(batch, why), why)
+
+    def _end_because_of(
+        self, position: _Position, why: str, *, is_sought: bool = False
+    ) -> NoReturn:
+        """Ends the process, after the record of a bad step.
+
+        Args:
+            position: the recorded step.
+            why: the reason.
+            is_sought: whether the next start must find the step.
+        """
         # Otherwise each start would find the step again, without end.
-        if position not in positions(_records(self._run.journal), None):
+        if not any(
+            _position(each) == position and bool(each.get("is_sought")) == is_sought
+            for each in _records(self._run.journal)
+        ):
             raise errors.BadStepsError(
                 f"{why} at {_named([position])}, and the step could not be recorded in "
                 f"the journal {str(self._run.journal.path)!r}; expected a file that "
                 "this user owns, and that no other user can write. Correct the owner, "
                 "the permissions or the space on the disk, and start again"
             )
-        reason = f"{why} at {_named([position])}; the next start leaves this step out"
-        self._session.exit.leave(Outcome.LOST, reason)
+        where = f"{why} {'after' if is_sought else 'at'} {_named([position])}"
+        what = (
+            "finds the step that caused this" if is_sought else "leaves this step out"
+        )
+        self._session.exit.leave(Outcome.LOST, f"{where}; the next start {what}")
         raise errors.UsageError(
             "the exit_fn returned after a bad step; expected that exit_fn ends the "
             "process, because the state in memory contains the bad step"
         )
 
-    def check_before_save(self) -> None:
-        """Raises SaveError if a step was bad, for a save without a call of `check`."""
-        if (found := self.find()) is not None:
-            raise errors.SaveError(
-                f"{found[1]} at batch {found[0]} of epoch {self._epoch}, so the state "
-                "is not saved; the older commits are unchanged"
-            )
+    def _bad_commit(self, why: str) -> str:
+        return (
+            f"In the newest commit of {self._run.directory.path!r} {why}, so the "
+            "commit contains a bad step, and on_bad_step cannot return to an earlier "
+            "step. "
+            "Move the newest commits to another directory (`tfpreempt inspect` lists "
+            "the commits), and start again"
+        )
 
     def failed(self, error: BaseException, batch: int) -> None:
         """Records a crash of a step; the caller raises the error.
@@ -469,7 +601,7 @@ class BadStepGuard:
                 error, f"the next start leaves out {_named([position])}: crash {count}"
             )
         elif count > 1 or self._run.step:
-            self._record(batch, describe(error), is_crash=True)
+            self._record(position, describe(error), is_crash=True)
 
     def followed_bad_step(self, error: BaseException) -> bool:
         """Records the bad step before an error of a callback or of a later step; the
@@ -517,25 +649,46 @@ class BadStepGuard:
             BadStepsError: the limit was reached.
         """
         position = (self._fit_number, self._epoch, batch)
-        if len(self._positions) >= self._options.limit:
+        replaced = self._search_end if self._replaced(position) else None
+        others = [each for each in self._positions if each != replaced]
+        if len(others) >= self._options.limit:
             raise errors.BadStepsError(
                 f"{why}, and limit={self._options.limit} steps are left out already. "
                 "The bad steps, counted from 0: "
-                f"{_named([*self._positions, position])}. Check the data of these "
+                f"{_named([*others, position])}. Check the data of these "
                 "batches, and the learning rate; or raise limit= of BadSteps"
             ) from cause
-        self._record(batch, why, is_crash=is_crash)
+        self._record(position, why, is_crash=is_crash)
         return position
 
-    def _record(self, batch: int, why: str, *, is_crash: bool) -> None:
+    def _record(
+        self,
+        position: _Position,
+        why: str,
+        *,
+        is_crash: bool = False,
+        is_sought: bool = False,
+    ) -> None:
+        fit, epoch, batch = position
         self._run.record(
             BadStep(
                 step=self._run.step,
-                fit=self._fit_number,
-                epoch=self._epoch,
+                fit=fit,
+                epoch=epoch,
                 batch=batch,
                 batches=self._size,
                 reason=why,
                 is_crash=is_crash,
+                is_sought=is_sought,
+                replaces=None if is_crash or is_sought else self._replaced(position),
             )
         )
+
+    def _replaced(self, position: _Position) -> float | None:
+        """Returns the time of the record that the record of a bad step replaces, or
+        None: the end of the search, if only its loss was bad."""
+        if position >= self._search_end:
+            return None
+        ends = [each for each in self._records if _position(each) == self._search_end]
+        bad = [each for each in ends if not (each["is_crash"] or each.get("is_sought"))]
+        return _identity(bad[0])[0] if bad else None

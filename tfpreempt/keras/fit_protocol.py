@@ -215,6 +215,10 @@ class FitVariables(Protocol):
         """
         return
 
+    def sums(self, variables: Sequence[Any]) -> Sequence[float]:
+        """Returns the sum of the elements of each floating-point variable. Computes on
+        the device of the variable, and copies only the sums to the host."""
+
     def hold(self) -> HeldValues:
         """Returns a copy of all values of this worker."""
 

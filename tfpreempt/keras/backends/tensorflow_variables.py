@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -57,6 +57,18 @@ class TensorFlowVariables(FitVariables):
         untracked = (attached if is_attached else attach)(self.checkpoint)
         return of_worker(self._model, untracked)
 
+    def sums(self, variables: Sequence[Any]) -> Sequence[float]:
+        # Replicas of a variable are equal.
+        parts = [local_parts(each)[:1] for each in variables]
+        found = []
+        for value in _read([part for each in parts for part in each]):
+            with tf.device(value.device):
+                # A sum in 16 bits would often be infinite.
+                wide = value if value.dtype.size > 2 else tf.cast(value, tf.float32)
+                found.append(tf.reduce_sum(wide))
+        totals = map(float, found)  # waits for the device only now
+        return [next(totals) if each else 0.0 for each in parts]
+
     def hold(self) -> HeldValues:
         return HeldValues(self.checkpoint, attach(self.checkpoint))
 
@@ -82,7 +94,7 @@ class HeldValues:
         objects += [variable for _, variable in untracked.own]
         parts = {id(part): part for obj in objects for part in local_parts(obj)}
         self._parts = list(parts.values())
-        self._values = self._read()
+        self._values = _read(self._parts)
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
@@ -90,30 +102,36 @@ class HeldValues:
 
         Afterwards the variables have their previous values again.
         """
-        now = self._read()
+        now = _read(self._parts)
         self._assign(self._values)
         try:
             yield
         finally:
             self._assign(now)
 
-    def _read(self) -> list[tf.Tensor]:
-        kinds: dict[Any, list[int]] = collections.defaultdict(list)
-        for number, part in enumerate(self._parts):
-            kinds[part.device, part.dtype].append(number)
-            if is_large(part):
-                tf.raw_ops.DisableCopyOnRead(resource=part.handle)
-        values: dict[int, tf.Tensor] = {}
-        for (device, dtype), numbers in kinds.items():
-            handles = [self._parts[number].handle for number in numbers]
-            read = read_variables(device, dtype, handles)
-            values |= zip(numbers, read, strict=True)
-        return [values[number] for number in range(len(self._parts))]
-
     def _assign(self, values: list[tf.Tensor]) -> None:
         for part, value in zip(self._parts, values, strict=True):
             with tf.device(part.device):
                 part.assign(value)
+
+
+def _read(parts: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the values of variables of this worker, without a copy if possible.
+
+    Args:
+        parts: variables on one device each, see `local_parts`.
+    """
+    kinds: dict[Any, list[int]] = collections.defaultdict(list)
+    for number, part in enumerate(parts):
+        kinds[part.device, part.dtype].append(number)
+        if is_large(part):
+            tf.raw_ops.DisableCopyOnRead(resource=part.handle)
+    values: dict[int, tf.Tensor] = {}
+    for (device, dtype), numbers in kinds.items():
+        handles = [parts[number].handle for number in numbers]
+        read = read_variables(device, dtype, handles)
+        values |= zip(numbers, read, strict=True)
+    return [values[number] for number in range(len(parts))]
 
 
 def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:

@@ -137,7 +137,11 @@ class Training:
                 self._slow_step,
                 prepare=self._state.prepare,
                 guard=BadStepGuard(
-                    options.on_bad_step, self.fit, self.session, self.run
+                    options.on_bad_step,
+                    self.fit,
+                    self._state.variables,
+                    self.session,
+                    self.run,
                 ),
             )
             self._functions = TracedFunctions(
@@ -461,6 +465,7 @@ class Training:
     def _restore(self, *, extends: bool = False) -> None:
         """Restores the commit, and replaces functions traced with other settings."""
         self._state.restore(self.run, self._saved, extends=extends)
+        self._steps.guard.check_restored()
         is_one_of_many = self.session.cluster.num_workers > 1
         self._functions.trace_again(only_for_settings=is_one_of_many)
 
@@ -607,6 +612,8 @@ class Training:
             self._restore()
             self._state.attributes.name_due_trace()
         self._phase = phases.after(self._phase, FitEvent.TRAIN_END)
+        if self.run.steps_made:
+            self._check_end()
         self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
         self.run.is_at_end = True
@@ -632,6 +639,15 @@ class Training:
         for each in self._others.callbacks:
             if isinstance(each, State):
                 each._fit_is_committed()
+
+    def _check_end(self) -> None:
+        """Checks the state of the last commit, which a callback may have changed."""
+        try:
+            self._steps.guard.check()
+        except errors.BadStepsError:
+            self.abandon()
+            take_over()
+            raise
 
     def _has_restored_weights(self, callback: Any) -> bool:
         """Returns whether a callback is an EarlyStopping that has set the weights of an
@@ -708,6 +724,8 @@ class Training:
         elif stage == "complete":
             epoch, batch = epoch + 1, 0
             stopped = bool(epoch < self.fit.arguments["epochs"])
+        kept = {name: resume_plan.plain(each) for name, each in logs.items()}
+        steps.guard.warn_of_loss(kept)
         return Progress(
             fit=self._plan.number,
             phase=stage,
@@ -716,7 +734,7 @@ class Training:
             is_untrained=self.run.step == 0,
             stopped=stopped,
             loop=self.fit.loop_state(),
-            logs={name: resume_plan.plain(each) for name, each in logs.items()},
+            logs=kept,
             histories=self._plan.histories,
             made_of=self._state.made_of(is_built=True),
             metrics=sum(len(metric.variables) for metric in model.metrics),

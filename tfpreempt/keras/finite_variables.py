@@ -1,0 +1,68 @@
+"""Checks that the variables of a fit are finite."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpreempt.keras.fit_protocol import Fit, FitVariables
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def find_not_finite(fit: Fit, variables: FitVariables) -> str:
+    """Returns a text that names a variable with NaN or infinity; "" if there is none.
+
+    Infinity counts only in variables that a step trains: other variables may be
+    infinite on purpose, as a mask is. Metrics do not count, because they never change a
+    weight, and may be NaN for a while.
+
+    Args:
+        fit: the fit; on JAX, its variables have the current values (`Fit.sync`).
+        variables: the variables of the fit, as a checkpoint.
+    """
+    trained, others = _variables(fit)
+    # A sum is finite only if all elements are finite. A sum of finite elements may be
+    # infinite, so then the elements are read.
+    for variable, total in zip(trained, variables.sums(trained), strict=True):
+        if not math.isfinite(total):
+            array = _elements(variable)
+            if not np.isfinite(array).all():
+                value = "NaN" if np.isnan(array).any() else "infinity"
+                return f"the variable {_name(variable)} contains {value}"
+    for variable, total in zip(others, variables.sums(others), strict=True):
+        if math.isnan(total) and np.isnan(_elements(variable)).any():
+            return f"the variable {_name(variable)} contains NaN"
+    return ""
+
+
+def _variables(fit: Fit) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns the floating-point variables that a step trains, and the other ones."""
+    model, optimizer = fit.model, fit.model.optimizer
+    slots = () if optimizer is None else optimizer.variables
+    trained, weights = [*(slots() if callable(slots) else slots)], []
+    # tf_keras raises ValueError for a model without variables so far.
+    with contextlib.suppress(ValueError):
+        weights = model.weights
+        trained += model.trainable_variables
+    seen = {id(each) for metric in model.metrics for each in metric.variables}
+    groups: tuple[list[Any], list[Any]] = ([], [])
+    for group, variables in zip(groups, (trained, weights), strict=True):
+        for each in variables:
+            is_float = getattr(each.dtype, "name", each.dtype) in _FLOATS
+            if is_float and id(each) not in seen:
+                seen.add(id(each))
+                group.append(each)
+    return groups
+
+
+def _elements(variable: Any) -> Any:
+    return np.asarray(variable.numpy(), np.float64)
+
+
+def _name(variable: Any) -> str:
+    return repr(variable.path if hasattr(variable, "path") else variable.name)
