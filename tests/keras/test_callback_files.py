@@ -10,7 +10,9 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, travelled  # noqa: E402
-from tfpreempt.keras.callbacks import callback_state  # noqa: E402
+from tests.keras.small_fit import machine  # noqa: E402
+from tfpreempt.core import contained  # noqa: E402
+from tfpreempt.keras.callbacks import callback_files, callback_state  # noqa: E402
 
 APPEND = pytest.mark.parametrize("append", [True, False])
 
@@ -202,3 +204,44 @@ def test_two_loggers_and_one_that_is_new(tmp_path, caplog):
     assert [b"\xc3\xa90" in read(paths[0]), b"\xc3\xa91" in read(paths[1])] == [1, 1]
     (record,) = caplog.records
     assert "keras.CSVLogger#3" in record.getMessage()
+
+
+@LINES
+@pytest.mark.parametrize("above", [True, False])
+def test_no_link_in_the_checkpoint_directory_leads_to_a_log(line, above, tmp_path):
+    """Another user would get the content of a file, or choose its content."""
+    root, elsewhere = tmp_path / "ckpt", tmp_path / "elsewhere"
+    for folder in (root / "logs", elsewhere):
+        folder.mkdir(parents=True)
+    path = root / "logs" / "log.csv"
+    old = begun(line, str(path))
+    train(old, 0)
+    states = captured(old)
+    old.csv_file.close()
+    (elsewhere / "log.csv").write_text("years of work")
+    path.unlink()
+    if above:
+        path.parent.rmdir()
+        path.parent.symlink_to(elsewhere)
+    else:
+        path.symlink_to(elsewhere / "log.csv")
+    with callback_files.resolved([old], str(root)):
+        with pytest.raises(contained.LinkError):
+            callback_state.capture_files([old])
+        with pytest.raises(contained.LinkError):
+            callback_state.restore_files([old], states)
+    assert (elsewhere / "log.csv").read_text() == "years of work"
+
+
+@LINES
+def test_a_fit_does_not_write_through_a_link_in_the_checkpoint_directory(line):
+    with machine(line) as on:
+        elsewhere = on.directory / "thesis"
+        elsewhere.write_text("years of work")
+        on.checkpoints.mkdir(exist_ok=True)
+        path = on.checkpoints / "log.csv"
+        path.symlink_to(elsewhere)
+        on.start()
+        with pytest.raises(contained.LinkError):
+            on.fit(None, logger(line, str(path)))
+        assert elsewhere.read_text() == "years of work"

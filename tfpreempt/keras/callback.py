@@ -312,7 +312,8 @@ class PreemptionCallback:
             if builtin_callbacks.kind(each) == callback_files.KIND
         ]
         if loggers:
-            self._names.enter_context(callback_files.resolved(loggers))
+            root = paths.absolute(local_directory(self._options.checkpoint_dir))
+            self._names.enter_context(callback_files.resolved(loggers, root))
         # Read the text now: a CSVLogger may truncate its file when training begins.
         self._files = capture_files(loggers) if loggers else None
 

@@ -18,13 +18,16 @@ from typing import Any
 from tfpreempt.core import contained
 from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths
-from tfpreempt.storage.file_reading import open_file
+from tfpreempt.storage.files import LocalFiles
 
 KIND = "CSVLogger"
 
+_roots: dict[int, str] = {}
+"""Checkpoint directory of the fit, by the id of a CSVLogger in a body of `resolved`."""
+
 
 @contextlib.contextmanager
-def resolved(loggers: Sequence[Any]) -> Iterator[None]:
+def resolved(loggers: Sequence[Any], root: str) -> Iterator[None]:
     """Context manager: in the body, each CSVLogger has the absolute name of its file.
 
     A relative name would refer to a different file if the program changed the working
@@ -32,15 +35,19 @@ def resolved(loggers: Sequence[Any]) -> Iterator[None]:
 
     Args:
         loggers: the CSVLoggers of a fit, before the fit opens their files.
+        root: absolute path of the checkpoint directory. Other users may be able to
+            create links there, so no link inside leads to a log file.
     """
     given = [logger.filename for logger in loggers]
     for logger in loggers:
         logger.filename = paths.absolute(logger.filename)
+        _roots[id(logger)] = root
     try:
         yield
     finally:
         for logger, name in zip(loggers, given, strict=True):
             logger.filename = name
+            _roots.pop(id(logger), None)
 
 
 def capture(logger: Any) -> dict[str, Any]:
@@ -57,7 +64,7 @@ def capture(logger: Any) -> dict[str, Any]:
     """
     has_writer = logger.writer is not None
     try:
-        text: bytes | None = _read(logger.filename)
+        text: bytes | None = _read(logger)
     except FileNotFoundError:
         # With a writer, the file was deleted. Without a writer, no row was written yet:
         # the first row will create the file.
@@ -89,7 +96,7 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     handle = logger.csv_file
     was_open = not getattr(handle, "closed", False)  # a GFile has no `closed`
     handle.close()
-    _overwrite(logger.filename, text)
+    _overwrite(logger, text)
     logger.keys = state["keys"]
     logger.append_header = state["append_header"]
     has_header = extends and bool(text) and logger.keys is not None
@@ -104,10 +111,25 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
         logger.writer = csv.DictWriter(logger.csv_file, names, delimiter=logger.sep)
 
 
-def _read(path: str) -> bytes:
-    with _as_keras(path, "rb") if is_url(path) else open_file(path) as file:
-        text: bytes = file.read()
-        return text
+def _read(logger: Any) -> bytes:
+    if is_url(path := logger.filename):
+        with _as_keras(path, "rb") as file:
+            text: bytes = file.read()
+            return text
+    path, root = _located(logger)
+    with open(contained.open_file(path, os.O_RDONLY, root=root), "rb") as file:
+        return file.read()
+
+
+def _located(logger: Any) -> tuple[str, str]:
+    """Returns the path of a log file, and the directory inside which no link is
+    followed.
+
+    Outside of the checkpoint directory, links are followed, as Keras does.
+    """
+    path, root = logger.filename, _roots.get(id(logger), "")
+    is_inside = bool(root) and path.startswith(os.path.join(root, ""))
+    return path if is_inside else os.path.realpath(path), root
 
 
 @contextlib.contextmanager
@@ -128,19 +150,16 @@ def _as_keras(url: str, mode: str) -> Iterator[Any]:
         raise OSError(errno.EREMOTEIO, error.message, url) from error
 
 
-def _overwrite(path: str, text: bytes) -> None:
-    """Replaces the content of a log file; its owner and mode do not change.
-
-    If the path is a symbolic link, the function follows the link, as Keras does.
-    """
-    if is_url(path):
+def _overwrite(logger: Any, text: bytes) -> None:
+    """Replaces the content of a log file; its owner and mode do not change."""
+    if is_url(path := logger.filename):
         with _as_keras(path, "wb") as file:
             file.write(text)
         return
-    path = os.path.realpath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    path, root = _located(logger)
+    LocalFiles(root).make_dirs(os.path.dirname(path))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(contained.open_file(path, flags, copies=True), "wb") as file:
+    with open(contained.open_file(path, flags, root=root, copies=True), "wb") as file:
         file.write(text)
 
 
