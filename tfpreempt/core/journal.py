@@ -225,25 +225,9 @@ class Journal(JsonLines):
     def read_earlier(self, kind: type[events.Event]) -> list[dict[str, Any]]:
         """Returns this worker's records of one kind of event, oldest first.
 
-        The records of a file are left out if the file cannot be read, and if other
-        users can write to the file, because the caller may delete the files that a
-        record names.
+        See `read_records`.
         """
-        name = kind.__name__.lower()
-        found: list[dict[str, Any]] = []
-        for path in segments(self._first):
-            with (
-                contextlib.suppress(OSError),
-                open(open_file(path, os.O_RDONLY), "rb", buffering=0) as file,
-            ):
-                status = os.fstat(file.fileno())
-                is_ours = status.st_uid == os.geteuid()
-                if is_ours and not status.st_mode & _WRITABLE_BY_OTHERS:
-                    for line in LineReader().read_on(file.fileno()):
-                        record = parse_record(line) if name.encode() in line else None
-                        if record is not None and record.get("event") == name:
-                            found.append(record)
-        return found
+        return read_records(self._first, kind, os.geteuid())
 
 
 class LineReader:
@@ -309,6 +293,35 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
         return None
     is_record = isinstance(record, dict) and is_time(record.get("wall"))
     return record if is_record else None
+
+
+def read_records(
+    first: Path, kind: type[events.Event], owner: int
+) -> list[dict[str, Any]]:
+    """Returns the records of one kind of event in a journal, oldest first.
+
+    The records of a file are left out if the file cannot be read, and if other users
+    can write to the file, because the caller may delete the files that a record names.
+
+    Args:
+        first: path of the journal's first file.
+        kind: class of the event.
+        owner: id of the user who owns the files.
+    """
+    name = kind.__name__.lower()
+    found: list[dict[str, Any]] = []
+    for path in segments(first):
+        with (
+            contextlib.suppress(OSError),
+            open(open_file(path, os.O_RDONLY), "rb", buffering=0) as file,
+        ):
+            status = os.fstat(file.fileno())
+            if status.st_uid == owner and not status.st_mode & _WRITABLE_BY_OTHERS:
+                for line in LineReader().read_on(file.fileno()):
+                    record = parse_record(line) if name.encode() in line else None
+                    if record is not None and record.get("event") == name:
+                        found.append(record)
+    return found
 
 
 def open_file(path: Path, flags: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,16 @@ import click
 
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.mirror.import_commit import bring
 from tfpreempt.checkpoint.state import array_contents
 from tfpreempt.checkpoint.state.encoding import decode, read_parts
 from tfpreempt.checkpoint.state.state import RESERVED
-from tfpreempt.core.journal import journal_directory, segments
+from tfpreempt.core.events import BadStep
+from tfpreempt.core.journal import journal_directory, read_records
 from tfpreempt.core.replay import Replay
 from tfpreempt.errors import TfpreemptError
+from tfpreempt.storage import file_reading
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 
 _KEPT = ("TFPREEMPT_PLATFORM", "TFPREEMPT_SCRATCH_DIR", "TFPREEMPT_CACHE_DIR")
@@ -66,7 +70,10 @@ def replay(commits: Sequence[Entry], command: Sequence[str]) -> Comparison:
     directory, until = os.path.realpath(newer.store.uri), newer.step or 0
     with tempfile.TemporaryDirectory(prefix="tfpreempt-replay-") as parent:
         copy = os.path.join(os.path.realpath(parent), "run")
-        shutil.copytree(older.path, os.path.join(copy, older.name), symlinks=True)
+        try:
+            bring(LocalFiles(copy), older, copy)
+        except TfpreemptError as error:
+            raise ReplayError(str(error)) from error
         _copy_bad_steps(directory, copy)
         steps = Replay(directory=directory, copy=copy, until=until)
         environment = {
@@ -138,7 +145,7 @@ def _phase(commit: Entry) -> str:
     """Returns the phase of a fit in a commit; "" for a loop."""
     name = "tfpreempt.keras" + layout.STATE_SUFFIX
     path = os.path.join(commit.shards, layout.STATES, name)
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), file_reading.open_file(path) as file:
         header, parts = read_parts(file)
         progress, count = header["record"]["progress"]  # the first value
         return str(decode(progress, parts[:count])["phase"])
@@ -149,16 +156,11 @@ def _copy_bad_steps(directory: str, copy: str) -> None:
     """Copies the records of the steps that the run has left out."""
     target = journal_directory(copy)
     target.mkdir()
-    name = "worker-0.jsonl"
-    lines = [
-        line
-        for path in segments(journal_directory(directory) / name)
-        if path.exists()
-        for line in path.read_bytes().splitlines(keepends=True)
-        if b'"badstep"' in line
-    ]
-    if lines:
-        Path(target, name).write_bytes(b"".join(lines))
+    name, owner = "worker-0.jsonl", os.stat(directory).st_uid
+    records = read_records(journal_directory(directory) / name, BadStep, owner)
+    if records:
+        lines = "".join(f"{json.dumps(each)}\n" for each in records)
+        Path(target, name).write_text(lines, encoding="utf-8")
         Path(target, name).chmod(0o600)
 
 

@@ -1,0 +1,59 @@
+"""`tfpreempt verify --replay` where another user may have put anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.fakes import OwnContents, open_directory, save
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.cli.inspect import replay
+
+BAD = {"wall": 1.0, "event": "badstep", "worker": 0}
+
+
+def lines(*records: object) -> str:
+    return "".join(f"{json.dumps(each)}\n" for each in records)
+
+
+@pytest.mark.timeout(60)
+def test_only_the_files_of_the_commit_and_of_its_user_are_copied(
+    tmp_path: Path,
+) -> None:
+    run, copied = tmp_path / "run", tmp_path / "copied"
+    saver = open_directory(run, OwnContents(), max_to_keep=None)
+    for step in (10, 20):
+        save(saver, step)
+    files = {path.name for path in (run / "10").rglob("*") if path.is_file()}
+
+    # Files that no manifest names.
+    for commit in ("10", "20"):
+        (run / commit / "states").mkdir(exist_ok=True)
+        os.mkfifo(run / commit / "states" / "tfpreempt.keras.state")
+    (run / "10" / "thesis").symlink_to("/etc/passwd")
+    (run / "10" / "sparse").touch()
+    os.truncate(run / "10" / "sparse", 8 << 40)
+
+    # Files that are no journals of this user.
+    journal = run / "journal"
+    journal.mkdir()
+    names = [journal / f"worker-0.{number}.jsonl" for number in range(1, 6)]
+    os.mkfifo(names[1])
+    (tmp_path / "elsewhere").write_text(lines(BAD | {"at": "elsewhere"}))
+    names[2].symlink_to(tmp_path / "elsewhere")
+    names[3].touch()
+    os.truncate(names[3], 8 << 40)
+    names[4].write_text(lines(BAD | {"at": "writable for all users"}))
+    names[4].chmod(0o666)
+    other = {"wall": 1.0, "event": "cachewrite", "path": "/x", "detail": "badstep"}
+    (journal / "worker-0.jsonl").write_text(lines(other, BAD))
+
+    command = ["sh", "-c", 'cp -r "$TFPREEMPT_CHECKPOINT_DIR" "$0"', str(copied)]
+    with pytest.raises(replay.ReplayError, match="ended with exit code 0"):
+        replay.replay(catalog.scan(str(run)), command)
+    assert {path.name for path in (copied / "10").rglob("*") if path.is_file()} == files
+    assert (copied / "journal" / "worker-0.jsonl").read_text() == lines(BAD)
+    assert os.listdir(copied / "journal") == ["worker-0.jsonl"]
