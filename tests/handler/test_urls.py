@@ -219,9 +219,11 @@ def test_the_journal_of_a_deleted_run_is_deleted(
     train(3)
     (journal / "worker-7.jsonl").write_text("{}")
     (journal / "supervisor.jsonl").write_text("{}")
+    (journal / "worker-8" / "thesis").mkdir(parents=True)
     cloud.empty()
     assert train(1)[1] == 0
     assert not (journal / "worker-7.jsonl").exists()
+    assert (journal / "worker-8" / "thesis").exists()  # not a journal
     assert (journal / "supervisor.jsonl").exists()
 
 

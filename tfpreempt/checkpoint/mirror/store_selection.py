@@ -292,11 +292,16 @@ class Scratch:
                 _delete(files, os.path.join(self.directory, name))
 
     def _empty_journal(self, files: Files) -> None:
-        """Deletes the workers' journals. Called if the user has deleted the run."""
+        """Deletes the workers' journals. Called if the user has deleted the run.
+
+        Directories stay: in $TFPREEMPT_JOURNAL_DIR, other users may replace a directory
+        by a link while its files are deleted.
+        """
         journal = journal_directory(self.directory)
         for name in file_reading.names(str(journal)):
-            if name.startswith("worker-"):
-                _delete(files, os.path.join(journal, name))
+            path = os.path.join(journal, name)
+            if name.startswith("worker-") and not file_reading.is_real_dir(path):
+                files.remove(path)
 
 
 def _marked(copies: Iterable[Entry]) -> list[Entry]:
