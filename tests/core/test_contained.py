@@ -157,3 +157,14 @@ def test_a_large_file_with_a_second_name_is_refused(root: Path) -> None:
     os.truncate(file, 1 << 43)
     with pytest.raises(contained.UnsafeFileError):
         contained.open_file(file, os.O_WRONLY, root=str(root), copies=True)
+
+
+def test_a_file_of_another_user_is_not_copied(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy would be a file of this user, and would be trusted as such a file."""
+    file = root / "a" / "file"
+    (root / "a" / "second").hardlink_to(file)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(contained.UnsafeFileError):
+        contained.open_file(file, os.O_WRONLY, root=str(root), copies=True)

@@ -164,9 +164,9 @@ def open_file(
         mode: permissions of a new file.
         root: directory inside which no link is followed; empty for none.
         copies: what happens if a file opened for writing has a second hard link. True:
-            the file is first replaced by a copy, which has one name. False: an error is
-            raised. (`cp -al` of a checkpoint directory gives every file a second hard
-            link.)
+            a file of this user is first replaced by a copy, which has one name. False:
+            an error is raised. (`cp -al` of a checkpoint directory gives every file a
+            second hard link.)
 
     Returns:
         The file descriptor.
@@ -218,7 +218,10 @@ def open_at(
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFileError(errno.EINVAL, "Not a regular file", path)
         is_shared = bool(flags & _WRITES) and status.st_nlink > 1
-        if is_shared and not (copies and status.st_size <= _MOST_COPIED):
+        # A copy belongs to this user. Do not copy another user's file: functions that
+        # trust only files of this user would then trust the content.
+        is_own = status.st_uid == os.geteuid()
+        if is_shared and not (copies and is_own and status.st_size <= _MOST_COPIED):
             raise UnsafeFileError(errno.EMLINK, "Has a second name elsewhere", path)
         if flags & os.O_TRUNC and not is_shared:
             os.ftruncate(descriptor, 0)
