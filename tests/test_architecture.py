@@ -101,7 +101,6 @@ CHANGE_FILES = {
     "cli/demo/training.py": "the demo's own new directory",
     "cli/doctor/storage_check.py": "a new file of a random name, and empty directories",
     "cli/inspect/replay.py": "a new temporary directory",
-    "cli/probe/command.py": "a file that the user named",
     "cli/simulate/command.py": "a new file that the user named",
     "cli/report/command.py": "a page that the user named",
     "cli/run/console.py": "/dev/null and the standard output",
@@ -124,6 +123,7 @@ ROOTLESS = {
     "checkpoint/directory/file_locks.py": "makes a directory that the user named",
     "cli/doctor/storage_check.py": "syncs a directory that the user named",
     "cli/run/command.py": "makes the checkpoint directory, which the user named",
+    "storage/files.py": "replaces a file that the user named",
 }
 CHANGES = {
     "os": {

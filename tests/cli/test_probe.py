@@ -205,7 +205,20 @@ def test_the_progress_is_written_while_a_worker_trains(tmp_path: Path) -> None:
     assert probe("ready", tmp_path, *options).exit_code == 0
     told = json.loads(file.read_text())
     assert told["trainerStatus"]["progressPercentage"] == 10
-    assert not list(tmp_path.glob(".*"))
+    assert not [*tmp_path.glob(".*"), *tmp_path.glob("progress.json?*")]
+
+
+def test_no_link_of_another_user_is_followed_to_write_the_progress(
+    tmp_path: Path,
+) -> None:
+    file, elsewhere = tmp_path / "progress.json", tmp_path / "thesis"
+    elsewhere.write_text("years of work")
+    for name in (".progress.json.part", f"progress.json.{os.getpid()}"):
+        (tmp_path / name).symlink_to(elsewhere)
+    write(tmp_path, status())
+    assert probe("ready", tmp_path, "--progress-file", file).exit_code == 0
+    assert "trainerStatus" in json.loads(file.read_text())
+    assert elsewhere.read_text() == "years of work"
 
 
 def test_a_report_that_fails_changes_no_answer(tmp_path: Path) -> None:

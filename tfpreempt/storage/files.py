@@ -181,6 +181,23 @@ def write_durably(
     files.sync_dir(os.path.dirname(path))
 
 
+def replace(path: str, data: bytes) -> None:
+    """Replaces a small file so that a reader sees a complete file; syncs nothing.
+
+    The temporary file is new, even if another user has created a link of its name.
+
+    Args:
+        path: path of the file, which the user has named.
+        data: the file's whole content.
+
+    Raises:
+        OSError: an operation of the file system failed.
+    """
+    files, temporary = LocalFiles(), f"{path}.{os.getpid()}"
+    files.write(temporary, [data])
+    files.rename(temporary, path)
+
+
 def make_lasting_dirs(files: Files, path: str) -> None:
     """Makes a directory and its parents durably: syncs the name of each new directory.
 

@@ -13,6 +13,7 @@ from tfpreempt.cli.probe.workers import problem, training_workers
 from tfpreempt.cli.sizes import Seconds
 from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.storage.files import replace
 
 
 @click.command()
@@ -71,9 +72,7 @@ def probe(
         status = trainer_status(now, total_steps)
         try:
             if progress_file is not None:
-                part = progress_file.with_name(f".{progress_file.name}.part")
-                part.write_text(json.dumps(status) + "\n", encoding="utf-8")
-                part.replace(progress_file)  # a reader sees no incomplete file
+                replace(str(progress_file), f"{json.dumps(status)}\n".encode())
             if trainjob and now.worker == 0:
                 send_progress(status)
         except (OSError, KeyError) as error:

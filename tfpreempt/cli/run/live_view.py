@@ -26,6 +26,7 @@ from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import cluster_from_environment
 from tfpreempt.core.threads import ManagedThread
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.storage.files import replace
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -189,10 +190,10 @@ def _written(
     The file is replaced atomically, so a reader never sees incomplete metrics. The
     arguments are the file, the metrics, and `lost` of `shown`.
     """
-    from prometheus_client import write_to_textfile
+    from prometheus_client import generate_latest
 
     try:
-        write_to_textfile(str(path), collected)
+        replace(str(path), generate_latest(collected))
     except OSError as error:
         raise ConfigurationError(
             f"Cannot write --metrics-file {str(path)!r} ({error.strerror}). Name a "
@@ -201,7 +202,7 @@ def _written(
 
     def write() -> None:
         try:
-            write_to_textfile(str(path), collected)
+            replace(str(path), generate_latest(collected))
         except OSError as error:
             lost(path, error)
 
