@@ -391,6 +391,7 @@ def test_the_holder_of_an_unreadable_record_is_waited_for(tmp_path):
         b"null",
         b'{"pid": "1"}',
         HERE.to_json().replace(b"1", b"true"),
+        dataclasses.replace(HERE, host="\x1b]0;title\x07").to_json(),
     ],
 )
 def test_a_hostile_record_is_an_unknown_holder(data):

@@ -37,6 +37,12 @@ def test_a_program_without_logging_sees_normal_events() -> None:
     assert stderr_of("show_log_lines(); show_log_lines(); say()") == USUAL
 
 
+def test_text_of_others_cannot_control_the_terminal() -> None:
+    program = r"show_log_lines(); log.warning('%s is corrupt', 'a\x1b[2Jb\u202ec')"
+    expected = "tfpreempt: WARNING: a\\x1b[2Jb\\u202ec is corrupt\n"
+    assert stderr_of(program) == expected
+
+
 def test_an_import_alone_configures_nothing() -> None:
     program = "import tfpreempt; assert not logging.getLogger('tfpreempt').handlers"
     assert stderr_of(program + "; say()") == "disk full\n"

@@ -11,18 +11,8 @@ import logging
 
 import click
 
-
-def plain(text: str) -> str:
-    """Returns the text as one line with unprintable characters escaped as in repr().
-
-    Tabs are not escaped: log lines contain tabs, and a tab cannot control the terminal.
-    """
-    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
-
-
-def plain_lines(text: str) -> str:
-    """Returns the text with unprintable characters escaped, except line breaks."""
-    return "\n".join(map(plain, text.split("\n")))
+from tfpreempt.core.log_output import plain as plain
+from tfpreempt.core.log_output import plain_lines as plain_lines
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -14,8 +14,21 @@ import sys
 PACKAGE = logging.getLogger("tfpreempt")
 
 
+def plain(text: str) -> str:
+    """Returns the text as one line with unprintable characters escaped as in repr().
+
+    Tabs are not escaped: log lines contain tabs, and a tab cannot control the terminal.
+    """
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
+
+
+def plain_lines(text: str) -> str:
+    """Returns the text with unprintable characters escaped, except line breaks."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 class LineFormatter(logging.Formatter):
-    """Formats a log record as "tfpreempt: message".
+    """Formats a log record as "tfpreempt: message", with control characters escaped.
 
     A record of the level WARNING or higher is formatted as "tfpreempt: WARNING:
     message", with its level.
@@ -23,7 +36,7 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return f"tfpreempt: {level}{record.message}"
+        return f"tfpreempt: {level}{plain_lines(record.message)}"
 
 
 class FallbackHandler(logging.Handler):

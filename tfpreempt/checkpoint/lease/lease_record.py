@@ -189,6 +189,8 @@ def from_json(data: bytes, token: str) -> LeaseOwner:
                 kinds[str(field.type)],  # type: ignore[arg-type]
             ):
                 raise TypeError(field.name)
+            if isinstance(value, str) and not value.isprintable():
+                raise ValueError(field.name)  # messages contain the text
         str(holder)  # raises an error if `since` is not a valid time
         if 0 < holder.pid <= _MAX_PID:
             return holder
