@@ -115,6 +115,20 @@ def test_a_directory_that_others_can_write_is_not_trusted(tmp_path):
     assert (tmp_path / "readable").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_directory_that_is_swapped_during_the_check(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch(mode=0o644)
+
+    def swap(path, mode):
+        os.rmdir(path)
+        os.symlink(elsewhere, path)
+        return True
+
+    monkeypatch.setattr(os, "access", swap)
+    cache.private_directory(str(tmp_path / "own"))
+    assert elsewhere.stat().st_mode & 0o777 == 0o644
+
+
 def test_the_directory_of_copies(tmp_path, monkeypatch):
     own = f"tfpreempt-{os.getuid()}"
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "chosen"))

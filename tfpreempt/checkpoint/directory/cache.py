@@ -23,7 +23,6 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import threading
 import time
@@ -32,6 +31,7 @@ from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory.file_locks import acquire, is_at, lock
+from tfpreempt.core import contained
 from tfpreempt.core.threads import ManagedThread
 
 _log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 CACHE_VARIABLE = "TFPREEMPT_CACHE_DIR"
 _CLAIM, _MAKING, _PART = ".claim", ".making", ".part"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_OURS = (contained.LinkError, NotADirectoryError, PermissionError)
 _COPY_TIMEOUT = 24 * 3600.0  # seconds; long, because a stalled download has a timeout
 _KEEP_PART = 24 * 3600.0  # seconds for which an incomplete copy is kept
 
@@ -94,11 +95,15 @@ def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        status = os.lstat(path)
-        is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-        if is_ours and not status.st_mode & 0o022 and os.access(path, os.W_OK):
-            os.chmod(path, 0o700)
-            return path
+        with (
+            contextlib.suppress(*_NOT_OURS),
+            contained.directory(path, os.path.dirname(path), reads=True) as opened,
+        ):
+            status = os.fstat(opened)
+            is_ours = status.st_uid == os.getuid()
+            if is_ours and not status.st_mode & 0o022 and os.access(path, os.W_OK):
+                os.fchmod(opened, 0o700)
+                return path
     except OSError as error:
         raise errors.ConfigurationError(
             f"The directory {path!r} cannot be created: {error}. {advice}"
