@@ -650,6 +650,25 @@ def test_a_missing_checkpoint_directory_is_not_created_again(supervised: Run) ->
     assert (supervised.directory / "away" / "journal" / "supervisor.jsonl").exists()
 
 
+def test_an_error_that_each_restart_would_raise_ends_the_run(supervised: Run) -> None:
+    program = """
+import tfpreempt
+def step():
+    raise tfpreempt.errors.BadStepsError("10 steps are left out already")
+config = tfpreempt.TerminationConfig()
+handler = tfpreempt.PreemptionCheckpointHandler(None, None, "ckpt", config)
+handler.run(step)
+"""
+    code, _, err = supervised.run(program, command=[sys.executable, "worker.py"])
+    assert code == 1, err
+    assert "giving up: each restart would end by the same error" in err
+    assert "an error that a restart cannot correct, exit code: 1, starts: 1" in err
+    # The next supervisor restarts the corrected program after another failure.
+    code, _, err = supervised.run("sys.exit(restart == 0)")
+    assert code == 0
+    assert "starts: 2" in err
+
+
 def test_an_unread_console_does_not_delay_the_end(supervised: Run) -> None:
     program = "print('x' * 5_000_000); sys.exit(143)"
     process = supervised.start(program, "--max-preemptions", "0", wrapper=["env"])

@@ -13,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
+from tests.journals import read_journal  # noqa: E402
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import (  # noqa: E402
     BATCH,
@@ -336,6 +337,13 @@ def test_a_start_compares_its_options_with_the_records(on: Machine) -> None:
     on.start()
     with pytest.raises(errors.BadStepsError, match=r"^2 steps are left out already"):
         trained(on, batches, epochs=1, on_bad_step=BadSteps(limit=1, crashes=2))
+    assert permanent_exits(on) == [False, False, False, True]
+
+
+def permanent_exits(on: Machine) -> list[bool]:
+    """For each exit in the journal: whether no restart can help."""
+    records = read_journal(on.checkpoints / "journal")
+    return [each["is_permanent"] for each in records if each["event"] == "exit"]
 
 
 def refuse(batch: int, logs: Any = None) -> None:
@@ -467,6 +475,8 @@ def test_weights_that_a_callback_makes_nan_are_not_committed(
     with pytest.raises(errors.BadStepsError, match="no step has caused this"):
         on.fit(on.model(), hooks, ours=ours, epochs=2)
     assert on.commits == commits
+    if hook == "on_train_end":
+        assert permanent_exits(on) == [True]
 
 
 @pytest.mark.parametrize("line", ["keras"])

@@ -107,12 +107,15 @@ class Exit:
         code: the exit code; None if an error of the program determines the code.
         step: number of completed steps.
         detail: the reason, or the error; may be empty.
+        is_permanent: whether each restart would end by the same error, until a person
+            corrects the cause.
     """
 
     outcome: Outcome
     code: int | None
     step: int
     detail: str = ""
+    is_permanent: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

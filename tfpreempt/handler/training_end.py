@@ -25,8 +25,8 @@ from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.core import frameworks
 from tfpreempt.core.compat import add_note
-from tfpreempt.core.events import Fault, Outcome
-from tfpreempt.errors import SaveError, UsageError
+from tfpreempt.core.events import Exit, Fault, Outcome
+from tfpreempt.errors import BadStepsError, SaveError, UsageError
 from tfpreempt.handler.error_causes import describe_loss, is_before_all
 from tfpreempt.handler.exit import describe, exit_hard, flush_streams, keep_streams
 from tfpreempt.handler.final_vote import TrainingOutcome
@@ -214,10 +214,12 @@ def close_unfinished(session: Session, run: Run) -> None:
     why = f"{run.amid} did not come to its end"
     if not session.exit.left and connection() is None and not session.exit.detached:
         session.failed(UsageError(why))
-    close_failed(session, run, why)
+    close_failed(session, run, why, sys.exc_info()[1])
 
 
-def close_failed(session: Session, run: Run, why: str) -> None:
+def close_failed(
+    session: Session, run: Run, why: str, error: BaseException | None = None
+) -> None:
     """Closes a run without waiting for the other workers, and without a commit.
 
     Args:
@@ -225,6 +227,7 @@ def close_failed(session: Session, run: Run, why: str) -> None:
         run: the run to close.
         why: failure of the program, for people; "" if the program ends on purpose, so
             that the journal records no failure.
+        error: the error of the program; None without an error.
     """
     exit = session.exit
     try:
@@ -233,7 +236,15 @@ def close_failed(session: Session, run: Run, why: str) -> None:
                 # Prefer a more precise reason, such as the loss of a worker.
                 why = session.coordinator.notes.lost_because or why
             if why and not session.is_forked:
-                run.record_exit(Outcome.FAILED, why)
+                run.record(
+                    Exit(
+                        outcome=Outcome.FAILED,
+                        code=None,
+                        step=run.step,
+                        detail=why,
+                        is_permanent=isinstance(error, BadStepsError),
+                    )
+                )
             session.wait_for_save()
             exit.finish_mirrors([run])
     finally:
@@ -481,7 +492,7 @@ def _end_runs(session: Session, runs: list[Run]) -> None:
         if error is not None or session.exit.detached:
             # Close the runs here: a later exit hook could start no thread.
             for run in runs:
-                close_failed(session, run, describe(error) if error else "")
+                close_failed(session, run, describe(error) if error else "", error)
         else:
             _close_all(session, runs)
     except SystemExit:

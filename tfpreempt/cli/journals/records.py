@@ -16,6 +16,7 @@ from tfpreempt.core.record_validation import validate_types
 Events = Mapping[str, Mapping[str, str]]
 """For every event: the kind of every field (see `record_validation.is_kind`)."""
 
+_EXIT = {"code": "number?", "detail": "text?", "is_permanent": "flag?"}
 OF_WORKERS: Events = {
     "restored": {
         "step": "count",
@@ -40,7 +41,7 @@ OF_WORKERS: Events = {
         "step_seconds": "seconds?",
         "blocked_seconds": "seconds?",
     },
-    "exit": {"outcome": "text", "step": "count", "code": "number?", "detail": "text?"},
+    "exit": {"outcome": "text", "step": "count", **_EXIT},
     "fault": {"where": "text", "error": "text"},
 }
 _START = {"incarnation": "text", "workers": "workers", "first_worker": "count?"}

@@ -224,6 +224,11 @@ class Reporter:
                 "start, and a restart would train from scratch. Mount the directory "
                 "again or move it back, and run the command again"
             )
+        elif verdict.cause is Cause.PERMANENT:
+            self._print(
+                "giving up: each restart would end by the same error. Correct the "
+                "cause that the error names, and run the command again"
+            )
 
     def exited(
         self, verdict: ExitSupervisor, starts: int, seconds: float, why: str = ""

@@ -43,6 +43,7 @@ class Cause(enum.Enum):
     NO_PROGRESS = "no_progress"  # preempted repeatedly without a newer commit
     FAILURE_RATE = "failure_rate"  # too many failures within an hour
     MOVED = "moved"  # the checkpoint directory was moved or replaced
+    PERMANENT = "permanent"  # an error that each restart would raise again
     STOPPED = "stopped"  # the supervisor received a signal to stop
 
 
@@ -54,6 +55,7 @@ OUTCOMES = {
     Cause.NO_PROGRESS: "limit of preemptions without progress reached",
     Cause.FAILURE_RATE: "too many failures within an hour",
     Cause.MOVED: "checkpoint directory moved or replaced",
+    Cause.PERMANENT: "an error that a restart cannot correct",
     Cause.STOPPED: "stopped by a signal, to be restarted by the platform",
 }
 """For every cause of a supervisor's exit: the outcome of the run, as text."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
 from tfpreempt.cli.journals.locate import commits_in
+from tfpreempt.cli.journals.records import Record
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.run import live_view, restart_policy, snapshot_space
 from tfpreempt.cli.run.console import OutputConsole, status_line, unbuffered
@@ -185,14 +186,13 @@ class Supervisor:
         """
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
-            first_steps = self._newest_steps()
+            first_steps, first_exit = self._newest_steps(), self._newest_exit
             ports, obstacle = self._claim_ports(claims, restart)
             self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_steps)
-            if isinstance(verdict, Restart) and identity and _is_elsewhere(identity):
-                # Do not restart: in the other directory, training would begin from
-                # scratch.
-                verdict = ExitSupervisor(cause=Cause.MOVED, code=1, spent=verdict.spent)
+            is_restart = isinstance(verdict, Restart)
+            if is_restart and (cause := self._obstacle(identity, first_exit)):
+                verdict = ExitSupervisor(cause=cause, code=1, spent=verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
                 self.reporter.stacks(self.watch.stacks())
@@ -426,6 +426,27 @@ class Supervisor:
             return True
         is_chief_here = is_known and self.options.first_worker == 0
         return False if is_chief_here or steps[0] is not None else None
+
+    def _obstacle(
+        self, identity: DirectoryIdentity | None, first_exit: Record | None
+    ) -> Cause | None:
+        """Returns the reason why no restart can help; None if a restart may help.
+
+        Args:
+            identity: identity of the directory at the first start, or None.
+            first_exit: newest exit of the chief before the start of the workers.
+        """
+        if identity and _is_elsewhere(identity):
+            return Cause.MOVED  # in the other directory, training would start at 0
+        if (exit := self._newest_exit) is None or exit == first_exit:
+            return None
+        return Cause.PERMANENT if exit["is_permanent"] else None
+
+    @property
+    def _newest_exit(self) -> Record | None:
+        """The chief's newest record of an exit that `_newest_steps` has read."""
+        chief = self._journals.workers.get(0)
+        return chief.training.exit if chief and chief.training else None
 
     def _newest_steps(self) -> _Steps:
         """Returns the newest committed steps: in the directory, and in the journal.
