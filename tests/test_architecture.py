@@ -575,6 +575,7 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
         "its counters and marks are read and written by the session, the rounds, the "
         "end of training and a fit: a value for each would be one more name to follow",
     ),
+    "handler/status_file.py:WorkerStatus": ((0, 17), "a value: the status file"),
     "keras/callback.py:PreemptionCallback.__init__": ((12,), "public"),
     "platforms/config.py:TerminationConfig.__init__": ((9,), "public"),
 }

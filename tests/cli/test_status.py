@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.fakes.clock import FakeClock
+from tfpreempt.checkpoint.lease.lease_record import this_process
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
@@ -431,6 +434,41 @@ def test_without_a_supervisor(run: Run) -> None:
     assert [each.state for each in status.workers] == [ReportedState.FINISHED] * 2
     assert status.is_fine
     assert status.ended == "finished at step 9, exit code 0"
+
+
+def test_a_process_of_this_machine_that_has_ended_is_down_at_once(run: Run) -> None:
+    here = this_process(0.0)
+    ended = dataclasses.replace(here, pid=(1 << 31) - 1)  # no process has this pid
+    elsewhere = dataclasses.replace(ended, boot="another boot")
+    run.restored(0)
+    for process in (here, elsewhere, None):
+        run.says(0, 5, num_workers=1, process=process)
+        assert run.states() == [ReportedState.TRAINING]
+    run.says(0, 5, num_workers=1, process=ended)
+    status = run.look()
+    assert status.workers[0].state is ReportedState.DOWN
+    assert status.ended == "process 100 ended without a record"
+    run.left(0, Outcome.FINISHED, 5, 0)
+    run.says(0, 5, num_workers=1, process=ended)  # the last status of an upload
+    assert run.states() == [ReportedState.FINISHED]
+
+
+@pytest.mark.slow
+def test_a_killed_program_is_down_at_once(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys, time, tfpreempt
+config = tfpreempt.TerminationConfig()
+handler = tfpreempt.PreemptionCheckpointHandler(None, None, sys.argv[1], config)
+handler.run(lambda: None)
+while not os.path.exists(f"{sys.argv[1]}/journal/worker-0.status"):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "ckpt")]
+    assert subprocess.run(command, timeout=30, check=False).returncode == -9
+    shown = CliRunner().invoke(main, ["status", str(tmp_path / "ckpt")])
+    assert shown.exit_code == 1
+    assert "ended without a record" in shown.output
 
 
 def test_an_error_without_a_supervisor(run: Run) -> None:

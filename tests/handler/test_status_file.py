@@ -143,8 +143,12 @@ def test_every_field_is_read_back(worker: Worker) -> None:
     worker.say(noticed_at=1.5, deadline=2.5, upload=upload, host="h" * 200)
     with worker.telling():
         worker.wait_step(1)
-    worker.say(stepped_at=1e9)
-    assert read_worker_status(worker.path) == worker.says
+    told = read_worker_status(worker.path)
+    assert told is not None
+    assert told.process is not None
+    assert told.process.pid == os.getpid()
+    worker.say(stepped_at=1e9, process=told.process)
+    assert told == worker.says
 
 
 def test_the_last_report_has_an_upload_that_was_complete_since_and_its_own_time(

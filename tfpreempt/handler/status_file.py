@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tfpreempt.checkpoint.lease import lease_record
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.compat import StrEnum
@@ -53,6 +54,7 @@ _KINDS = {
     "host": "text",
     "doing": "text",
     "upload": "object?",
+    "process": "object?",
     **dict.fromkeys(("worker", "num_workers", "pid", "step"), "count"),
     **dict.fromkeys(("steps_per_second", "stepped_at"), "number?"),
     **dict.fromkeys(("noticed_at", "deadline"), "number?"),
@@ -100,6 +102,8 @@ class WorkerStatus:
         noticed_at: arrival time of the notice being handled; None without a notice.
         deadline: end of the grace period; None if unknown.
         upload: state of the mirror; None without a mirror.
+        process: record with which a command on the same machine finds out whether the
+            process still runs; None if unknown.
     """
 
     at: float
@@ -118,6 +122,7 @@ class WorkerStatus:
     noticed_at: float | None = None
     deadline: float | None = None
     upload: MirrorStatus | None = None
+    process: lease_record.LeaseOwner | None = None
 
 
 def status_path(journal: Path, worker: int) -> Path:
@@ -148,6 +153,8 @@ def read_worker_status(path: Path) -> WorkerStatus | None:
             if not validate_types(upload, _UPLOAD_KINDS):
                 return None
             values["upload"] = MirrorStatus(**upload)
+        if (process := values.get("process")) is not None:
+            values["process"] = lease_record.from_json(json.dumps(process).encode(), "")
         return WorkerStatus(**{**values, "doing": WorkerActivity(values["doing"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -320,6 +327,7 @@ class StatusWriter:
         self._look = look
         self._is_made = False
         self._has_warned = False
+        self._process = lease_record.this_process(0.0)
         self._last: WorkerStatus | None = None  # the newest report
         self._thread = ManagedThread("tfpreempt-now", self._run)
         self._thread.start()
@@ -352,6 +360,7 @@ class StatusWriter:
                 stepped_at=now.at - (seconds - rate.stepped_at),
                 own_seconds=own_seconds,
                 cpu_seconds=cpu_seconds,
+                process=self._process,
             )
             what = now.doing, now.noticed_at is None, now.deadline is None
             if seconds >= due or what != reported:

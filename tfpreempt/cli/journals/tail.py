@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeAlias
 
+from tfpreempt.checkpoint.lease.lease_record import this_process
 from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.core.journal import SEGMENT, LineReader, open_file
@@ -30,10 +31,13 @@ class LastReport:
         now: contents of the file.
         at: time at which the worker wrote the file, in seconds since the epoch, on the
             clock of the machine that reads the file.
+        has_ended: whether the process that wrote the file has certainly ended; False if
+            unknown, because the process belongs to another machine or container.
     """
 
     now: WorkerStatus
     at: float
+    has_ended: bool = False
 
 
 class _File:
@@ -209,12 +213,21 @@ class JournalTailer:
         """
         for name in os.listdir(self.directory):
             self._add(name)
+        here = this_process(0.0)
         for worker in self.workers:
             now = read_worker_status(status_path(self.directory, worker))
-            before = self.reports.get(worker)
-            if now is not None and (before is None or before.now != now):
-                since = min(now.at, at) if before is None else at
-                self.reports[worker] = LastReport(now, since)
+            last = self.reports.get(worker)
+            if now is not None and (last is None or last.now != now):
+                since = min(now.at, at) if last is None else at
+                last = LastReport(now, since)
+            if last is not None:
+                process = last.now.process
+                has_ended = (
+                    process is not None
+                    and process.pid != here.pid  # a program may read its own status
+                    and process.is_dead(here)
+                )
+                self.reports[worker] = dataclasses.replace(last, has_ended=has_ended)
         for journal in self._journals.values():
             journal.read_on()
 

@@ -378,6 +378,9 @@ def _end(
             is_quiet = report is None or report.at < terminated.wall
             if is_quiet and (report is None or at - terminated.wall > _LEFT_AFTER):
                 ended = ReportedState.DOWN, terminated.wall, "supervisor terminated"
+    if ended is None and report is not None and report.has_ended:
+        why = f"process {report.now.pid} ended without a record"
+        ended = ReportedState.DOWN, report.at, why
     # A worker may still run after its exit record: the worker finishes an upload, or
     # the program has continued to train.
     still_runs = (
@@ -385,6 +388,7 @@ def _end(
         and training is not None
         and (left is None or left["outcome"] != Outcome.FAILED)
         and report is not None
+        and not report.has_ended
         and report.now.at > ended[1]
         and at - report.at < _LEFT_AFTER
     )
