@@ -588,8 +588,9 @@ class Runs:
     def log_commit(self, run: Run, commit: Commit) -> None:
         """Logs a commit; a periodic commit at most once per `LOGS_EVERY` seconds.
 
-        A commit because of a notice is not logged here, because the exit logs the
-        commit. Called on any thread.
+        So the log has the first periodic commit of a process, and `log_last` adds the
+        last; only the journal has all commits. A commit because of a notice is not
+        logged here, because the exit logs the commit. Called on any thread.
         """
         directory, now = run.directory, run.directory.clock.monotonic()
         if commit.because == "preemption":
