@@ -203,6 +203,30 @@ Check = Callable[[], None]
 # --- another run than that of the checkpoint -----------------------------------------
 
 
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_complete_fit_of_another_model(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No line says that the fit of the other model is complete."""
+    on.start()
+    on.fit(on.model(), ours=on.preemption(), epochs=1)
+    other = on.keras.Sequential([on.keras.layers.Dense(1, use_bias=False)])
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        for optimizer in ("adam", on.keras.optimizers.SGD(0.005, momentum=0.9)):
+            other.compile(optimizer, "mse")
+            on.start()
+            with pytest.raises(errors.CheckpointMismatchError):
+                on.fit(other, ours=on.preemption(), epochs=1)
+        assert "complete" not in caplog.text
+        on.start()
+        on.fit(on.model(), ours=on.preemption(), epochs=1)
+    lines = [each.getMessage() for each in caplog.records]
+    resumed, complete = lines[-2:]
+    assert resumed.startswith("resumed at step 6")
+    assert complete.startswith("this fit was complete after 1 epochs")
+
+
 @LINES
 def test_another_shape_of_a_layer(on: Machine, line: str, interrupted: Check) -> None:
     layers = on.keras.layers

@@ -100,8 +100,9 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
         + "\n  ".join(problems[:_SHOWN])
         + (f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")
         + (more if unused else "")
-        + "\nUse the model that wrote the checkpoint, or another checkpoint directory; "
-        'or restore the variables that fit, with restore="partial" of the handler.'
+        + "\nUse the model that wrote the checkpoint, or another checkpoint directory. "
+        "A PreemptionCheckpointHandler, but not a fit, can restore the variables that "
+        'fit (restore="partial").'
     )
 
 

@@ -195,8 +195,8 @@ class Training:
             self._saved, past.histories, arguments["epochs"], now
         )
         self._phase = self._plan.beginning
-        if self._plan.note:
-            log.log(self._plan.note_level, "%s", self._plan.note)
+        if self._phase is FitPhase.SKIP:
+            self._log_note()
         if self._saved.fit == self._plan.number and self._saved.made_of.get("varies"):
             self._state.varies = True
 
@@ -468,6 +468,11 @@ class Training:
         self._steps.guard.check_restored()
         is_one_of_many = self.session.cluster.num_workers > 1
         self._functions.trace_again(only_for_settings=is_one_of_many)
+        self._log_note()
+
+    def _log_note(self) -> None:
+        if self._plan.note:
+            log.log(self._plan.note_level, "%s", self._plan.note)
 
     def _repeat_last_step(self) -> Any:
         """Returns the saved logs of an epoch to Keras, and does not run the epoch's
