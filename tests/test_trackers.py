@@ -351,6 +351,31 @@ def test_another_directory_begins_another_run(tmp_path: Path) -> None:
     tracker.unregister()
 
 
+def test_two_open_handlers_share_no_run(tmp_path: Path) -> None:
+    """The tracker follows the oldest; a commit of the other contains its value too."""
+    config = tfpreempt.TerminationConfig(exit_fn=lambda: None, signals=())
+    tracker = trackers.tensorboard(tmp_path / "logs")
+    with start(tmp_path / "first", save_freq=2) as (_, make_step):
+        second = tfpreempt.PreemptionCheckpointHandler(
+            None, None, tmp_path / "second", config, save_freq=2, async_save=False
+        )
+        for _ in range(5):
+            make_step()
+            second.run(lambda: None)
+            tracker.log({"loss": 1})
+        shared = tracker.run_id
+        del second
+    tracker.unregister()
+    for name, is_same in (("second", False), ("first", True)):
+        tracker = trackers.tensorboard(tmp_path / "logs")
+        with start(tmp_path / name) as (handler, make_step):
+            assert handler.total_run_calls == 4
+            make_step()
+            tracker.log({"loss": 1})
+        assert (tracker.run_id == shared) == is_same
+        tracker.unregister()
+
+
 def test_finish_after_a_kill_behind_the_last_commit(tmp_path: Path) -> None:
     """The next start has no further step, so only `finish` opens the run."""
     for is_killed in (True, False):

@@ -171,6 +171,9 @@ class Tracker(JsonState):
     def save(self, fileobj: IO[bytes]) -> None:
         if not _is_silent():
             self._follow()  # so that the commit has no value of another directory
+            if self.value and (session := current_session.current()):
+                paths = (each.directory.path for each in session.runs)
+                self.value["open"] = [each for each in paths if each != self._directory]
         if self.run_id is not None and self._send(self._flush):
             stored = SystemClock.monotonic() - self._loses_seconds
             rows = self.value["rows"]
@@ -207,8 +210,11 @@ class Tracker(JsonState):
             # Created after the handler, or killed before a commit; not restore=False.
             if run.candidate or not checkpoints_in(directory):
                 self._try(lambda: run.load_state(self))
-            if was_open and self.value and self.value["directory"] != directory:
-                self.value = None  # of the other run, which was open at a commit
+            if value := self.value:
+                # The run of a directory that was open too when the commit was made?
+                is_other = was_open and value["directory"] != directory
+                if is_other or directory in value.get("open", ()):
+                    self.value = None
             if self.value:
                 self.value["directory"] = directory
             self._directory, self._base = directory, run.base
