@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.multiprocess.harness import ROOT, Zygote
+from tfpreempt import Checkpoint
 from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.restore import inspection
 from tfpreempt.cli.inspect import replay
 
 pytestmark = pytest.mark.multiprocess
@@ -80,6 +82,20 @@ def test_steps_that_cannot_be_repeated(tmp_path: Path) -> None:
     assert code == 2
     assert "Got `tfpreempt run` as the command of a replay" in problem
     assert f"--replay DIRECTORY -- {sys.executable} {LOOP} {run} 6\n" in problem
+
+
+def test_a_mirror_is_repeated_from_a_local_copy(tmp_path: Path) -> None:
+    mirror, copy = tmp_path / "mirror", tmp_path / "copy"
+    variables = {"TFPREEMPT_MIRROR_DIR": mirror.as_uri()}
+    assert start(LOOP, tmp_path / "run", 8, **variables).returncode == 0
+    code, _, problem = replayed(mirror, LOOP, tmp_path / "run", 8)
+    assert code == 2
+    assert 'tfpreempt.Checkpoint(URI).to_directory("run/STEP")' in problem
+    commits = [each for each in inspection.at(str(mirror)) if each.is_committed]
+    for each in commits:
+        Checkpoint(each.path).to_directory(copy / str(each.step))
+    code, output, _ = replayed(copy, LOOP, copy, 8)
+    assert "steps 4 to 8 repeated" in output
 
 
 def test_a_replay_needs_a_command_and_two_commits(tmp_path: Path) -> None:

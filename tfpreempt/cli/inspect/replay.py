@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ import click
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry, Kind
 from tfpreempt.checkpoint.mirror.import_commit import bring
-from tfpreempt.checkpoint.state import array_contents
+from tfpreempt.checkpoint.state import array_contents, state_file
 from tfpreempt.checkpoint.state.encoding import decode, read_parts
 from tfpreempt.checkpoint.state.state import RESERVED
 from tfpreempt.core.events import BadStep
@@ -72,7 +73,8 @@ def replay(commits: Sequence[Entry], command: Sequence[str]) -> Comparison:
         copy = os.path.join(os.path.realpath(parent), "run")
         try:
             bring(LocalFiles(copy), older, copy)
-        except TfpreemptError as error:
+            _copy_states(directory, copy, older)
+        except (TfpreemptError, OSError) as error:
             raise ReplayError(str(error)) from error
         _copy_bad_steps(directory, copy)
         steps = Replay(directory=directory, copy=copy, until=until)
@@ -114,6 +116,13 @@ def replay(commits: Sequence[Entry], command: Sequence[str]) -> Comparison:
 
 def _pair(commits: Sequence[Entry]) -> tuple[Entry, Entry]:
     """Returns the newest commit that a replay can reach, and the commit before."""
+    if commits[0].kind is Kind.MIRROR:
+        raise ReplayError(
+            f"{commits[0].store.uri} is a mirror; expected a local directory, because "
+            "the program trains in a copy of it. Copy the two newest commits by "
+            'tfpreempt.Checkpoint(URI).to_directory("run/STEP"), and pass "run" in '
+            "place of the URI, also to the program"
+        )
     for number, newer in enumerate(commits):
         for older in commits[number + 1 :]:
             pair = (newer, older)
@@ -162,6 +171,20 @@ def _copy_bad_steps(directory: str, copy: str) -> None:
         lines = "".join(f"{json.dumps(each)}\n" for each in records)
         Path(target, name).write_text(lines, encoding="utf-8")
         Path(target, name).chmod(0o600)
+
+
+def _copy_states(directory: str, copy: str, older: Entry) -> None:
+    """Copies the files of `save_state` that were written before a commit.
+
+    A later file has a value that the program did not have at the commit.
+    """
+    for folder in (layout.STATES, layout.worker_name(0)):
+        for path in Path(directory, folder).glob(f"*{layout.STATE_SUFFIX}"):
+            with contextlib.suppress(TfpreemptError):
+                found = state_file.read(str(path))
+                if found is not None and found[0] < (older.sequence or 0):
+                    Path(copy, folder).mkdir(exist_ok=True)
+                    shutil.copyfile(path, Path(copy, folder, path.name))
 
 
 def _values(commit: Entry) -> Mapping[str, Any]:
