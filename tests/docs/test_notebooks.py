@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import notebooks
+from tests.multiprocess.harness import wait_until
 
 NOTEBOOKS = sorted(notebooks.COLAB.glob("*.ipynb"))
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -91,9 +93,22 @@ def test_the_first_cell_clones_and_installs_on_a_new_machine(
 @pytest.mark.multiprocess
 @pytest.mark.timeout(600)
 @ALL
-def test_a_notebook_runs_top_to_bottom(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_top_to_bottom(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("nbclient")
     notebook = notebooks.read(path)
     stored = notebooks.outputs(notebook)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     notebooks.run(notebook, tmp_path)
     assert notebooks.outputs(notebook) == stored
+    wait_until(lambda: not commands_with(str(tmp_path)), "the processes to end")
+
+
+def commands_with(text: str) -> list[str]:
+    """The command lines of all processes that contain a text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # the process has ended
+            found.append(path.read_text())
+    return [each for each in found if text in each]
