@@ -8,7 +8,6 @@ with the value, show it, or use it as a count.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,9 @@ MOST_WORKERS = 1 << 10
 
 _LARGEST = 1e15
 """Largest valid number of steps or bytes."""
+
+_LEAST = 1e-100
+"""Smallest valid number above 0: a quotient of two valid numbers is finite."""
 
 _LONGEST = 1e10
 """Largest valid duration in seconds: 300 years."""
@@ -27,10 +29,11 @@ even if the duration `_LONGEST` is added."""
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number up to `_LARGEST`, and not a bool."""
+    """Returns whether a value is 0, or a number from `_LEAST` to `_LARGEST`, with
+    either sign, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= _LARGEST and math.isfinite(value)
+    return value == 0 or _LEAST <= abs(value) <= _LARGEST
 
 
 def is_time(value: Any) -> bool:
