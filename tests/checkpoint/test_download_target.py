@@ -118,6 +118,18 @@ def test_a_file_of_others_is_not_written_over(store, tmp_path, name):
     assert (tmp_path / name).read_bytes() == b"mine"
 
 
+def test_another_user_cannot_make_a_download_write_over_files(
+    store, tmp_path, monkeypatch
+):
+    """In a directory with the sticky bit, another user can create files only."""
+    (tmp_path / "ckpt.index").write_bytes(b"mine")
+    (tmp_path / download_target.PROGRESS).touch()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(errors.CheckpointError, match="already has a file"):
+        download.download(put_commit(store), str(tmp_path))
+    assert (tmp_path / "ckpt.index").read_bytes() == b"mine"
+
+
 def test_a_file_of_the_same_size_is_not_written_over_either(store, tmp_path):
     (tmp_path / "a").write_bytes(b"hers")
     commit = put_commit(store, {"a": b"mine"})

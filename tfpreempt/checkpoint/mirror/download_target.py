@@ -279,11 +279,14 @@ class DownloadTarget:
     def _is_begun(self) -> bool:
         """Returns whether the files in the directory are from an earlier download.
 
-        During a download `.tfpreempt-download` exists; after a complete download,
-        MANIFEST.json exists.
+        During a download `.tfpreempt-download` of this user exists; after a complete
+        download, MANIFEST.json exists. Another user's `.tfpreempt-download` would make
+        the download overwrite files that no download has written.
         """
-        if os.path.lexists(os.path.join(self.path, PROGRESS)):
-            return True
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(os.path.join(self.path, PROGRESS))
+            if status.st_uid == os.geteuid():
+                return True
         return self._has(layout.MANIFEST, self._checkpoint.data or None) is True
 
     def _has(self, name: str, data: bytes | None) -> bool | None:
