@@ -543,3 +543,10 @@ def test_everything_is_synced_before_the_marker(tmp_path, everything):
     written = {name for name in os.listdir(tmp_path / "3") if name.startswith("ckpt")}
     assert len(written) == 5
     assert written <= synced
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_the_index_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "ckpt.index")
+    with pytest.raises(OSError, match="Not a regular file"):
+        bundle_writer.add(LocalFiles(str(tmp_path)), str(tmp_path / "ckpt"), [], 1)

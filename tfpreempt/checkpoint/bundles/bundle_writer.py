@@ -33,7 +33,7 @@ from tfpreempt.checkpoint.bundles.partitioning import (
     partition,
 )
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum
+from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
@@ -205,8 +205,8 @@ def data_file(prefix: str, shard: int, count: int) -> str:
 
 def _read_index(prefix: str) -> dict[bytes, bytes]:
     """Returns the entries of the index file that TensorFlow has written, by key."""
-    with open(prefix + ".index", "rb") as file:
-        return dict(bundle.entries(file.read()))
+    with file_reading.open_file(prefix + ".index") as file:
+        return dict(bundle.entries(bundle.read(file)))
 
 
 def _moved(files: Files, part: Part, path: str) -> Part:
