@@ -24,6 +24,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import Machine, Seen, X, Y, machine  # noqa: E402
+from tfpreempt.checkpoint.tensors.iterator_state import hidden_state  # noqa: E402
 
 SAMPLES, EPOCHS, STEPS = 18, 3, 5
 Dataset = tf.data.Dataset
@@ -311,6 +312,29 @@ def test_a_stateful_map_is_named(
     assert found == undisturbed(line, "shuffled")
     assert "RandomUniform" in said(caplog)
     assert "tf.random.stateless_*" in said(caplog)
+
+
+def checked(value: Any) -> Any:
+    return tf.debugging.check_numerics(tf.cast(value, tf.float32), "a bad value")
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (checked, None),
+        (tf.function(checked), None),
+        (lambda value: checked(value) + tf.random.uniform([]), "RandomUniform"),
+        (lambda value: tf.function(at_random)(checked(value)), "RandomUniform"),
+    ],
+)
+def test_a_check_of_values_has_no_state(function: Any, op: str | None) -> None:
+    """TensorFlow calls the op of the check stateful, and names no further op."""
+    found = hidden_state(numbers().map(function), allows_checks=True)
+    assert found == (op and f"{op} is stateful.")
+
+
+def at_random(value: Any) -> Any:
+    return value + tf.random.uniform([])
 
 
 @LINES

@@ -121,6 +121,12 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
 
 
 _POLICIES = tf.data.experimental.ExternalStatePolicy
+_WITHOUT_STATE = (
+    *("CheckNumerics", "StatefulPartitionedCall", "If", "While", "Case"),
+    *("Assert", "Print", "LookupTableFind", "Timestamp"),
+)
+"""Beginnings of the names of ops without a state that TensorFlow calls stateful: ops
+that check values or call functions, and ops that TensorFlow accepts in a pipeline."""
 
 
 def pack(state: Any) -> list[bytes]:
@@ -339,7 +345,7 @@ def reads_generator(*datasets: Any) -> bool:
     )
 
 
-def hidden_state(*datasets: Any) -> str | None:
+def hidden_state(*datasets: Any, allows_checks: bool = False) -> str | None:
     """Returns the name of an operation whose state is not part of the iterator's state;
     None if there is no such operation.
 
@@ -348,6 +354,11 @@ def hidden_state(*datasets: Any) -> str | None:
     would not suffice: before the first read, an iterator does not know the operations
     behind a shuffle. So this function puts every function of the pipeline into a new
     pipeline without elements, and lets TensorFlow check that pipeline.
+
+    Args:
+        *datasets: datasets to search, with their input datasets.
+        allows_checks: whether to ignore ops without a state that TensorFlow does not
+            save by default, such as `tf.debugging.check_numerics`.
     """
     for options in (dataset.options() for dataset in datasets):
         policy = options.experimental_external_state_policy
@@ -375,7 +386,16 @@ def hidden_state(*datasets: Any) -> str | None:
                 alone, external_state_policy=_POLICIES.FAIL.value
             )
         except tf.errors.FailedPreconditionError as error:
-            return plain_message(error).rpartition("graph: ")[2]
+            problem = plain_message(error).rpartition("graph: ")[2]
+            if not (allows_checks and problem.startswith(_WITHOUT_STATE)):
+                return problem
+            # TensorFlow names only the first op: look for further ops.
+            graph = function.graph.as_graph_def()
+            bodies = [graph.node, *(each.node_def for each in graph.library.function)]
+            for kind in sorted({node.op for body in bodies for node in body}):
+                is_stateful = function.graph.op_def_for_type(kind).is_stateful
+                if is_stateful and not kind.startswith(_WITHOUT_STATE):
+                    return f"{kind} is stateful."
     return None
 
 

@@ -179,7 +179,8 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
     clear_abandoned(cache_paths(*roots))
     if again := _reason_to_replay(fit, dataset, roots, iterator):
         return ReplayTracker, f"{AGAIN} ({again})"
-    if fit.array_way is None and (problem := hidden_state(*roots)):
+    problem = hidden_state(*roots, allows_checks=True)
+    if fit.array_way is None and problem:
         return IteratorTracker, f"{_RANDOM} ({problem})"
     return IteratorTracker, _CACHED if pipeline.caches_in_memory(dataset) else None
 
