@@ -238,6 +238,38 @@ def eager_python(on: Machine) -> Made:
     return model, {}
 
 
+def eager_parts(on: Machine) -> Made:
+    """A model without a `call`, whose eager step trains one of its two parts."""
+    keras = on.keras
+
+    class Parts(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.average, self.part = small(on), small(on)
+            self.steps = 0
+            for each in (self.average, self.part):
+                each.build((None, 3))
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.part(x, training=True) - y) ** 2)
+            weights = self.part.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            for kept, new in zip(self.average.weights, self.part.weights, strict=True):
+                kept.assign(0.9 * kept + 0.1 * new)
+            self.steps += 1
+            return {"loss": loss + self.steps}
+
+        def test_step(self, data: Any) -> Any:
+            return {"loss": tf.reduce_mean((self.average(data[0]) - data[1]) ** 2)}
+
+    model = Parts()
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), run_eagerly=True)
+    return model, {}
+
+
 def unseeded_ops(on: Machine) -> Made:
     """Noise by ops without a seed, from the generator of the framework."""
     keras = on.keras
@@ -310,6 +342,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         gan,
         counting,
         eager_python,
+        eager_parts,
         unseeded_ops,
         weighted,
         of_classes,

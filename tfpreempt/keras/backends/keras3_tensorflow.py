@@ -144,12 +144,15 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
                     return
             except Exception as error:  # noqa: BLE001 - a model may have no `call`
                 log.debug("the train step is to be traced: %s", error)
-                if model.run_eagerly:
-                    # The step cannot be traced, because its Python code needs values.
-                    # If variables are missing, the restore names them.
-                    return
         # A trace of the train step also makes variables that only training uses.
-        self.trace(model.train_step, iterator)
+        try:
+            self.trace(model.train_step, iterator)
+        except Exception as error:
+            if not model.run_eagerly:
+                raise
+            # The Python code of the step needs values. If variables are missing, the
+            # restore names them.
+            log.debug("the train step cannot be traced: %s", error)
 
 
 class Keras3TensorFlowVariables(TensorFlowVariables):
