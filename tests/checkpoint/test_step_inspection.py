@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import types
 from collections.abc import Callable
 from random import randint
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 from tfpreempt.checkpoint.state.unsaved_state_check import (
+    derived_keys,
     draws_globally,
     is_updated,
     reachable,
+    set_at_begin,
     updated_keys,
 )
 from tfpreempt.core import object_graph
@@ -172,3 +175,108 @@ def of_a_seed(index: int) -> float:
 )
 def test_draws_from_global_generators_are_found(function: Any, draws: bool) -> None:
     assert draws_globally(function) == draws
+
+
+class Cell:
+    """A variable of a framework."""
+
+    def assign(self, value: float) -> None:
+        pass
+
+    assign_add = assign
+
+
+class Schedule:
+    """A callback with a variable, and the hooks that a test gives it."""
+
+    def __init__(self, **hooks: Callable[..., None]) -> None:
+        self.weight = Cell()
+        self.epochs = 0
+        vars(self).update(hooks)
+
+
+SCHEDULE = Schedule()
+
+
+def by_number(epoch: int, logs: Any = None) -> None:
+    share = min(1.0, epoch / 10)
+    SCHEDULE.weight.assign(share)
+
+
+def by_itself(epoch: int, logs: Any = None) -> None:
+    SCHEDULE.weight.assign(SCHEDULE.weight * 0.9)  # type: ignore[operator]
+
+
+def by_adding(epoch: int, logs: Any = None) -> None:
+    SCHEDULE.weight.assign_add(0.1)
+
+
+def by_a_counter(epoch: int, logs: Any = None) -> None:
+    SCHEDULE.weight.assign(SCHEDULE.epochs / 10)
+
+
+def count_epochs(epoch: int, logs: Any = None) -> None:
+    SCHEDULE.epochs += 1
+
+
+def by_the_optimizer(epoch: int, logs: Any = None) -> None:
+    SCHEDULE.weight.assign(SCHEDULE.model.optimizer.iterations / 10)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "is_found"),
+    [
+        ({"on_epoch_begin": by_number}, True),
+        (
+            {
+                "on_epoch_begin": lambda epoch, logs: SCHEDULE.weight.assign(
+                    epoch / 10
+                ),
+                "on_epoch_end": lambda epoch, logs: None,
+            },
+            True,
+        ),
+        ({"on_epoch_end": by_number}, False),
+        ({"on_epoch_begin": by_number, "on_epoch_end": by_adding}, False),
+        ({"on_epoch_begin": by_itself}, False),
+        ({"on_epoch_begin": by_adding}, False),
+        ({"on_epoch_begin": by_a_counter, "on_epoch_end": count_epochs}, False),
+        ({"on_epoch_begin": by_the_optimizer}, False),
+    ],
+)
+def test_a_variable_set_from_the_number_of_the_epoch(
+    hooks: dict[str, Callable[..., None]], is_found: bool
+) -> None:
+    """A restart calls `on_epoch_begin` again, so such a variable needs no save."""
+    roots = {f"Callback.{name}": hook for name, hook in hooks.items()}
+    places = reachable(roots, object_graph.is_user_code)
+    found = set_at_begin(places, updated_keys(places))
+    assert (id(SCHEDULE.weight) in found) == is_found
+
+
+def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
+    """Returns the names of the variables that this loop updates."""
+    step, lr, best, total, number = handler.total_run_calls, 0.1, 9.0, 0.0, 0
+    epoch = id(kept)
+    for loss in losses:
+        loss = loss * 2
+        target = loss + 1
+        target = target * 2
+        target += 1
+        best = min(best, loss, target)
+        total += loss
+        lr *= 0.9
+        number = step
+        step += 1
+        epoch += 1
+    frame = sys._getframe()
+    places = reachable({"": frame}, object_graph.is_user_code)
+    assert any(place.value is losses for place in places)
+    keys = updated_keys(places) - derived_keys(frame, {id(kept)})
+    return {each.path for each in places if is_updated(each, keys)} - {str(number)}
+
+
+def test_a_loop_updates_variables_of_its_own() -> None:
+    """The step and the epoch have saved values, and the target is set in each pass."""
+    handler = types.SimpleNamespace(total_run_calls=0)
+    assert a_loop(handler, Cell(), [1.0]) == {"best", "total", "lr"}

@@ -429,6 +429,60 @@ def test_a_loop_over_the_data_service_gets_advice_that_applies(
     del iterator, worker, dispatcher
 
 
+class Agent:
+    """An object whose methods a loop calls outside of its step."""
+
+    def __init__(self) -> None:
+        self.memory: Any = collections.deque()
+        self.noise = np.zeros(2)
+
+    def remember(self, value: float) -> None:
+        self.memory.append(value)
+        self.noise = self.noise * 0.9 + 1.0
+
+
+def a_loop_with_its_own_values(handler: Any, step: Any) -> None:
+    agent, losses, seen, rate = Agent(), [], 0, 0.1
+    sums = [np.zeros(2)]
+    done = handler.total_run_calls
+    while done < 5:
+        agent.remember(float(done))
+        handler.run(step)
+        losses.append(1.0)
+        sums = [each + 1 for each in sums]
+        seen += 1
+        done += 1
+        if done == 4:
+            rate *= 0.5
+
+
+def a_loop_with_saved_values(handler: Any, step: Any) -> None:
+    kept = JsonState("loop", {"losses": []})
+    rate = kept.value.get("rate", 0.1)
+    for _ in range(handler.total_run_calls, 5):
+        loss = handler.run(step)
+        kept.value["losses"].append(loss)
+        rate *= 0.9
+        kept.value["rate"] = rate
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_values_that_a_loop_changes_between_its_steps_are_named(
+    program: Program, is_saved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replay buffer and a learning rate started from scratch without a word."""
+    loop = a_loop_with_saved_values if is_saved else a_loop_with_its_own_values
+    with program.handler() as handler:
+        loop(handler, program.step)
+        program.button.press()
+    texts = [each for each in caplog.messages if "The loop changes state" in each]
+    found = [each.split("commits: ")[1].split(". A")[0] for each in texts]
+    names = ["agent.memory, agent.noise, losses, seen, sums", "rate"]
+    assert [", ".join(sorted(each.split(", "))) for each in found] == (
+        [] if is_saved else names
+    )
+
+
 class Seen(State):
     """A user's State that saves a value of another object."""
 

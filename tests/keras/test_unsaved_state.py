@@ -111,6 +111,22 @@ def test_values_that_callbacks_change_are_named(
 
 
 @LINES
+def test_a_variable_set_from_the_number_of_the_epoch_is_not_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart sets the variable again in `on_epoch_begin`."""
+    on.start()
+    weight, forgotten = tf.Variable(-1.0), tf.Variable(-1.0)
+    callback = on.keras.callbacks.LambdaCallback
+    callbacks = [
+        callback(on_epoch_begin=lambda epoch, logs: weight.assign(epoch / 10)),
+        callback(on_epoch_end=lambda epoch, logs: forgotten.assign(epoch / 10)),
+    ]
+    fit(on, on.model(), *callbacks)
+    assert f"{UNSAVED}forgotten. " in caplog.text
+
+
+@LINES
 def test_a_variable_that_a_loss_changes_is_named(
     on: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ import datetime
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from types import TracebackType
@@ -517,6 +518,7 @@ class PreemptionCheckpointHandler:
         check_timeout(timeout)
         if not self._step_flag.busy:
             self._unsaved.after_call()
+        self._unsaved.forget()
         try:
             training_end.close(self._session, self._run, timeout)
         finally:
@@ -566,8 +568,12 @@ class PreemptionCheckpointHandler:
         The caller has already counted the interval after the boundary.
         """
         session, run = self._session, self._run
+        if run.steps_made and not self._step_flag.busy:
+            # Before the process exits, because some values change only in some steps.
+            self._unsaved.after_call()
+            if run.config.save_fn is None:
+                self._unsaved.watch_loop(sys._getframe(2))
         session.enter(run, what, stages)
-        self._unsaved.after_call()
         every = self._save_steps
         if every is not None and run.has_moved and run.step % every == 0:
             session.save_at_boundary(run, stages)

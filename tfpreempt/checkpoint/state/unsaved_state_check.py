@@ -34,6 +34,7 @@ import itertools
 import logging
 import random
 import textwrap
+import traceback
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,7 +85,14 @@ _UNREAD_IN_A_FIT = (
 )
 
 _ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
+_AT_BEGIN = {
+    f"on_{each}begin" for each in ("train_", "epoch_", "train_batch_", "batch_")
+}
+_OF_TRAINING = {"model", "optimizer", "iterations", "logs", "numpy", "random"}
 _MAX_LOCATIONS = 20_000
+_ITEMS = 100  # items compared, of a list that a function replaces
+_BY_THE_LOOP = "The loop changes state that is not in the commits"
+_LOOKS = 10  # most comparisons of a loop
 
 
 def reachable(
@@ -118,16 +126,22 @@ class _Functions:
         self._kinds: dict[type, None] = {}  # classes of the program's objects, in order
 
     def locations_below(self, value: Any) -> Iterator[ObjectPath]:
-        """Yields the locations of the values that a function uses.
+        """Yields the locations of the values that a function or a frame uses.
 
         For an object or a class of the program, yields the class attributes, and the
         methods whose names occur in the code of the functions searched so far. For
         other values, yields nothing.
 
         Args:
-            value: a function, a call (`functools.partial`), or an object.
+            value: a function, a call (`functools.partial`), a frame, or an object.
         """
-        if isinstance(value, functools.partial):
+        if isinstance(value, types.FrameType):
+            code = value.f_code
+            if value.f_locals is not value.f_globals:
+                for name, inner in dict(value.f_locals).items():
+                    yield ObjectPath(path=name, value=inner, owner=code, key=name)
+            yield from self._used(_names(code), value.f_globals)
+        elif isinstance(value, functools.partial):
             for name, argument in _arguments(value).items():
                 yield ObjectPath(path=name, value=argument)
             yield ObjectPath(path="self", value=value.func)
@@ -159,8 +173,13 @@ class _Functions:
         for name, value in vars(function).items():
             path = f"{function.__name__}.{name}"
             yield ObjectPath(path=path, value=value, owner=function, key=name)
-        names = _names(code)
-        yield from _globals(names, function.__globals__)
+        yield from self._used(_names(code), function.__globals__)
+
+    def _used(
+        self, names: set[str], variables: Mapping[str, Any]
+    ) -> Iterator[ObjectPath]:
+        """Yields the globals with some names, and the methods with these names."""
+        yield from _globals(names, variables)
         new, self._names = names - self._names, names | self._names
         yield from _methods(self._kinds, new)
 
@@ -251,13 +270,72 @@ def _called(node: ast.expr, variables: Mapping[str, Any]) -> Any:
     return None
 
 
-def _source_tree(function: types.FunctionType) -> ast.AST | None:
-    """Returns the syntax tree of a function; None if the source is unknown, or is a
-    line with a lambda, which Python cannot parse alone."""
+def derived_keys(frame: types.FrameType, saved: set[Any]) -> set[Any]:
+    """Returns the keys of variables that a frame sets from other values before it
+    updates them, so that a restart does so too.
+
+    Examples: `step = handler.total_run_calls` and `best = state.value`; and a variable
+    that each pass of a loop sets before it updates the variable.
+
+    Args:
+        frame: the frame.
+        saved: `id()` of the saved objects.
+    """
+
+    def is_saved(node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            value = variables.get(node.id)
+            is_variable = id(value) in saved and hasattr(type(value), "assign")
+            return is_variable or isinstance(value, State)
+        return isinstance(node, ast.Attribute) and node.attr == "total_run_calls"
+
+    variables = {**frame.f_globals, **frame.f_locals}
+    tree = _source_tree(frame)
+    derived = set()
+    for node in [] if tree is None else ast.walk(tree):
+        fresh = _variables_in(node.target) if isinstance(node, ast.For) else set()
+        for line in node.body if isinstance(node, ast.For | ast.While) else [node]:
+            for target, value in _assignments(line):
+                names, read = _variables_in(target), _variables_in(value)
+                fresh |= names - read
+                derived |= names & read & fresh
+                if any(map(is_saved, ast.walk(value))):
+                    derived |= names - read
+    return {("name", name) for name in derived}
+
+
+def _assignments(line: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields targets and values of an assignment; nothing for other nodes."""
+    match line:
+        case ast.Assign([ast.Tuple(names)], ast.Tuple(values)) if len(names) == len(
+            values
+        ):
+            yield from zip(names, values, strict=True)
+        case ast.Assign(targets, value):
+            yield from ((target, value) for target in targets)
+        case ast.AugAssign(target, value=value):
+            yield target, ast.Tuple([target, value])
+
+
+def _variables_in(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _source_tree(
+    function: types.FunctionType | types.FrameType,
+) -> ast.AST | None:
+    """Returns the syntax tree of a function or frame; None if the source is unknown, or
+    has several lambdas in a line."""
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError, TypeError):
+        if isinstance(function, types.FrameType) or function.__name__ != "<lambda>":
+            return ast.parse(textwrap.dedent(inspect.getsource(function)))
+        nodes = ast.walk(ast.parse("".join(inspect.findsource(function)[0])))
+        lambdas = [each for each in nodes if isinstance(each, ast.Lambda)]
+        line = function.__code__.co_firstlineno
+        [found] = [each for each in lambdas if each.lineno == line]
+    except (OSError, SyntaxError, TypeError, ValueError):
         return None
+    return found
 
 
 def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
@@ -272,18 +350,20 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
             these locations is read.
 
     Returns:
-        For an attribute or variable its name, as in `ObjectPath.key`; ("item", key) for
-        an item of a container.
+        For an attribute its name, as in `ObjectPath.key`; ("name", name) for a
+        variable; ("item", key) for an item of a container.
     """
     keys = set()
     for function in {
         location.value
         for location in locations
         if object_graph.is_user_function(location.value)
+        or isinstance(location.value, types.FrameType)
     }:
         if (tree := _source_tree(function)) is None:
             continue
-        outer = set[str]()
+        is_frame = isinstance(function, types.FrameType)
+        outer = set[str](function.f_locals if is_frame else ())
         for node in ast.walk(tree):
             match node:
                 case ast.Global(names) | ast.Nonlocal(names):
@@ -301,19 +381,68 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     return keys
 
 
+def set_at_begin(locations: Sequence[ObjectPath], updated: set[Any]) -> set[int]:
+    """Returns the `id()` of variables that only hooks at a beginning assign, such as
+    `beta.assign(epoch / 10)` in `on_epoch_begin`: a restart calls these hooks again.
+
+    A variable is left out if its new value may depend on training: if the source code
+    of the hook contains the model, or a name that training updates.
+
+    Args:
+        locations: result of `reachable`.
+        updated: result of `updated_keys`.
+    """
+    again, others = set[Any](), set[Any]()
+    for location in locations:
+        function = location.value
+        if not object_graph.is_user_function(function):
+            continue
+        tree = _source_tree(function)
+        nodes = [] if tree is None else list(ast.walk(tree))
+        names = {_name(node) for node in nodes} - {None}
+        called = location.path.rpartition(".")[2]
+        is_hook = bool({function.__name__, called} & _AT_BEGIN)
+        changing = {key[1] if isinstance(key, tuple) else key for key in updated}
+        is_free = not names & (changing | _OF_TRAINING)
+        for node in nodes:
+            match node:
+                case ast.Call(ast.Attribute(target, "assign"), [new, *_]):
+                    inside = set(map(ast.unparse, ast.walk(new)))
+                    is_new = is_hook and is_free and ast.unparse(target) not in inside
+                    (again if is_new else others).add(_name(target))
+                case ast.Call(ast.Attribute(target, str(method))):
+                    if method.startswith("assign"):
+                        others.add(_name(target))
+    named = collections.defaultdict[int, set[Any]](set)
+    for location in locations:
+        named[id(location.value)].add(location.key)
+    return {key for key, names in named.items() if names & again and not names & others}
+
+
+def _name(node: ast.AST) -> str | None:
+    """Returns the last name of a variable or attribute; None for other nodes."""
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+    return None
+
+
 def is_updated(location: ObjectPath, keys: set[Any]) -> bool:
     """Returns whether a function updates the value at a location, according to the
     result `keys` of `updated_keys`."""
-    if isinstance(location.owner, dict | list) and location.path.endswith("]"):
+    owner = location.owner
+    if isinstance(owner, dict | list) and location.path.endswith("]"):
         return bool(keys & {("item", location.key), _ANY_ITEM})
-    return location.key in keys
+    is_global = isinstance(owner, dict) and "." not in location.path
+    is_variable = is_global or isinstance(owner, types.CellType | types.CodeType)
+    return (("name", location.key) if is_variable else location.key) in keys
 
 
 def _key(target: ast.expr, outer: set[str]) -> Any:
     match target:
         case ast.Name(name):
             # A local variable is not kept between calls.
-            return name if name in outer else ""
+            return ("name", name) if name in outer else ""
         case ast.Attribute(attr=name):
             return name
         case ast.Subscript(slice=ast.Constant(key)):
@@ -388,10 +517,16 @@ class UnsavedStateCheck:
     checkpoint: Any
     registry: StateRegistry = REGISTRY
     # Step functions compared so far, by identity; the names in warnings so far; the
-    # call in progress, with the values before the call.
+    # keys of the values with these names; the call in progress, with the values before
+    # the call; the loop, with its values before its second step; and the number of
+    # comparisons of the loop.
     _functions: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     _named: set[str] = dataclasses.field(default_factory=set, init=False)
+    _known: set[Any] = dataclasses.field(default_factory=set, init=False)
     _call: _Call | None = dataclasses.field(default=None, init=False)
+    _loop: _Call | None = dataclasses.field(default=None, init=False)
+    _looks: int = dataclasses.field(default=0, init=False)
+    _has_failed: bool = dataclasses.field(default=False, init=False)
 
     def before_call(
         self,
@@ -411,7 +546,7 @@ class UnsavedStateCheck:
         self._functions[key] = function
         if self.checkpoint is None and not self.registry.in_order():
             _log.warning(_NOTHING)
-        with _errors_logged():
+        with self._errors_logged():
             call = functools.partial(function, *args, **kwargs)
             values: list[Values] = frameworks.adapters("values")
             self._call = _Call({"": call}, values, self._saved(values))
@@ -422,14 +557,51 @@ class UnsavedStateCheck:
         call, self._call = self._call, None
         if call is None:
             return
-        with _errors_logged():
+        with self._errors_logged():
             changed, unread = call.changed(), call.unread
             _warn(
-                [name for name in changed if name not in self._named],
+                [name for name in changed.values() if name not in self._named],
                 {name: it for name, it in unread.items() if name not in self._named},
                 call.values,
             )
-            self._named.update(changed, unread)
+            self._named.update(changed.values(), unread)
+            self._known.update(changed)
+
+    def watch_loop(self, frame: types.FrameType | None) -> None:
+        """Records the values that the training loop can reach; later calls compare.
+
+        The loop consists of the running functions of the program. A loop changes values
+        without a call of the step function, such as a replay buffer. Called before the
+        second step, and again before some later steps and saves.
+
+        Args:
+            frame: the frame of a caller of `run()`.
+        """
+        if self._has_failed or self._looks > _LOOKS:
+            return
+        self._looks += 1
+        with self._errors_logged():
+            frames = [
+                each
+                for each, _ in traceback.walk_stack(frame)
+                if object_graph.is_user_module(each.f_globals.get("__name__", ""))
+            ]
+            roots = {str(number): each for number, each in enumerate(frames)}
+            if self._loop is None:
+                values: list[Values] = frameworks.adapters("values")
+                self._loop = _Call(roots, values, self._saved(values))
+            found = self._loop.changed(roots)
+            for each in frames:
+                is_function = each.f_code.co_flags & inspect.CO_OPTIMIZED
+                if is_function and type(each.f_locals) is dict:
+                    # Before Python 3.13 a frame keeps this copy of its variables, and
+                    # so would keep objects alive that the program deletes.
+                    each.f_locals.clear()
+            new = {key: name for key, name in found.items() if key not in self._known}
+            self._known.update(new)
+            if names := [n for n in new.values() if n not in self._named]:
+                _warn(names, {}, self._loop.values, _BY_THE_LOOP)
+            self._named.update(new.values())
 
     def watch(
         self,
@@ -448,10 +620,11 @@ class UnsavedStateCheck:
                 values, or another warning names the values.
             savers: functions that save values; the values that they reach are saved.
         """
-        with _errors_logged():
+        with self._errors_logged():
             values: list[Values] = frameworks.adapters("values")
             call = _Call(roots, values, self._saved(values, savers), called)
             call.leave_out(kept)
+            call.leave_out(call.set_at_begin())
             self._call = call
 
     def compare(self) -> None:
@@ -459,8 +632,9 @@ class UnsavedStateCheck:
         commit holds. Names each value once."""
         if (call := self._call) is None:
             return
-        with _errors_logged():
-            new = [name for name in call.changed() if name not in self._named]
+        with self._errors_logged():
+            found = call.changed().values()
+            new = [name for name in found if name not in self._named]
             unread = [name for name in call.unread if name not in self._named]
             self._named.update(new, unread)
             if new:
@@ -469,8 +643,18 @@ class UnsavedStateCheck:
                 _log.warning(_UNREAD_IN_A_FIT, ", ".join(unread))
 
     def forget(self) -> None:
-        """Drops the values recorded by `watch`."""
-        self._call = None
+        """Drops the recorded values."""
+        self._call = self._loop = None
+
+    @contextlib.contextmanager
+    def _errors_logged(self) -> Iterator[None]:
+        """Logs an error, the first one as a warning."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - from a user's object
+            level = logging.DEBUG if self._has_failed else logging.WARNING
+            _log.log(level, _NOT_CHECKED, exc_info=error)
+            self._has_failed = True
 
     def _saved(self, values: Sequence[Values], savers: Sequence[Any] = ()) -> set[Any]:
         """Returns the keys of the values that a commit holds; `_Call._things` defines
@@ -495,14 +679,6 @@ class UnsavedStateCheck:
             keys |= {id(location.value), (id(location.owner), location.key)}
             keys |= set(map(id, _variables(location.value, values)))
         return keys
-
-
-@contextlib.contextmanager
-def _errors_logged() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - from a user's object
-        _log.warning(_NOT_CHECKED, exc_info=error)
 
 
 def _is_searched(kind: type) -> bool:
@@ -554,10 +730,14 @@ class _Call:
         called: Iterable[str] = (),
     ) -> None:
         self.values = values
-        self._roots = roots
         self._called = frozenset(called)
-        locations = self._locations()
-        self._updated = updated_keys(locations)
+        frames = [each for each in roots.values() if isinstance(each, types.FrameType)]
+        # A frame would keep its local variables alive: later frames are given again.
+        self._roots = {} if frames else roots
+        locations = self._locations(roots)
+        self._updated = updated_keys(locations).difference(
+            *(derived_keys(frame, saved) for frame in frames)
+        )
         self._before = {  # the references keep the ids of the objects in use
             key: (location, thing, self._mark(key, thing))
             for key, (location, thing) in self._things(locations).items()
@@ -571,8 +751,14 @@ class _Call:
             or any(each.restarts(location.value) for each in values)
         }
 
-    def _locations(self) -> list[ObjectPath]:
-        return reachable(self._roots, _is_searched, self._called)
+    def _locations(self, roots: Mapping[str, Any]) -> list[ObjectPath]:
+        return reachable(roots, _is_searched, self._called)
+
+    def set_at_begin(self) -> list[ObjectPath]:
+        """Returns the locations of the variables that `set_at_begin` finds."""
+        locations = self._locations(self._roots)
+        found = set_at_begin(locations, self._updated)
+        return [each for each in locations if id(each.value) in found]
 
     def leave_out(self, locations: Iterable[ObjectPath]) -> None:
         """Excludes the values at some locations from the comparison."""
@@ -582,19 +768,23 @@ class _Call:
                 if not _is_scalar(thing):
                     self._before.pop(id(thing), None)
 
-    def changed(self) -> list[str]:
-        """Returns the names of the values changed by the call."""
-        things = self._things(self._locations())
+    def changed(self, roots: Mapping[str, Any] | None = None) -> dict[Any, str]:
+        """Returns the names of the values changed by the call, by key.
+
+        Args:
+            roots: the current frames of a loop, as at the beginning; None for a call.
+        """
+        things = self._things(self._locations(roots or self._roots))
         changed = {
-            id(things[key][0]): things[key][0].path
+            id(things[key][0]): (key, things[key][0].path)
             for key, (_, _, mark) in self._before.items()
             if key in things and self._mark(key, things[key][1]) != mark
         }
         counts = collections.Counter[str]()
-        names = []
-        for path in changed.values():
+        names = {}
+        for key, path in changed.values():
             counts[path] += 1
-            names.append(path if counts[path] == 1 else f"{path} ({counts[path]})")
+            names[key] = path if counts[path] == 1 else f"{path} ({counts[path]})"
         return names
 
     def _things(
@@ -616,7 +806,9 @@ class _Call:
                 for thing in self._mutable(location):
                     found.setdefault(id(thing), (location, thing))
             if is_updated(location, self._updated) and (
-                is_replaced or self._sample(value) is not None
+                is_replaced
+                or isinstance(value, list | tuple | np.ndarray)
+                or self._sample(value) is not None
             ):
                 found.setdefault((id(location.owner), location.key), (location, value))
         return found
@@ -661,6 +853,8 @@ class _Call:
             return type(thing), repr(thing)
         if isinstance(thing, np.ndarray):
             return _mark_of_array(thing)
+        if isinstance(thing, list | tuple):
+            return [self._mark(key, each) for each in thing[:_ITEMS]]
         if (sample := self._sample(thing)) is not None:
             return _mark_of_array(sample)
         return type(thing), repr(thing)
@@ -692,15 +886,17 @@ def _mark_of_array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _warn(
-    changed: Sequence[str], unread: Mapping[str, Any], values: Sequence[Values]
+    changed: Sequence[str],
+    unread: Mapping[str, Any],
+    values: Sequence[Values],
+    begins: str = "The step changes state that is not in the commits",
 ) -> None:
     problems = []
     if changed:
         advice = " ".join(each.ADVICE for each in values) or _ADVICE
         problems.append(
-            "The step changes state that is not in the commits: "
-            f"{', '.join(changed)}. A restarted run starts with the initial values. "
-            f"{advice}"
+            f"{begins}: {', '.join(changed)}. A restarted run starts with the initial "
+            f"values. {advice}"
         )
     if unread:
         problems.append(
