@@ -207,7 +207,8 @@ def draw(rng: random.Random, framework: str) -> Case:
     """Returns a random case."""
     is_told = rng.random() < 0.8
     phases = TOLD if is_told else UNTOLD
-    phase = rng.choice(list(phases))
+    has_shares = framework != "jax"  # on JAX no worker writes a part for another worker
+    phase = rng.choice([each for each in phases if has_shares or each != "share"])
     world = rng.choice((2, 2, 3))
     others = rng.randrange(1, world)
     victim = {CHIEF: 0, OTHERS: others, ALL: rng.choice((0, others))}[phases[phase]]

@@ -51,6 +51,11 @@ UNDER_A_NOTICE = {
     "slow-by-10-s": case("slow by 10 s", "marker", 0),
 }
 IN_CLOSE = {"frozen": case("stopped for good", "finished", 0, is_told=False)}
+OF_THREE = {
+    "in-its-part": dataclasses.replace(case("killed", "done", 1), world=3),
+    "after-its-part": dataclasses.replace(case("killed", "after done", 1), world=3),
+}
+CASES = UNDER_A_NOTICE | IN_CLOSE | OF_THREE
 
 Name = tuple[str, str]
 """Of the framework, and of a case."""
@@ -66,23 +71,23 @@ def tried(
     of_module = [item for item in request.session.items if item.path == request.path]
     parameters = [item.callspec.params for item in of_module]
     names = [(each["framework"], each["name"]) for each in parameters]
+    worlds = {(framework, CASES[name].world) for framework, name in names}
     undisturbed = {
-        framework: run_undisturbed(zygote_of(framework), 2)
-        for framework in {framework for framework, _ in names}
+        (framework, world): run_undisturbed(zygote_of(framework), world)
+        for framework, world in worlds
     }
 
     def run(framework: str, of: Case) -> Facts:
         of = dataclasses.replace(of, framework=framework)
         with place(zygote_of(framework)) as here:
-            return try_case(here, of, undisturbed[framework])
+            return try_case(here, of, undisturbed[framework, of.world])
 
     pool = ThreadPoolExecutor(AT_ONCE)
-    cases = UNDER_A_NOTICE | IN_CLOSE
     try:
         yield {
-            (framework, name): pool.submit(run, framework, cases[name])
+            (framework, name): pool.submit(run, framework, CASES[name])
             for framework, name in names
-            if cases[name].fault != "cut off" or has_networks()
+            if CASES[name].fault != "cut off" or has_networks()
         }
     finally:
         pool.shutdown(cancel_futures=True)
@@ -108,4 +113,15 @@ def test_a_frozen_chief_does_not_block_a_worker_in_close(
     tried: Tried, framework: str, name: str
 ) -> None:
     """There is no notice, and no later step that could fail."""
+    tried[framework, name].result()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("framework", ["jax"])
+@pytest.mark.parametrize("name", OF_THREE)
+def test_a_killed_worker_does_not_make_jax_abort_another_worker(
+    tried: Tried, framework: str, name: str
+) -> None:
+    """Both other workers exit with the restart code, in time, and in an order in which
+    the end of the chief does not abort the other process."""
     tried[framework, name].result()

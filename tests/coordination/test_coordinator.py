@@ -144,6 +144,26 @@ def test_all_save_commit_and_leave(members, store):
     assert keys.decode(Key.COMMIT, text)[0] is CommitKind.EXIT
 
 
+def test_after_a_commit_each_worker_knows_that_another_worker_is_lost(store):
+    """Otherwise this worker would wait for the lost worker at the end of its process,
+    while the chief, which hosts the store, ends."""
+    chief, other = members = [Member(store, i, peer_timeout=1.0) for i in range(2)]
+    stand(members, 4, 4)
+    store.insert("tfpreempt/0/1/count/2", keys.encode(ev.StepCount(4)))
+    other.notice()
+    assert together(Member.decision, members) == [4, 4]
+    for member in members:
+        member.boundary(4)
+        assert isinstance(member.coordinator.wait(SOON), ev.SaveDirective)
+        member.coordinator.dispatch(ev.Saved(True))
+    assert chief.coordinator.wait(SOON) == ev.WriteMarker((0, 1))  # not worker 2
+    chief.coordinator.dispatch(ev.Committed(CommitKind.EXIT))
+    assert other.coordinator.wait(SOON) == ev.ExitDirective(Outcome.COMMITTED)
+    assert "worker 2 is missing" in other.coordinator.notes.lost_because
+    store.insert("tfpreempt/0/1/bye/2", keys.encode(True))
+    assert chief.coordinator.wait(SOON) == ev.ExitDirective(Outcome.COMMITTED)
+
+
 def test_notices_everywhere_at_once_are_one_round(members, store):
     stand(members, 2, 2, 2)
     together(Member.notice, members)

@@ -418,7 +418,9 @@ class Coordinator:
             extra["final"] = True
         if action.value == ev.DecidedStep(None):
             extra["reason"] = self.notes.lost_because or "a worker did not answer"
-        if action.value is ev.CommitKind.NONE:
+        if action.value in (ev.CommitKind.NONE, ev.CommitKind.EXIT):
+            # Also after a commit: each worker must know that another worker is lost,
+            # because then no worker waits for this worker at its end.
             extra.setdefault("reason", self.notes.lost_because)
         if isinstance(action.value, Tombstone):
             extra |= {"by": self.settings.worker, "reason": self.notes.lost_because}

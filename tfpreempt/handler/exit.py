@@ -27,6 +27,7 @@ from typing import Any
 from tfpreempt.checkpoint.lease import lease
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.deadlines import BYES
 from tfpreempt.coordination.key_value_store import CoordinationService
 from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core import frameworks
@@ -334,7 +335,8 @@ def blocking_threads_and_children() -> list[str]:
 
 
 LINGER = 30.0
-"""Seconds from SystemExit to the end of the process, if no deadline is known."""
+"""Seconds from the beginning of an exit to the end of the process, if no deadline is
+known."""
 
 SHORTEST = 0.5
 """Seconds allowed for an exit even after the deadline. Without a known deadline, also
@@ -425,12 +427,7 @@ class ExitController:
             else:  # on another thread, SystemExit would end only the thread
                 exit_hard(end)
         except SystemExit as exit:
-            deadlines = self.coordinator.deadlines
-            left = (
-                LINGER
-                if deadlines.terminates_at is None
-                else max(SHORTEST, deadlines.left) + self._host_waits
-            )
+            left = self._seconds_to_exit
             is_answered = (
                 self.cluster.num_workers == 1 or not self.coordinator.notes.lost_because
             )
@@ -554,6 +551,20 @@ class ExitController:
         waits = has_peers and self.cluster.is_chief and not is_told
         outlives = self.cluster.host_outlives
         return MESSAGE_DELAY_MARGIN + outlives if waits and outlives else 0.0
+
+    @property
+    def _seconds_to_exit(self) -> float:
+        """Seconds from SystemExit to the end of the process."""
+        coordinator = self.coordinator
+        deadlines, leave_by = coordinator.deadlines, coordinator.notes.leave_by
+        if deadlines.terminates_at is not None:
+            return max(SHORTEST, deadlines.left) + self._host_waits
+        if leave_by is None:
+            return LINGER
+        # The chief has waited for the `bye` keys, and meanwhile the others have been
+        # exiting: all count `LINGER` from the time at which their exit began.
+        began = leave_by - BYES
+        return max(SHORTEST, began + LINGER - coordinator.clock.monotonic())
 
     def cancel(self) -> None:
         """Cancels the exit: the process continues to train."""
