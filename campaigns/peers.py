@@ -172,6 +172,10 @@ class Case:
         is_stopped = self.fault == "stopped for 5 s" and worker == self.victim
         if self.grace is not None and has_heard and not is_stopped:
             return notice + self.grace, LATE
+        if self.grace is not None and self.fault in NAMELESS:
+            # Only the deadline ends the victim, and so lets the other workers' step
+            # fail.
+            return notice + self.grace + LIMIT, BUSY
         if self.fault not in PASSING:
             return fault + LIMIT, BUSY
         return fault + 2 * LIMIT, BUSY  # training continues to its end
