@@ -61,6 +61,16 @@ def test_a_metric_may_have_any_name(tmp_path: Path, name: str, shown: str) -> No
     assert re.findall(r"<text [^>]*>([^<]*)</text>", page).count(shown) == 2
 
 
+def test_text_of_the_page_cannot_control_a_terminal(tmp_path: Path) -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.train(3)
+    run.save(0.5, because="a\x1b[2Jb\u202ec<b>")
+    page = page_of(run, tmp_path)
+    assert r"a\x1b[2Jb\u202ec&lt;b&gt;" in page
+    assert "\x1b" not in page
+
+
 def test_a_run_of_nothing_has_a_page(tmp_path: Path) -> None:
     run = Scripted(workers=1)
     run.start()

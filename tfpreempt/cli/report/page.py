@@ -10,6 +10,7 @@ from tfpreempt.cli.report.goodput import MEANINGS, PLAINLY
 from tfpreempt.cli.report.process_spans import Phase
 from tfpreempt.cli.report.run_report import Interruption, RunReport
 from tfpreempt.cli.sizes import seconds_text, size_text
+from tfpreempt.cli.terminal import plain
 from tfpreempt.core.lazy_import import to_install
 from tfpreempt.errors import ConfigurationError
 
@@ -42,6 +43,7 @@ def make_page(report: RunReport, source: str) -> str:
         ) from error
     environment = jinja2.Environment(
         autoescape=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
