@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,6 +127,22 @@ def test_an_event_file_that_was_cut_off_is_read_as_far_as_it_goes(
     told = json.loads(call(run, "--json", "--tensorboard", logs).stdout)
     assert len(told["metrics"]["loss_of_batch"]) == 4
     assert "not read to the end (the file ends within a record)" in told["warnings"][-1]
+
+
+@pytest.mark.timeout(60)
+def test_hostile_event_files_are_named_in_warnings(run: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    with SummaryWriter(str(logs)) as writer:
+        writer.add_scalar("a", 1.0, 1, math.nan)
+    sparse = logs / "sparse.tfevents"
+    sparse.touch()
+    os.truncate(sparse, 8 << 40)
+    options = ("--html", tmp_path / "page.html", "--tensorboard", logs)
+    done = call(run, *options, "--json")
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)["warnings"]
+    assert "a record with the time nan" in told[-2]
+    assert "a record of 0 bytes" in told[-1]
 
 
 def test_a_directory_without_event_files_is_refused(run: Path, tmp_path: Path) -> None:

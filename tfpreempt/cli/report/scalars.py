@@ -18,6 +18,7 @@ import numpy as np
 
 from tfpreempt.cli.report.run_report import Point
 from tfpreempt.core.lazy_import import to_install
+from tfpreempt.core.record_validation import is_time
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import file_reading
 
@@ -79,6 +80,8 @@ def _scalars(path: Path, event_type: Any) -> Iterator[tuple[str, Point]]:
             event = event_type.FromString(data)
         except DecodeError as error:
             raise ValueError(str(error)) from error
+        if not is_time(event.wall_time):
+            raise ValueError(f"a record with the time {event.wall_time!r}")
         for value in event.summary.value:
             number = _number(value)
             if number is not None and np.isfinite(number):
@@ -96,7 +99,7 @@ def _frames(path: Path) -> Iterator[bytes]:
             if len(head) < _HEAD.size:
                 raise ValueError("the file ends within a record")
             size, _ = _HEAD.unpack(head)
-            if size > _LARGEST:
+            if not 0 < size <= _LARGEST:  # 0: a hole of a sparse file
                 raise ValueError(f"a record of {size} bytes")
             data = file.read(size)
             if len(data) < size or len(file.read(_SUM_BYTES)) < _SUM_BYTES:
