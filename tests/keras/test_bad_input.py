@@ -302,7 +302,7 @@ def test_another_metric(on: Machine, line: str, interrupted: Check) -> None:
     def program() -> Any:
         return on.fit(on.model(metrics=["mae", "mse"]))
 
-    words = ("metrics", "Compile the model as the interrupted run did")
+    words = ("metrics", "Use the model of the interrupted run")
     refused(on, errors.CheckpointMismatchError, program, *words)
     interrupted()
 

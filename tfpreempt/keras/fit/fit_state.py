@@ -354,10 +354,10 @@ def check(
             here = list(itertools.compress(here, differs))
             there = list(itertools.compress(there, differs))
         raise errors.CheckpointMismatchError(
-            "The metrics, seed generators or optimizer variables differ from the "
-            f"checkpoint. In the model: {', '.join(here)}. In the checkpoint: "
-            f"{', '.join(there)}. Compile the model as the interrupted "
-            "run did (metrics, loss, optimizer), or use another checkpoint directory."
+            "The variables of the model, its metrics, seed generators or optimizer "
+            f"differ from the checkpoint. In the model: {', '.join(here)}. In the "
+            f"checkpoint: {', '.join(there)}. Use the model of the interrupted run, "
+            "with the same metrics, loss and optimizer, or another checkpoint directory"
         )
     for own, before in zip(now, replicas or (), strict=replicas is not None):
         if (count := len(own.parts)) != before:
