@@ -96,6 +96,22 @@ def test_a_state_made_after_the_handler(program: Program) -> None:
         assert late.text == "two"
 
 
+def test_a_state_made_after_the_handler_and_not_loaded_is_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = Words("words", "one")
+    with program.handler() as handler:
+        handler.run(program.step)
+    words.unregister()
+    with program.handler() as handler:
+        late, new = Words("words"), Words("new")
+        for _ in range(2):
+            handler.run(program.step)
+    assert "'words' replicated> was created after the restore, so its" in caplog.text
+    assert "'new'" not in caplog.text
+    assert (late.text, new.text) == ("", "")
+
+
 def test_a_fresh_start_loads_nothing_old(program: Program) -> None:
     words = Words("words", "one")
     with program.handler() as handler:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tfpreempt.handler import current_session
@@ -18,7 +21,7 @@ jnp = jax.numpy
 
 from tfpreempt import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.checkpoint.state.state import REGISTRY  # noqa: E402
-from tfpreempt.states import PyTreeState, StepCounter  # noqa: E402
+from tfpreempt.states import ArrayDictState, PyTreeState, StepCounter  # noqa: E402
 
 params: Any = None
 momentum: Any = None
@@ -73,8 +76,7 @@ def test_global_trees_that_no_state_holds(
     params, momentum = {"w": jnp.zeros(3)}, jnp.zeros(3)
     counter = StepCounter()
     [line] = warned(step_of_globals)
-    named = re.findall("not in the commits: (.*?)\\. A restarted", line)[0]
-    assert sorted(named.split(", ")) == ["momentum", "params"]
+    assert names(line) == ["momentum", "params"]
     assert "into a tfpreempt.states.PyTreeState" in line
     counter.unregister()
 
@@ -98,6 +100,130 @@ def test_a_tree_in_a_state_is_saved(warned: Callable[..., list[str]]) -> None:
 
     assert warned(step) == []
     state.unregister()
+
+
+@jax.tree_util.register_pytree_node_class
+class Module:
+    """A pytree that replaces its arrays, like a module of Flax NNX."""
+
+    def __init__(self, weights: Any, count: Any) -> None:
+        self.weights, self.count = weights, count
+
+    def update(self) -> None:
+        self.__init__(self.weights * 0.5, self.count + 1)  # type: ignore[misc]
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self.weights, self.count), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> Module:
+        return cls(*children)
+
+
+class Keys:
+    """An iterator of random keys, which replaces its key in several statements."""
+
+    def __init__(self) -> None:
+        self.key = jax.random.key(0)
+
+    def __iter__(self) -> Keys:
+        return self
+
+    def __next__(self) -> Any:
+        key, other = jax.random.split(self.key)
+        self.key = key
+        return other
+
+
+def changing(made: dict[str, Any]) -> Callable[[], None]:
+    """Returns a step with objects that replace their own arrays."""
+    module = made["module"] = Module(jnp.ones(4), jnp.int32(0))
+    other = made["other"] = Module(jnp.ones(2), jnp.int32(0))
+    keys, settings = Keys(), argparse.Namespace(key=jax.random.key(1))
+
+    def step() -> None:
+        module.update()
+        other.update()
+        next(keys)
+        vars(settings)["key"] = jax.random.split(settings.key)[0]
+
+    return step
+
+
+def names(line: str) -> list[str]:
+    return sorted(re.findall("commits: (.*?)\\. A restarted", line)[0].split(", "))
+
+
+def test_objects_that_replace_their_arrays(warned: Callable[..., list[str]]) -> None:
+    counter = StepCounter()
+    [line] = warned(changing({}))
+    assert names(line) == ["keys.key", "module", "other", "settings"]
+    counter.unregister()
+
+
+def test_a_reference_of_jax(warned: Callable[..., list[str]]) -> None:
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("this version of JAX has no references")
+    counter, total = StepCounter(), jax.new_ref(jnp.zeros(3))
+
+    def step() -> None:
+        total[...] += 1.0
+
+    [line] = warned(step)
+    assert names(line) == ["total"]
+    counter.unregister()
+
+
+@pytest.mark.parametrize("copied", [list, jax.device_get, copy.deepcopy])
+def test_arrays_that_a_state_has_or_has_copied_are_saved(
+    copied: Callable[[Any], Any], warned: Callable[..., list[str]]
+) -> None:
+    made: dict[str, Any] = {}
+    update, state = changing(made), PyTreeState("trained", None)
+
+    def step() -> None:
+        update()
+        state.value = copied([*made.values()])
+
+    [line] = warned(step)
+    assert names(line) == ["keys.key", "settings"]
+    state.unregister()
+
+
+def test_a_copy_of_a_counter_does_not_save_an_equal_counter(
+    warned: Callable[..., list[str]],
+) -> None:
+    made: dict[str, Any] = {}
+    update, state = changing(made), PyTreeState("trained", None)
+    one, other = made.values()
+
+    def step() -> None:
+        update()
+        state.value = jax.device_get([one, other.weights])
+
+    [line] = warned(step)
+    assert "other" in names(line)
+    state.unregister()
+
+
+def test_arrays_copied_to_numpy_are_saved_and_a_list_that_grows_is_not(
+    warned: Callable[..., list[str]],
+) -> None:
+    trainer, kept = Trainer(), ArrayDictState("kept")
+    average = np.zeros(3)
+
+    losses: list[Any] = []
+
+    def step() -> None:
+        nonlocal average
+        losses.append(jnp.float32(1))
+        average = 0.9 * average + 1
+        trainer.params, _ = train(trainer.params)
+        kept.arrays["w"] = np.array(trainer.params["w"])
+
+    [line] = warned(step)
+    assert names(line) == ["average", "losses"]
+    kept.unregister()
 
 
 def test_a_handler_without_any_state_is_named(

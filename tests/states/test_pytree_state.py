@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint.state.state import StateRegistry, try_states  # noqa: E402
 from tfpreempt.states import PyTreeState  # noqa: E402
 
 
@@ -183,3 +185,68 @@ def test_bytes_that_are_no_tree_are_corrupt() -> None:
     hostile = data.replace(b'"float32"', b'"object_"')
     with pytest.raises(errors.CheckpointCorruptedError):
         state.load(io.BytesIO(hostile))
+
+
+# --- values that are no leaves, and values that the program ignores -----------------
+
+
+@dataclasses.dataclass
+class Settings:
+    """A tree with a static field."""
+
+    weights: Any
+    rate: float
+
+
+jax.tree_util.register_dataclass(Settings, ["weights"], ["rate"])
+
+
+def started(value: Any) -> tuple[PyTreeState, PyTreeState]:
+    """Returns a State that was loaded in a restart, and another State beside it."""
+    registry = StateRegistry()
+    state = PyTreeState("loaded", value, registry=registry)
+    state.load(io.BytesIO(saved(value)))
+    return state, PyTreeState("other", 0, registry=registry)
+
+
+def test_functions_in_a_tree_stay_those_of_the_program() -> None:
+    """A layer of Equinox has its activation function in a leaf."""
+    data = saved({"activation": jax.nn.relu, "w": jnp.ones(3)})
+    found = loaded(data, {"activation": jax.nn.gelu, "w": jnp.zeros(3)})
+    assert found["activation"] is jax.nn.gelu
+    assert numbers(found["w"]).tolist() == [1, 1, 1]
+
+
+def test_a_static_field_that_changes_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = PyTreeState("trained", Settings(jnp.ones(3), 0.1), registry=None)
+    state._try_save()
+    state.value = Settings(jnp.zeros(3), 0.1)
+    state.save(io.BytesIO())
+    assert caplog.text == ""
+    for _ in range(2):
+        state.value = Settings(jnp.zeros(3), 0.05)
+        state.save(io.BytesIO())
+    assert caplog.text.count("a restart has the initial values of static fields") == 1
+
+
+def test_a_restored_value_that_the_first_step_has_not_read_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state, other = started({"w": jnp.ones(3)})
+    state.value = {"w": jnp.zeros(3)}  # trained from other arrays
+    try_states([state, other])
+    assert caplog.text.count("has not read `value` of <PyTreeState 'loaded'") == 1
+
+
+def test_a_value_is_read_by_the_step_or_perhaps_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A program may read the best weights only at its end."""
+    state, other = started({"w": jnp.ones(3)})
+    other.load(io.BytesIO(saved(1)))
+    state.value = {"w": state.value["w"] + 1}
+    try_states([state, other])
+    PyTreeState("new", 0, registry=None)._try_save()
+    assert caplog.text == ""

@@ -211,7 +211,7 @@ def _of_objects(values: list[Any]) -> Iterable[Collection[Any]]:
 
 
 def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
-    return _of_dicts(map(_attributes, values))
+    return _of_dicts(map(attributes, values))
 
 
 def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
@@ -451,10 +451,10 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if is_container(value):
         return list(enumerate(list(value)))
-    return list(_attributes(value).items())
+    return list(attributes(value).items())
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
     """Returns the attributes of an object, without calling properties."""
     return {**getattr(value, "__dict__", {}), **_slots(value)}
 

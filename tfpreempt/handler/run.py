@@ -103,6 +103,7 @@ class Run:
             no memory for snapshots.
         saves_async: whether periodic saves are asynchronous: requested by `async_save`,
             and supported by the contents of the save.
+        states: loader of named States from the restored commit, or a later one.
         journal: journal of the run's events; for use on any thread.
         record: method that appends an event to the journal; for use on any thread.
         steps_made: number of steps completed in this process.
@@ -171,8 +172,12 @@ class Run:
             for each in (start.on_disk, start.candidate):
                 if each is not None and each.manifest is not None:
                     start.snapshots.expect_as_in(each.manifest)
-        self._states = StateLoader(
-            self.directory.path, self.directory.cluster, agreed=agreed, after=highest
+        self.states = StateLoader(
+            self.directory.path,
+            self.directory.cluster,
+            agreed=agreed,
+            after=highest,
+            loaded={each.name for each in self.directory.registry.in_order()},
         )
         self.saves_async = async_save and self.directory.contents.can_be_async
         self._status: StatusWriter | None = None  # `arm` starts the status file
@@ -290,7 +295,7 @@ class Run:
         The State need not be registered. Returns whether a commit has a value for the
         State.
         """
-        return self._states.load(state)
+        return self.states.load(state)
 
     def start_mirror(self) -> None:
         """Starts to mirror commits. Does nothing on workers other than the chief.
@@ -449,7 +454,7 @@ class Run:
         save.write()
         exchange, is_chief = self.directory.exchange, self.directory.cluster.is_chief
         if not (is_chief or (exchange is not None and exchange.has_separate_storage)):
-            self._states.expect(save.staging)
+            self.states.expect(save.staging)
         return save
 
     def commit(self, save: Save, because: str, workers: Sequence[int]) -> Commit | None:

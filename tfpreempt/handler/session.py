@@ -377,6 +377,7 @@ class Session:
             self.activity.traces = self.step_flag.started
         if run.steps_made == 1:
             run.directory.try_states()  # after a step, every State exists
+            run.states.warn_of_late(run.directory.registry.in_order())
             run.record(FirstStep(step=run.step))
             run.record_caches()
             run.directory.contents.prepare()

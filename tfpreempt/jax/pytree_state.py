@@ -12,6 +12,7 @@ each process saves the shards on its devices, in a second State (`Shards`).
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
@@ -42,6 +43,8 @@ from tfpreempt.jax.shards import (
     unread,
     write,
 )
+
+_log = logging.getLogger(__name__)
 
 _KIND = "pytree"
 _MOST_NAMED = 5  # maximum number of leaves that an error names
@@ -86,6 +89,9 @@ class PyTreeState(State):
         self._value = value
         self._copies = HostCopies()
         self._missing: list[str] = []  # divided arrays whose shards are not loaded
+        # Whether the program has not read the loaded value; None without a load.
+        self._is_unread: bool | None = None
+        self._structure: Any = None  # the tree without its leaves, after the first step
         # States are loaded in name order, so the tree is loaded before the shards.
         self._shards = Shards(f"{self.name}.shards", self, registry)
         self._leaves()
@@ -103,6 +109,8 @@ class PyTreeState(State):
                 "are divided among the processes, and the shards of this process are "
                 "missing. Restore a commit by a PreemptionCheckpointHandler."
             )
+        if self._is_unread:
+            self._is_unread = False
         return self._value
 
     @value.setter
@@ -124,6 +132,16 @@ class PyTreeState(State):
 
     def _contents(self) -> tuple[dict[str, Any], list[Any]]:
         """Returns the header of the file, and the arrays, which are not read yet."""
+        before = self._structure
+        if before is not None and before != jax.tree.structure(self._value):
+            self._structure = None  # warn once
+            _log.warning(
+                "the tree of %r has changed since the first step, beside its leaves, "
+                "and a commit has only the leaves: a restart has the initial values of "
+                "static fields, and raises an error for other key paths. Keep values "
+                "that change in leaves, and build the tree with all leaves",
+                self,
+            )
         arrays: list[Any] = []
         saved = {
             path: self._encoded(path, leaf, arrays)
@@ -150,6 +168,7 @@ class PyTreeState(State):
                 loaded[path] = head.place(whole.__getitem__, leaf)
         self._missing = [path for path in here if path not in loaded]
         self._assign(loaded)
+        self._is_unread = True
 
     def validate(self, fileobj: IO[bytes]) -> None:
         with readable(self):
@@ -159,12 +178,31 @@ class PyTreeState(State):
         return bool(self.divided())
 
     def _try_save(self) -> None:
+        self._structure = jax.tree.structure(self._value)
+        self._warn_of_unread()
         # Check the leaves without reading the bytes of arrays.
         for path, leaf in self._leaves().items():
             if isinstance(leaf, jax.Array):
                 SavedArray.of_array(leaf, self.described(path))
             else:
                 self._encoded(path, leaf, [])
+
+    def _warn_of_unread(self) -> None:
+        """Warns after the first step if the program has not read a restored value.
+
+        Logs no warning if the program has read another PyTreeState, because a value
+        such as the best weights may be read only at the end.
+        """
+        known = () if self._registry is None else self._registry.in_order()
+        trees = [each for each in known if isinstance(each, PyTreeState)]
+        if self._is_unread and all(each._is_unread is not False for each in trees):
+            _log.warning(
+                "the first step has not read `value` of %r, which was restored. If the "
+                "step trains other arrays, training has started from scratch, and the "
+                "next commit overwrites the restored value. Read `value` after the "
+                "handler is created; for Flax NNX, call nnx.update(model, state.value)",
+                self,
+            )
 
     # --- the leaves ------------------------------------------------------------------
 
@@ -177,6 +215,8 @@ class PyTreeState(State):
         found: dict[str, Any] = {}
         for keys, leaf in jax.tree_util.tree_flatten_with_path(self._value)[0]:
             path = jax.tree_util.keystr(keys)
+            if callable(leaf):  # a function, which the program makes again
+                continue
             if path in found:
                 raise errors.ConfigurationError(
                     f"{self!r} has two leaves with the key path {path!r}; expected "
@@ -213,9 +253,10 @@ class PyTreeState(State):
         Args:
             loaded: new leaves by key path; the remaining leaves are kept.
         """
-        leaves = self._leaves() | loaded
-        structure = jax.tree_util.tree_structure(self._value)
-        self._value = jax.tree_util.tree_unflatten(structure, leaves.values())
+        self._value = jax.tree_util.tree_map_with_path(
+            lambda keys, leaf: loaded.get(jax.tree_util.keystr(keys), leaf),
+            self._value,
+        )
         self._missing = [path for path in self._missing if path not in loaded]
 
     def _encoded(self, path: str, leaf: Any, arrays: list[Any]) -> Any:

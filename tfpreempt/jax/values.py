@@ -1,19 +1,25 @@
 """Adapter for JAX: the arrays that a step replaces, for the check of unsaved state.
 
-Implements the functions of `Values` in `checkpoint/state/unsaved_state_check.py`. JAX
-has no variables and no iterators over data: a step computes new arrays, and the program
-assigns the arrays to attributes and names of Python.
+Implements the functions of `Values` in `checkpoint/state/unsaved_state_check.py`. A
+step computes new arrays. The program assigns the arrays to attributes and names of
+Python, or an object of a library replaces its own arrays: a module of Flax NNX, a
+variable of Keras, a sequence of random keys of Haiku. JAX has no iterators over data.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from tfpreempt.jax.shards import local_numbers
+from tfpreempt.checkpoint.state.state import State
+from tfpreempt.core import object_graph
+from tfpreempt.jax.shards import local_numbers, unread
 
 SAVED_WHOLE: tuple[type, ...] = ()
 REPLACED: tuple[type, ...] = (jax.Array,)
@@ -30,26 +36,75 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
 
 
 def variables(value: Any) -> Sequence[Any]:
-    """Returns no variables, because JAX has arrays only."""
-    return ()
+    """Returns the variables of an object of Keras; another object itself, if the
+    object can replace arrays that the object has; otherwise nothing."""
+    if isinstance(value, jax.Array | State | type) or object_graph.is_container(value):
+        return ()
+    keras: Any = sys.modules.get("keras")
+    if hasattr(keras, "config") and keras.config.backend() == "jax":
+        if isinstance(value, keras.random.SeedGenerator):
+            return [value.state]
+        kinds = keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer
+        if isinstance(value, kinds):
+            return list(value.variables)
+    return [value] if arrays(value) else ()
 
 
-def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-    """Returns the bytes of about `size` elements of an array, or of all arrays in a
-    pytree; None for an object without arrays of JAX.
+def arrays(thing: Any) -> Sequence[Any]:
+    """Returns the arrays in a pytree, in a variable of Keras, or in the attributes of
+    an object of a library. Returns NumPy's arrays only of a State, or as the object.
 
     Leaves out arrays that were donated to a computation, because they have no values.
     """
-    arrays = [each for each in jax.tree.leaves(thing) if isinstance(each, jax.Array)]
-    if not arrays:
-        return None
-    found = [
-        part.reshape(-1)[:: max(1, part.size * len(arrays) // size)].tobytes()
-        for each in arrays
-        if not each.is_deleted()
-        for part in local_numbers(each)
+    is_plain = isinstance(thing, np.ndarray) and not thing.dtype.hasobject
+    is_wide = is_plain or isinstance(thing, State)
+    kinds: Any = (jax.Array, np.ndarray) if is_wide else jax.Array
+    return [
+        each
+        for each in map(_read, _leaves(thing))
+        if isinstance(each, kinds) and not isinstance(each, jax.core.Tracer)
+        if not (isinstance(each, jax.Array) and each.is_deleted())
     ]
-    return np.frombuffer(b"".join(found), np.uint8)
+
+
+def _leaves(thing: Any) -> list[Any]:
+    found = [] if isinstance(thing, types.GeneratorType) else jax.tree.leaves(thing)
+    if len(found) == 1 and found[0] is thing:  # no pytree
+        kind: type = type(thing)
+        # The attributes of the program's own objects have locations of their own.
+        is_whole = isinstance(thing, State) or not object_graph.is_user_code(kind)
+        for each in object_graph.attributes(thing).values() if is_whole else ():
+            with contextlib.suppress(ValueError):  # keys that cannot be sorted
+                found += jax.tree.leaves(each)
+    return found
+
+
+def _read(leaf: Any) -> Any:
+    is_reference = isinstance(leaf, getattr(jax, "Ref", ()))  # since JAX 0.7.2
+    return leaf[...] if is_reference else leaf
+
+
+def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
+    """Returns the bytes of about `size` elements of an array, or of all arrays in an
+    object; None for an object without arrays of JAX."""
+    found = [thing] if isinstance(thing, np.ndarray) else arrays(thing)
+    if not found:
+        return None
+    parts = [
+        np.asarray(
+            part.reshape(-1)[:: max(1, part.size * len(found) // size)]
+        ).tobytes()
+        for each in found
+        for part in ([each] if isinstance(each, np.ndarray) else _local(each, size))
+    ]
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _local(array: jax.Array, size: int) -> list[Any]:
+    """Returns the numbers of an array in the shards of this process. A large array
+    stays on an accelerator, so that only the elements of a sample are copied."""
+    is_large = array.size > size and jax.default_backend() != "cpu"
+    return [*unread(array).shards.values()] if is_large else local_numbers(array)
 
 
 def restarts(iterator: Any) -> bool:

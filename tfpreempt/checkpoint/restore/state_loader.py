@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import threading
+from collections.abc import Iterable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout, retention
@@ -39,6 +40,7 @@ class StateLoader:
             number were made by this run, and can be loaded. Of the other commits, only
             `agreed` is loaded, because the workers did not choose the rest.
         clock: time source for the timeout of a wait for the chief.
+        loaded: names of the States that the start loads.
     """
 
     directory: str
@@ -47,6 +49,7 @@ class StateLoader:
     agreed: Entry | None = None
     after: int = 0
     clock: Clock = dataclasses.field(default_factory=SystemClock)
+    loaded: set[str] = dataclasses.field(default_factory=set)
     _pending: str = dataclasses.field(default="", init=False)
     # Result of verifying a commit: path and token -> the problem, or "". The path is
     # needed: a corrupt commit and the same commit imported again have the same token.
@@ -78,6 +81,7 @@ class StateLoader:
             CheckpointCorruptedError: no commit and no file is intact; or the State
                 cannot load the saved bytes.
         """
+        self.loaded.add(state.name)
         self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
@@ -108,6 +112,24 @@ class StateLoader:
         if commit is not None:
             self._warn_of_missing(commit, state)
         return False
+
+    def warn_of_late(self, states: Iterable[State]) -> None:
+        """Warns of States that the program has created after the start and has not
+        loaded, although the restored commit has values for them."""
+        if (found := self.agreed) is None:
+            return
+        worker = layout.worker_name(self.cluster.worker)
+        for state in states:
+            folder = worker if state.per_worker else layout.STATES
+            path = os.path.join(found.shards, folder, state.name + layout.STATE_SUFFIX)
+            if state.name not in self.loaded and os.path.exists(path):
+                _log.warning(
+                    "%r was created after the restore, so its value in %s was not "
+                    "loaded, and the first step has used its initial value. Create the "
+                    "State before the handler, or call tfpreempt.load_state(state)",
+                    state,
+                    found.path,
+                )
 
     def _await_pending(self) -> None:
         """Waits until the chief has committed, or removed, the expected save.

@@ -28,7 +28,8 @@ _AGAIN = (
     "this restart are those of the first step of the run, although %d steps are "
     "trained. Put the iterator into the tf.train.Checkpoint and fetch batches inside "
     "of the step, put a loader into a tfpreempt.states.LoaderState, or select each "
-    "batch by the number of the step (handler.total_run_calls)."
+    "batch by the number of the step (handler.total_run_calls). Put arguments such as "
+    "parameters and random keys into a State, and read the State after the restore."
 )
 
 

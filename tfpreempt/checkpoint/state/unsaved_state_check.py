@@ -122,7 +122,7 @@ class _Functions:
     creates a new `_Functions`."""
 
     def __init__(self, called: Iterable[str] = ()) -> None:
-        self._names = {"__call__", *called}
+        self._names = {"__call__", "__next__", "__iter__", "__getitem__", *called}
         self._kinds: dict[type, None] = {}  # classes of the program's objects, in order
 
     def locations_below(self, value: Any) -> Iterator[ObjectPath]:
@@ -342,7 +342,8 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     """Returns the keys of attributes and variables that functions update: the new value
     is computed from the old value.
 
-    Examples: `n += 1`, `n = f(n)` and `n, loss = f(n, x)`, but not `loss = f(x)`.
+    Examples: `n += 1`, `n = f(n)` and `n, loss = f(n, x)`, but not `loss = f(x)`. The
+    new value may be computed in several statements: `m, x = f(n)`, then `n = m`.
     Functions without source code, such as functions typed at a prompt, are skipped.
 
     Args:
@@ -364,7 +365,9 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
             continue
         is_frame = isinstance(function, types.FrameType)
         outer = set[str](function.f_locals if is_frame else ())
-        for node in ast.walk(tree):
+        computed = dict[str, set[str]]()  # by target: the values it is computed from
+        nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
+        for node in nodes:
             match node:
                 case ast.Global(names) | ast.Nonlocal(names):
                     outer.update(names)
@@ -372,7 +375,9 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                     keys.add(_key(target, outer))
                 case ast.Assign(targets=[target], value=value):
                     texts = set(map(ast.unparse, ast.walk(value)))
+                    texts = texts.union(*(computed.get(each, ()) for each in texts))
                     parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                    computed.update({ast.unparse(each): texts for each in parts})
                     keys |= {
                         _key(each, outer)
                         for each in parts
@@ -488,6 +493,10 @@ class Values(Protocol):
         """
         ...
 
+    def arrays(self, thing: Any) -> Sequence[Any]:
+        """Returns the immutable arrays in an object or a State."""
+        ...
+
     def restarts(self, iterator: Any) -> bool:
         """Returns whether a restarted run would read an iterator from the beginning.
 
@@ -549,7 +558,7 @@ class UnsavedStateCheck:
         with self._errors_logged():
             call = functools.partial(function, *args, **kwargs)
             values: list[Values] = frameworks.adapters("values")
-            self._call = _Call({"": call}, values, self._saved(values))
+            self._call = _Call({"": call}, values, self._saved(values), self.registry)
 
     def after_call(self) -> None:
         """Logs a warning with the values that the call has changed and no commit
@@ -589,7 +598,8 @@ class UnsavedStateCheck:
             roots = {str(number): each for number, each in enumerate(frames)}
             if self._loop is None:
                 values: list[Values] = frameworks.adapters("values")
-                self._loop = _Call(roots, values, self._saved(values))
+                saved = self._saved(values)
+                self._loop = _Call(roots, values, saved, self.registry)
             found = self._loop.changed(roots)
             for each in frames:
                 is_function = each.f_code.co_flags & inspect.CO_OPTIMIZED
@@ -622,7 +632,8 @@ class UnsavedStateCheck:
         """
         with self._errors_logged():
             values: list[Values] = frameworks.adapters("values")
-            call = _Call(roots, values, self._saved(values, savers), called)
+            saved = self._saved(values, savers)
+            call = _Call(roots, values, saved, self.registry, called)
             call.leave_out(kept)
             call.leave_out(call.set_at_begin())
             self._call = call
@@ -715,6 +726,7 @@ class _Call:
         roots: the function with its arguments, or functions and objects, by name.
         values: adapters of the frameworks.
         saved: keys of the values that a commit holds; these are not compared.
+        registry: registry of the named States.
         called: names of further methods that a library calls.
 
     Attributes:
@@ -727,19 +739,21 @@ class _Call:
         roots: Mapping[str, Any],
         values: Sequence[Values],
         saved: set[Any],
+        registry: StateRegistry,
         called: Iterable[str] = (),
     ) -> None:
         self.values = values
+        self._registry = registry
         self._called = frozenset(called)
         frames = [each for each in roots.values() if isinstance(each, types.FrameType)]
         # A frame would keep its local variables alive: later frames are given again.
         self._roots = {} if frames else roots
-        locations = self._locations(roots)
+        locations, held = self._locations(roots), self._held()
         self._updated = updated_keys(locations).difference(
             *(derived_keys(frame, saved) for frame in frames)
         )
         self._before = {  # the references keep the ids of the objects in use
-            key: (location, thing, self._mark(key, thing))
+            key: (location, thing, self._mark(key, thing, held))
             for key, (location, thing) in self._things(locations).items()
             if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
         }
@@ -769,23 +783,62 @@ class _Call:
                     self._before.pop(id(thing), None)
 
     def changed(self, roots: Mapping[str, Any] | None = None) -> dict[Any, str]:
-        """Returns the names of the values changed by the call, by key.
+        """Returns the names of the values that the call has changed, by key, without
+        arrays that the States have.
 
         Args:
             roots: the current frames of a loop, as at the beginning; None for a call.
         """
         things = self._things(self._locations(roots or self._roots))
+        held = self._held()
         changed = {
-            id(things[key][0]): (key, things[key][0].path)
+            key: (location, self._arrays(thing), mark)
             for key, (_, _, mark) in self._before.items()
-            if key in things and self._mark(key, things[key][1]) != mark
+            if key in things
+            for location, thing in (things[key],)
+            if self._mark(key, thing, held) != mark
+        }
+        new = {
+            id(each): found
+            for _, arrays, mark in changed.values()
+            if isinstance(mark, frozenset)
+            for each in arrays
+            if id(each) not in held
+            if (found := self._mark_of_array(each)) not in mark
+        }
+        # A State may have a copy of an array. Count the equal arrays, because one copy
+        # does not save two arrays.
+        lacking = collections.Counter(new.values())
+        if lacking:
+            used = {id(each) for _, it in things.values() for each in self._arrays(it)}
+            copies = (each for number, each in held.items() if number not in used)
+            lacking.subtract(map(self._mark_of_array, copies))
+        paths = {
+            id(location): (key, location.path)
+            for key, (location, arrays, mark) in changed.items()
+            if not isinstance(mark, frozenset)
+            or any(lacking[new.get(id(each))] > 0 for each in arrays)
         }
         counts = collections.Counter[str]()
-        names = {}
-        for key, path in changed.values():
+        names: dict[Any, str] = {}
+        for key, path in paths.values():
+            above = (each + end for each in names.values() for end in ".[")
+            if path.startswith(tuple(above)):
+                continue  # a part of an object that is named
             counts[path] += 1
             names[key] = path if counts[path] == 1 else f"{path} ({counts[path]})"
         return names
+
+    def _held(self) -> dict[int, Any]:
+        """Returns the arrays that the States have at present, by id."""
+        states = self._registry.in_order()
+        return {id(array): array for each in states for array in self._arrays(each)}
+
+    def _arrays(self, thing: Any) -> list[Any]:
+        return [array for each in self.values for array in each.arrays(thing)]
+
+    def _mark_of_array(self, array: Any) -> Any:
+        return _mark_of_array(np.asarray(self._sample(array)))
 
     def _things(
         self, locations: Iterable[ObjectPath]
@@ -831,14 +884,16 @@ class _Call:
         samples = (each.sample(thing, _SAMPLES) for each in self.values)
         return next((each for each in samples if each is not None), None)
 
-    def _mark(self, key: Any, thing: Any) -> Any:
-        """Returns a fingerprint of an object: equal while the object is unchanged.
+    def _mark(self, key: Any, thing: Any, held: Mapping[int, Any]) -> Any:
+        """Returns a fingerprint of an object: equal while the object is unchanged, or
+        while the States have its arrays.
 
         Of a large array or variable, only a sample of the elements is read.
 
         Args:
             key: key of the object, as in `_things`.
             thing: the object.
+            held: the arrays of the States, by id.
         """
         if isinstance(thing, np.random.Generator):
             return repr(thing.bit_generator.state)
@@ -851,10 +906,13 @@ class _Call:
             return len(thing)
         if _is_scalar(thing):
             return type(thing), repr(thing)
+        if arrays := self._arrays(thing):
+            marks = (None if id(x) in held else self._mark_of_array(x) for x in arrays)
+            return frozenset(marks)
         if isinstance(thing, np.ndarray):
             return _mark_of_array(thing)
         if isinstance(thing, list | tuple):
-            return [self._mark(key, each) for each in thing[:_ITEMS]]
+            return [self._mark(key, each, held) for each in thing[:_ITEMS]]
         if (sample := self._sample(thing)) is not None:
             return _mark_of_array(sample)
         return type(thing), repr(thing)

@@ -271,6 +271,11 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
     return elements
 
 
+def arrays(thing: Any) -> Sequence[Any]:
+    """Returns no arrays: a variable of TensorFlow changes in place."""
+    return ()
+
+
 def restarts(iterator: Any) -> bool:
     """Returns whether an object is a dataset iterator that a restarted run would read
     from the beginning, or a queue. False if the dataset of the iterator skips the
