@@ -483,6 +483,19 @@ def test_values_that_a_loop_changes_between_its_steps_are_named(
     )
 
 
+def test_the_result_of_locals_in_a_loop_keeps_its_values(program: Program) -> None:
+    """Before Python 3.13, the check reads the same dict."""
+
+    def train(rate: float) -> dict[str, Any]:
+        options = locals()
+        for _ in range(4):
+            handler.run(program.step)
+        return options
+
+    with program.handler() as handler:
+        assert train(0.5)["rate"] == 0.5
+
+
 class Seen(State):
     """A user's State that saves a value of another object."""
 

@@ -33,6 +33,7 @@ import inspect
 import itertools
 import logging
 import random
+import sys
 import textwrap
 import traceback
 import types
@@ -93,6 +94,7 @@ _MAX_LOCATIONS = 20_000
 _ITEMS = 100  # items compared, of a list that a function replaces
 _BY_THE_LOOP = "The loop changes state that is not in the commits"
 _LOOKS = 10  # most comparisons of a loop
+_REFERENCES = 3  # to the copy of a frame's variables, if the program has no reference
 
 
 def reachable(
@@ -602,11 +604,7 @@ class UnsavedStateCheck:
                 self._loop = _Call(roots, values, saved, self.registry)
             found = self._loop.changed(roots)
             for each in frames:
-                is_function = each.f_code.co_flags & inspect.CO_OPTIMIZED
-                if is_function and type(each.f_locals) is dict:
-                    # Before Python 3.13 a frame keeps this copy of its variables, and
-                    # so would keep objects alive that the program deletes.
-                    each.f_locals.clear()
+                _drop_copy(each)
             new = {key: name for key, name in found.items() if key not in self._known}
             self._known.update(new)
             if names := [n for n in new.values() if n not in self._named]:
@@ -690,6 +688,20 @@ class UnsavedStateCheck:
             keys |= {id(location.value), (id(location.owner), location.key)}
             keys |= set(map(id, _variables(location.value, values)))
         return keys
+
+
+def _drop_copy(frame: types.FrameType) -> None:
+    """Clears the copy of its variables that a frame keeps, before Python 3.13, after a
+    read of `f_locals`. The copy would keep objects alive that the program deletes.
+
+    If the program has called `locals()`, the result is the same dict, and stays.
+    """
+    variables = frame.f_locals
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    is_copy = is_function and type(variables) is dict
+    # The frame, this function, and the argument of `getrefcount` refer to the dict.
+    if is_copy and sys.getrefcount(variables) <= _REFERENCES:
+        variables.clear()
 
 
 def _is_searched(kind: type) -> bool:
