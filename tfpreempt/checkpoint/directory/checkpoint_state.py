@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import errno
+import functools
 import os
 import re
 
@@ -61,6 +62,7 @@ def read(directory: str) -> CheckpointStateFile | None:
     return parse(data)
 
 
+@functools.lru_cache(maxsize=2)
 def parse(data: bytes) -> CheckpointStateFile | None:
     """Returns the content of a state file, given its bytes. None if the file names no
     checkpoint."""
@@ -107,8 +109,13 @@ def named(directory: str) -> list[str]:
         if file_reading.is_file(os.path.join(directory, layout.POINTER)):
             raise
         return []
-    names = (found.latest, *found.paths) if found else ()
-    return [_relative(directory, name) for name in names]
+    return [*_relative_names(directory, found)] if found else []
+
+
+@functools.lru_cache(maxsize=2)  # the names are needed for each incomplete checkpoint
+def _relative_names(directory: str, found: CheckpointStateFile) -> tuple[str, ...]:
+    names = (found.latest, *found.paths)
+    return tuple(_relative(directory, name) for name in names)
 
 
 def is_listed(directory: str, prefix: str) -> bool:

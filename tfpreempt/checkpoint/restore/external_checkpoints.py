@@ -59,11 +59,12 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
         for entry in current
         if entry.is_committed or entry.condition is CommitStatus.CORRUPT
     }
+    missed = _missed(directory, names)
     theirs = [
         entry
         for prefix in sorted(found)
         if known.isdisjoint((prefix, os.path.dirname(prefix)))
-        and (entry := _entry(directory, prefix, overwritten)) is not None
+        and (entry := _entry(directory, prefix, overwritten, missed)) is not None
     ]
     return in_order([*current, *theirs])
 
@@ -147,7 +148,9 @@ def _may_be(prefix: str) -> bool:
         return True
 
 
-def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
+def _entry(
+    directory: str, prefix: str, overwritten: set[str], missed: set[str]
+) -> Entry | None:
     """Returns the entry of a foreign checkpoint, written without tfpreempt.
 
     If tfpreempt's save of a CheckpointManager's checkpoint has left incomplete files
@@ -158,6 +161,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
         prefix: TensorFlow's prefix of the checkpoint.
         overwritten: names of the commits of a CheckpointManager ("flat commits") that
             were saved again without tfpreempt.
+        missed: result of `_missed`.
     """
     name = os.path.relpath(prefix, directory)
     entry = Entry(
@@ -173,7 +177,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
         size, crc = checksum.of_file(prefix + INDEX)
         modified = os.stat(prefix + INDEX).st_mtime_ns / 1e9
     except FileNotFoundError as error:
-        return corrupt(entry, f"{error}") if _is_missed(directory, name) else None
+        return corrupt(entry, f"{error}") if name in missed else None
     except OSError as error:
         return corrupt(entry, f"{prefix + INDEX!r} cannot be read: {error}")
     return dataclasses.replace(
@@ -185,27 +189,29 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     )
 
 
-def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a checkpoint without an `.index` file is corrupt.
+def _missed(directory: str, names: Sequence[str]) -> set[str]:
+    """Returns the names of checkpoints that are corrupt without an `.index` file.
 
-    False if the file may be missing because a deletion was interrupted: a
-    CheckpointManager deletes the `.index` file before the data, and the oldest
-    checkpoint first, never the newest. So a deletion may have been interrupted only if
-    the checkpoint is not the newest, and no older checkpoint has an `.index` file. A
-    corrupt checkpoint is named in TensorFlow's state file and has data files.
+    The file may be missing because a deletion was interrupted: a CheckpointManager
+    deletes the `.index` file before the data, and the oldest checkpoint first, never
+    the newest. So a deletion may have been interrupted only if the checkpoint is not
+    the newest, and no older checkpoint has an `.index` file. A corrupt checkpoint is
+    named in TensorFlow's state file and has data files.
+
+    Args:
+        directory: the checkpoint directory.
+        names: names of all files in the directory.
     """
     try:
-        listed = checkpoint_state.named(directory)
+        newest, *others = checkpoint_state.named(directory) or ("",)
     except OSError:  # `_prefixes` has logged or raised the error
-        return False
-    if name not in listed:
-        return False
-    newest, *by_age = listed
-    older = by_age[: by_age.index(name)] if name in by_age else []
-    may_be_deleted = name != newest and not any(
-        file_reading.is_there(os.path.join(directory, each + INDEX)) for each in older
+        return set()
+    by_age = [*dict.fromkeys(others)]
+    intact = (
+        place
+        for place, each in enumerate(by_age)
+        if file_reading.is_there(os.path.join(directory, each + INDEX))
     )
-    data = f"{name}.data-"
-    return not may_be_deleted and any(
-        each.startswith(data) for each in file_reading.names(directory)
-    )
+    newer = by_age[next(intact, len(by_age)) + 1 :]
+    have_data = {each.rpartition(".data-")[0] for each in names if ".data-" in each}
+    return {newest, *newer} & have_data
