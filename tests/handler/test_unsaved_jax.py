@@ -226,6 +226,24 @@ def test_arrays_copied_to_numpy_are_saved_and_a_list_that_grows_is_not(
     kept.unregister()
 
 
+def test_arrays_that_a_step_has_donated_are_not_named(
+    warned: Callable[..., list[str]],
+) -> None:
+    global params
+    params = old = (jnp.zeros(3), jnp.zeros(3))
+    state = PyTreeState("donated", params)
+    double = jax.jit(lambda tree: jax.tree.map(jnp.sin, tree), donate_argnums=0)
+
+    def step() -> None:
+        global params
+        params = params if old[0].is_deleted() else old
+        state.value = double(state.value)
+
+    assert warned(step) == []
+    assert old[0].is_deleted()
+    state.unregister()
+
+
 def test_a_handler_without_any_state_is_named(
     warned: Callable[..., list[str]],
 ) -> None:

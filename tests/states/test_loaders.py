@@ -15,6 +15,7 @@ import tfpreempt
 from tests.checkpoint.test_ready_made_states import HOSTILE, load, parts, saved
 from tests.states.test_states import directory, restart  # noqa: F401  # a fixture
 from tfpreempt import errors
+from tfpreempt.checkpoint.state.state import try_states
 from tfpreempt.states import LoaderState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -151,6 +152,31 @@ def test_a_state_that_grain_refuses_is_a_mismatch():
         errors.CheckpointMismatchError, match=r"'data'.*not accept.*sampl"
     ):
         load(state, data)
+
+
+class Source:
+    """A data source of the program."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return index
+
+
+class NamedSource(Source):
+    def __repr__(self):
+        return "NamedSource()"
+
+
+@pytest.mark.parametrize("kind", [Source, NamedSource])
+def test_a_source_whose_description_is_new_in_a_restart_is_named(kind, caplog):
+    """Grain refuses the saved state if the description of the source has changed."""
+    sampler = grain.samplers.IndexSampler(9, seed=1, shuffle=True)
+    loader = grain.DataLoader(data_source=kind(), sampler=sampler)
+    state = LoaderState("data", iter(loader), registry=None)
+    try_states([state])
+    assert ("Define __repr__ in the class" in caplog.text) == (kind is Source)
 
 
 def test_the_next_element_after_a_restart_follows_the_last(directory, monkeypatch):  # noqa: F811

@@ -88,7 +88,7 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
     """Returns the bytes of about `size` elements of an array, or of all arrays in an
     object; None for an object without arrays of JAX."""
     found = [thing] if isinstance(thing, np.ndarray) else arrays(thing)
-    if not found:
+    if not (found or any(isinstance(each, jax.Array) for each in _leaves(thing))):
         return None
     parts = [
         np.asarray(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
+import re
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -25,6 +27,8 @@ from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 
 _PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _KIND = "loader"
+_ADDRESS = re.compile(r"<[\w.<>]{1,99} object at 0x\w+>")
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,18 @@ class LoaderState(State):
                 "strings, arrays, lists and dicts without a cycle."
             ) from None
         write_parts(fileobj, {"kind": _KIND, "state": encoded}, arrays)
+
+    def _try_save(self) -> None:
+        super()._try_save()
+        state = str(_check(self.loader, repr(self)).get())
+        if found := _ADDRESS.search(state):
+            _log.warning(
+                "the state of the loader of %r contains %r, with the address of an "
+                "object, which differs in every process, so a restart may refuse the "
+                "state. Define __repr__ in the class of the object",
+                self,
+                found[0],
+            )
 
     def load(self, fileobj: IO[bytes]) -> None:
         state = self._read(fileobj)
