@@ -103,6 +103,7 @@ def test_hostile_names(name):
         (["step"], "7"),
         (["sequence"], 0),
         (["world_size"], 0),
+        (["world_size"], 100_001),  # a restore makes a path for each worker
         (["workers"], [0, 0]),
         (["workers"], [4]),
         (["workers"], [-1]),

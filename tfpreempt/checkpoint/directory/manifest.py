@@ -118,7 +118,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "format": (lambda it: it == _FORMAT, f"{_FORMAT}"),
     "step": (_IS_SEQUENCE, "an integer of 0 or more"),
     "sequence": (_is_integer(1, 1 << 63), "an integer of 1 or more"),
-    "world_size": (_is_integer(1, 1 << 31), "an integer of 1 or more"),
+    # A restore looks for the files of each worker.
+    "world_size": (_is_integer(1, MAX_FILES + 1), f"an integer from 1 to {MAX_FILES}"),
     "files": (lambda it: type(it) is list, "a list of files"),
     "versions": (lambda it: type(it) is dict, "a JSON object"),
     "because": (lambda it: type(it) is str, "a string"),
