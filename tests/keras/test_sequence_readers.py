@@ -167,7 +167,7 @@ def test_classes_of_keras_that_draw_batches_are_named_before_training(
     assert named_by_then
     assert all(named_by_then)
     said = [r.getMessage() for r in caplog.records]
-    words = ("which draws", "their own attributes")
+    words = ("which draws", "attributes of the training data")
     told = [each for each in said if any(word in each for word in words)]
     assert len(told) == (word is not None)
 
@@ -182,7 +182,7 @@ def test_attributes_that_change_while_batches_are_read_are_named(
     seen = Seen()
     on.fit(seen.model(on), seen.callback(on), **data)
     said = [r.getMessage() for r in caplog.records]
-    told = [each for each in said if "their own attributes" in each]
+    told = [each for each in said if "attributes of the training data" in each]
     assert len(told) == (changes != "nothing")
     assert all(changes in each for each in told)
 

@@ -126,6 +126,78 @@ def test_a_variable_set_from_the_number_of_the_epoch_is_not_named(
     assert f"{UNSAVED}forgotten. " in caplog.text
 
 
+def reordered(on: Machine, where: str) -> None:
+    """Trains on rows whose order the data, or a callback, change between epochs."""
+    utils = on.keras.utils
+
+    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.order, self.noise = np.arange(BATCHES), 0.0
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            row = float(self.order[index]) + self.noise
+            return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+
+        def on_epoch_end(self) -> None:
+            np.random.shuffle(self.order)
+
+    rows = Rows()
+
+    def begin(epoch: int, logs: Any) -> None:
+        rows.noise = epoch / 10
+
+    def end(epoch: int, logs: Any) -> None:
+        order = np.argsort(rows.order)
+        if where == "replaced":
+            rows.order = order
+        elif where == "in place":
+            rows.order[:] = order
+
+    callback = on.keras.callbacks.LambdaCallback(on_epoch_begin=begin, on_epoch_end=end)
+    on.start()
+    arguments = {"epochs": 3, "verbose": 0, "shuffle": False}
+    on.model().fit(rows, callbacks=[on.preemption(save_freq=1), callback], **arguments)
+
+
+@LINES
+@pytest.mark.parametrize("where", ["data", "replaced", "in place"])
+def test_data_that_a_callback_reorders_are_named(
+    on: Machine, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart calls `on_epoch_end` of the data again, but not that of a callback."""
+    reordered(on, where)
+    assert UNSAVED not in caplog.text
+    named = "change outside of their on_epoch_end: order. " in caplog.text
+    assert named == (where != "data")
+
+
+LIMIT = NEWEST = 0.0
+
+
+@LINES
+def test_a_value_that_a_hook_replaces_for_later_steps_is_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a value that no step reads."""
+
+    def end(epoch: int, logs: Any) -> None:
+        global LIMIT, NEWEST
+        LIMIT = logs["loss"]
+        NEWEST = logs["loss"]
+
+    def loss(y: Any, predicted: Any) -> Any:
+        return tf.reduce_mean((y - predicted) ** 2) + LIMIT
+
+    on.start()
+    callback = on.keras.callbacks.LambdaCallback(on_epoch_end=end)
+    fit(on, on.model(loss=loss, run_eagerly=True), callback)
+    assert f"{UNSAVED}LIMIT. " in caplog.text
+
+
 @LINES
 def test_a_variable_that_a_loss_changes_is_named(
     on: Machine, caplog: pytest.LogCaptureFixture

@@ -89,6 +89,7 @@ _ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a con
 _AT_BEGIN = {
     f"on_{each}begin" for each in ("train_", "epoch_", "train_batch_", "batch_")
 }
+_AT_END = {each.replace("begin", "end") for each in _AT_BEGIN} - {"on_train_end"}
 _OF_TRAINING = {"model", "optimizer", "iterations", "logs", "numpy", "random"}
 _MAX_LOCATIONS = 20_000
 _ITEMS = 100  # items compared, of a list that a function replaces
@@ -273,11 +274,11 @@ def _called(node: ast.expr, variables: Mapping[str, Any]) -> Any:
 
 
 def derived_keys(frame: types.FrameType, saved: set[Any]) -> set[Any]:
-    """Returns the keys of variables that a frame sets from other values before it
-    updates them, so that a restart does so too.
+    """Returns the keys of variables that a frame sets from other values, so that a
+    restart does so too.
 
     Examples: `step = handler.total_run_calls` and `best = state.value`; and a variable
-    that each pass of a loop sets before it updates the variable.
+    that each pass of a loop sets from other variables.
 
     Args:
         frame: the frame.
@@ -293,34 +294,22 @@ def derived_keys(frame: types.FrameType, saved: set[Any]) -> set[Any]:
 
     variables = {**frame.f_globals, **frame.f_locals}
     tree = _source_tree(frame)
-    derived = set()
+    derived = set[str]()
     for node in [] if tree is None else ast.walk(tree):
-        fresh = _variables_in(node.target) if isinstance(node, ast.For) else set()
-        for line in node.body if isinstance(node, ast.For | ast.While) else [node]:
-            for target, value in _assignments(line):
-                names, read = _variables_in(target), _variables_in(value)
-                fresh |= names - read
-                derived |= names & read & fresh
-                if any(map(is_saved, ast.walk(value))):
-                    derived |= names - read
+        if isinstance(node, ast.For):
+            derived |= _variables_in(node.target)
+        body = node.body if isinstance(node, ast.For | ast.While) else []
+        for line in [node, *body]:
+            if isinstance(line, ast.Assign):
+                read = _variables_in(line.value)
+                if (body and read) or any(map(is_saved, ast.walk(line.value))):
+                    derived |= _variables_in(*line.targets) - read
     return {("name", name) for name in derived}
 
 
-def _assignments(line: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yields targets and values of an assignment; nothing for other nodes."""
-    match line:
-        case ast.Assign([ast.Tuple(names)], ast.Tuple(values)) if len(names) == len(
-            values
-        ):
-            yield from zip(names, values, strict=True)
-        case ast.Assign(targets, value):
-            yield from ((target, value) for target in targets)
-        case ast.AugAssign(target, value=value):
-            yield target, ast.Tuple([target, value])
-
-
-def _variables_in(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+def _variables_in(*nodes: ast.AST) -> set[str]:
+    every = itertools.chain.from_iterable(map(ast.walk, nodes))
+    return {each.id for each in every if isinstance(each, ast.Name)}
 
 
 def _source_tree(
@@ -344,8 +333,10 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     """Returns the keys of attributes and variables that functions update: the new value
     is computed from the old value.
 
-    Examples: `n += 1`, `n = f(n)` and `n, loss = f(n, x)`, but not `loss = f(x)`. The
-    new value may be computed in several statements: `m, x = f(n)`, then `n = m`.
+    Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)` and `if x < n: n = x`, but not
+    `loss = f(x)`. The new value may be computed in several statements: `m, x = f(n)`,
+    then `n = m`. A value also counts as updated if a hook such as `on_epoch_end` sets
+    the value and another function reads it, because a restart does not call the hook.
     Functions without source code, such as functions typed at a prompt, are skipped.
 
     Args:
@@ -356,17 +347,21 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
         For an attribute its name, as in `ObjectPath.key`; ("name", name) for a
         variable; ("item", key) for an item of a container.
     """
-    keys = set()
-    for function in {
-        location.value
-        for location in locations
+    keys, at_end, read = set[Any](), set[Any](), set[str]()
+    functions = {
+        location.value: location.path.rpartition(".")[2]
+        for location in reversed([*locations])
         if object_graph.is_user_function(location.value)
         or isinstance(location.value, types.FrameType)
-    }:
+    }
+    for function, path in functions.items():
         if (tree := _source_tree(function)) is None:
             continue
         is_frame = isinstance(function, types.FrameType)
         outer = set[str](function.f_locals if is_frame else ())
+        # A hook of a callback, but not `on_epoch_end` of data, which has no argument.
+        is_at_end = not is_frame and function.__code__.co_argcount > 1
+        is_at_end = is_at_end and bool({path, function.__name__} & _AT_END)
         computed = dict[str, set[str]]()  # by target: the values it is computed from
         nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
         for node in nodes:
@@ -385,11 +380,26 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                         for each in parts
                         if ast.unparse(each) in texts
                     }
-    return keys
+                    if is_at_end:
+                        at_end |= {_key(each, outer) for each in parts}
+                case ast.If(test=test, body=body):
+                    tested = set(map(ast.unparse, ast.walk(test)))
+                    keys |= {
+                        _key(target, outer)
+                        for line in body
+                        if isinstance(line, ast.Assign)
+                        for target in line.targets
+                        if ast.unparse(target) in tested
+                    }
+                case ast.Name(name, ast.Load()) | ast.Attribute(_, name, ast.Load()):
+                    read |= set() if is_at_end else {name}
+    return keys | {key for key in at_end if _last(key) in read}
 
 
-def set_at_begin(locations: Sequence[ObjectPath], updated: set[Any]) -> set[int]:
-    """Returns the `id()` of variables that only hooks at a beginning assign, such as
+def set_at_begin(
+    locations: Sequence[ObjectPath], updated: set[Any]
+) -> list[ObjectPath]:
+    """Returns the locations of variables that only hooks at a beginning assign, such as
     `beta.assign(epoch / 10)` in `on_epoch_begin`: a restart calls these hooks again.
 
     A variable is left out if its new value may depend on training: if the source code
@@ -409,7 +419,7 @@ def set_at_begin(locations: Sequence[ObjectPath], updated: set[Any]) -> set[int]
         names = {_name(node) for node in nodes} - {None}
         called = location.path.rpartition(".")[2]
         is_hook = bool({function.__name__, called} & _AT_BEGIN)
-        changing = {key[1] if isinstance(key, tuple) else key for key in updated}
+        changing = set(map(_last, updated))
         is_free = not names & (changing | _OF_TRAINING)
         for node in nodes:
             match node:
@@ -423,7 +433,16 @@ def set_at_begin(locations: Sequence[ObjectPath], updated: set[Any]) -> set[int]
     named = collections.defaultdict[int, set[Any]](set)
     for location in locations:
         named[id(location.value)].add(location.key)
-    return {key for key, names in named.items() if names & again and not names & others}
+    return [
+        each
+        for each in locations
+        if named[id(each.value)] & again and not named[id(each.value)] & others
+    ]
+
+
+def _last(key: Any) -> Any:
+    """Returns the name in a key of `updated_keys`."""
+    return key[1] if isinstance(key, tuple) else key
 
 
 def _name(node: ast.AST) -> str | None:
@@ -633,7 +652,8 @@ class UnsavedStateCheck:
             saved = self._saved(values, savers)
             call = _Call(roots, values, saved, self.registry, called)
             call.leave_out(kept)
-            call.leave_out(call.set_at_begin())
+            locations = reachable(roots, _is_searched, called)
+            call.leave_out(set_at_begin(locations, call.updated))
             self._call = call
 
     def compare(self) -> None:
@@ -743,6 +763,7 @@ class _Call:
 
     Attributes:
         values: adapters of the frameworks.
+        updated: keys of the values that the functions update.
         unread: iterators whose position is not saved, by name.
     """
 
@@ -761,7 +782,7 @@ class _Call:
         # A frame would keep its local variables alive: later frames are given again.
         self._roots = {} if frames else roots
         locations, held = self._locations(roots), self._held()
-        self._updated = updated_keys(locations).difference(
+        self.updated = updated_keys(locations).difference(
             *(derived_keys(frame, saved) for frame in frames)
         )
         self._before = {  # the references keep the ids of the objects in use
@@ -779,12 +800,6 @@ class _Call:
 
     def _locations(self, roots: Mapping[str, Any]) -> list[ObjectPath]:
         return reachable(roots, _is_searched, self._called)
-
-    def set_at_begin(self) -> list[ObjectPath]:
-        """Returns the locations of the variables that `set_at_begin` finds."""
-        locations = self._locations(self._roots)
-        found = set_at_begin(locations, self._updated)
-        return [each for each in locations if id(each.value) in found]
 
     def leave_out(self, locations: Iterable[ObjectPath]) -> None:
         """Excludes the values at some locations from the comparison."""
@@ -850,7 +865,7 @@ class _Call:
         return [array for each in self.values for array in each.arrays(thing)]
 
     def _mark_of_array(self, array: Any) -> Any:
-        return _mark_of_array(np.asarray(self._sample(array)))
+        return mark_of_array(np.asarray(self._sample(array)))
 
     def _things(
         self, locations: Iterable[ObjectPath]
@@ -870,7 +885,7 @@ class _Call:
             if not is_replaced:
                 for thing in self._mutable(location):
                     found.setdefault(id(thing), (location, thing))
-            if is_updated(location, self._updated) and (
+            if is_updated(location, self.updated) and (
                 is_replaced
                 or isinstance(value, list | tuple | np.ndarray)
                 or self._sample(value) is not None
@@ -922,11 +937,11 @@ class _Call:
             marks = (None if id(x) in held else self._mark_of_array(x) for x in arrays)
             return frozenset(marks)
         if isinstance(thing, np.ndarray):
-            return _mark_of_array(thing)
+            return mark_of_array(thing)
         if isinstance(thing, list | tuple):
             return [self._mark(key, each, held) for each in thing[:_ITEMS]]
         if (sample := self._sample(thing)) is not None:
-            return _mark_of_array(sample)
+            return mark_of_array(sample)
         return type(thing), repr(thing)
 
 
@@ -948,7 +963,8 @@ def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:
     return [variable for each in values for variable in each.variables(value)]
 
 
-def _mark_of_array(array: np.ndarray[Any, Any]) -> Any:
+def mark_of_array(array: np.ndarray[Any, Any]) -> Any:
+    """Returns a fingerprint of an array, or of a sample of a large array."""
     sample = np.asarray(array.flat[:: max(1, array.size // _SAMPLES)])
     if sample.dtype.hasobject:
         return array.shape, repr(sample.tolist())

@@ -132,6 +132,9 @@ class Tracker:
         """Prepares the tracker for an epoch, before Keras reads data. Called at the end
         of training, too."""
 
+    def epoch_ends(self) -> None:
+        """Handles the end of an epoch, after the user's callbacks."""
+
     def begins(self, iterator: Any) -> None:
         """Prepares the tracker for an iterator that the fit is about to read for the
         first time."""

@@ -30,7 +30,11 @@ import numpy as np
 from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.state.data_order import Order
 from tfpreempt.checkpoint.state.encoding import decode, encode
-from tfpreempt.checkpoint.state.unsaved_state_check import draws_globally, reachable
+from tfpreempt.checkpoint.state.unsaved_state_check import (
+    draws_globally,
+    mark_of_array,
+    reachable,
+)
 from tfpreempt.core import object_graph
 from tfpreempt.keras.callbacks.builtin_callbacks import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
@@ -40,6 +44,8 @@ from tfpreempt.keras.fit_protocol import Fit
 log = logging.getLogger(__name__)
 
 _KERAS = ("keras", "tf_keras", "builtins")
+_PLAIN = (bool, int, float, str, type(None), np.generic)
+_ITEMS = 1000  # items compared, of a list
 HOOKS = ("on_epoch_begin", "on_epoch_end")
 _UNSEEDED = (
     "the training data change between epochs (on_epoch_begin, on_epoch_end), and no "
@@ -50,11 +56,11 @@ _UNSEEDED = (
 )
 
 _CHANGES = (
-    "the training data change their own attributes while batches are read: %s. After "
+    "attributes of the training data change outside of their on_epoch_end: %s. After "
     "a restart, these attributes have the initial values of the program, so batches "
     "that depend on them differ from an uninterrupted run. Derive each batch of "
-    "__getitem__ from its index, and change attributes in on_epoch_end only, or give "
-    "the class get_state() and set_state(state)."
+    "__getitem__ from its index, and change attributes in on_epoch_end of the data "
+    "only, or give the class get_state() and set_state(state)."
 )
 _DRAWN = (
     "the training data are %s, which draws random numbers for each batch in the order "
@@ -106,7 +112,8 @@ class SequenceTracker(Tracker):
         # (number of calls, state of the sequence) at the beginning of the epoch.
         self._before_epoch: tuple[int, Any] = (0, None)
         self._has_state = has_hooks(self._sequence)
-        # A comparable value for each attribute, from the beginning of the epoch.
+        # A comparable value for each attribute, from the beginning of the epoch or the
+        # newest call of a hook.
         self._marks: dict[str, Any] = {}
         self._are_changes_named = False
         if not self._has_state and (found := _drawing(self._sequence)) is not None:
@@ -125,9 +132,12 @@ class SequenceTracker(Tracker):
         state = encode(self._sequence.get_state()) if self._has_state else None
         self._before_epoch = (len(self._calls), state)
 
+    def epoch_ends(self) -> None:
+        self._name_changes()
+        self._marks = {}  # a callback may set attributes when the next epoch begins
+
     def begins(self, iterator: Any) -> None:
-        if not self._has_state and not self._are_changes_named:
-            self._marks = _marks(self._sequence)
+        self._mark()
         self._order = []
         self._shuffle_state = self.fit.shuffle_state()
 
@@ -172,13 +182,19 @@ class SequenceTracker(Tracker):
 
     def _name_changes(self) -> None:
         """Logs a warning, once, with the attributes of the sequence that have changed
-        since the epoch began."""
-        before, self._marks = self._marks, {}
+        since they were recorded."""
+        before = self._marks
         now = _marks(self._sequence) if before else {}
         changed = [name for name in before if now.get(name) != before[name]]
         if changed:
             self._are_changes_named = True
+            self._marks = {}
             log.warning(_CHANGES, ", ".join(sorted(changed)))
+
+    def _mark(self) -> None:
+        """Records the attributes of the sequence."""
+        if not self._has_state and not self._are_changes_named:
+            self._marks = _marks(self._sequence)
 
     def _watch(self, hook: str) -> None:
         """Wraps a hook of the fit's data adapter, to record the calls of the hook."""
@@ -192,6 +208,7 @@ class SequenceTracker(Tracker):
             inner()
             drew = encode(before) != encode(generators())
             self._calls.append([hook, before if drew else None])
+            self._mark()
 
         setattr(self.fit.adapter, hook, noted)
 
@@ -250,7 +267,7 @@ def _marks(sequence: Any) -> dict[str, Any]:
     """Returns a comparable value for every attribute, to detect changes."""
     found: dict[str, Any] = {}
     for name, value in getattr(sequence, "__dict__", {}).items():
-        if isinstance(value, bool | int | float | str | None):
+        if isinstance(value, _PLAIN):
             found[name] = repr(value)
         elif isinstance(value, random.Random):
             found[name] = hash(value.getstate())
@@ -259,7 +276,11 @@ def _marks(sequence: Any) -> dict[str, Any]:
         elif isinstance(value, np.random.RandomState):
             found[name] = repr(value.get_state())
         elif isinstance(value, object_graph.GROWING):
-            found[name] = len(value)
+            items = itertools.islice(list(value), _ITEMS)
+            plain = [each for each in items if isinstance(each, _PLAIN)]
+            found[name] = len(value), repr(plain)
+        elif isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
+            found[name] = mark_of_array(value)
     return found
 
 

@@ -150,7 +150,10 @@ class FitState:
         self.variables = fit.make_variables()
         saved = self.variables.checkpoint
         self.unsaved = UnsavedState(
-            fit.model, callbacks, None if saved is self.variables else saved
+            fit.model,
+            callbacks,
+            None if saved is self.variables else saved,
+            fit.sequence.data if fit.sequence is not None else None,
         )
         self.shared = FitRecord("tfpreempt.keras", take_shared)
         self.own = WorkerRecord("tfpreempt.keras.worker", take_own, per_worker=True)

@@ -576,6 +576,7 @@ class Training:
     def epoch_ends(self, logs: Any) -> None:
         """Handles `on_epoch_end`, after the user's callbacks."""
         self._phase = phases.after(self._phase, FitEvent.EPOCH_END)
+        self._data.tracker.epoch_ends()
         # Save again even if the step is committed already: that commit lacks the result
         # of the validation.
         self.run.saved_at = None

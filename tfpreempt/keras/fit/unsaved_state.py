@@ -38,10 +38,14 @@ class UnsavedState:
         model: the model.
         callbacks: the callbacks of the fit without the PreemptionCallback.
         checkpoint: the tf.train.Checkpoint of the fit; None on JAX.
+        data: the PyDataset or Sequence of the fit, whose attributes another warning
+            names; None for other data.
     """
 
-    def __init__(self, model: Any, callbacks: Sequence[Any], checkpoint: Any) -> None:
-        self._model = model
+    def __init__(
+        self, model: Any, callbacks: Sequence[Any], checkpoint: Any, data: Any
+    ) -> None:
+        self._model, self._data = model, data
         self._callbacks = callbacks
         self._check = UnsavedStateCheck(checkpoint)
         self._is_begun = False
@@ -74,7 +78,13 @@ class UnsavedState:
                 for callback in self._callbacks
                 if builtin_callbacks.has_hooks(callback)
             ]
-            kept = itertools.chain(of_model, itertools.chain.from_iterable(named))
+            of_data = (
+                ObjectPath(path=key, value=value, owner=self._data, key=key)
+                for key, value in getattr(self._data, "__dict__", {}).items()
+            )
+            kept = itertools.chain(
+                of_model, itertools.chain.from_iterable(named), of_data
+            )
             self._check.watch(roots, called=_CALLED, kept=kept, savers=savers)
 
     def compare(self) -> None:
