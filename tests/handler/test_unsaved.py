@@ -429,6 +429,33 @@ def test_a_loop_over_the_data_service_gets_advice_that_applies(
     del iterator, worker, dispatcher
 
 
+class Module(tf.Module):
+    """A module whose lists and dicts TensorFlow wraps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self.seen = {"steps": 0}
+        self.parts = [tf.Variable(0.0)]
+
+    def step(self) -> None:
+        self.losses.append(1.0)
+        self.seen["steps"] += 1
+        self.parts[0].assign_add(1.0)
+
+
+def test_plain_values_in_a_saved_module_are_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Checkpoint saves the variables in a list, but not the numbers."""
+    module = Module()
+    program.checkpoint.module = module
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(module.step)
+    assert "commits: self.losses, self.seen['steps']. " in caplog.text
+
+
 class Agent:
     """An object whose methods a loop calls outside of its step."""
 

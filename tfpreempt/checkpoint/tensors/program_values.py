@@ -223,7 +223,13 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
     """
     if checkpoint is None:
         return [], []
-    found = [each for _, each in (*attach(checkpoint).own, *walk(checkpoint))]
+    # TensorFlow's wrapper for a list or dict of a module is saved without the plain
+    # values in it.
+    found = [
+        each
+        for _, each in (*attach(checkpoint).own, *walk(checkpoint))
+        if not isinstance(each, list | dict)
+    ]
     parts_of = [part for each in found for part in local_parts(each)]
     states = [
         each for each in found if isinstance(each, tf.train.experimental.PythonState)
