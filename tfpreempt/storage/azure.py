@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import obstore.exceptions as exceptions
 from obstore.store import AzureStore as Client
 
-from tfpreempt.core.threads import CallTimeoutError
-from tfpreempt.storage.bucket_store import Advice
-from tfpreempt.storage.obstore_store import MISSING, ObstoreStore
+from tfpreempt.storage.obstore_store import ObstoreStore, advice_on
 
 
 class AzureStore(ObstoreStore):
@@ -25,35 +22,17 @@ class AzureStore(ObstoreStore):
     variables = "that begin with AZURE_; AZURE_STORAGE_ACCOUNT_NAME is required"
     token_key = "tfpreempt_writer"
     crc_key = "tfpreempt_crc32c"
-    advice = (
-        Advice(
-            MISSING,
-            "Create the container {bucket!r} (`az storage container create`), or "
-            "correct its name or AZURE_STORAGE_ACCOUNT_NAME.",
-            is_permanent=True,
-        ),
-        Advice(
-            (exceptions.PermissionDeniedError,),
-            "Give this identity the role Storage Blob Data Contributor on {bucket!r}; "
-            "reading alone needs Storage Blob Data Reader.",
-            is_permanent=True,
-        ),
-        Advice(
-            (exceptions.UnauthenticatedError,),
-            "Check AZURE_STORAGE_ACCOUNT_NAME, and set AZURE_STORAGE_ACCOUNT_KEY or "
-            "AZURE_STORAGE_SAS_TOKEN, or run on a machine with a managed identity.",
-            is_permanent=True,
-        ),
-        Advice(
-            (CallTimeoutError,),
-            "Use a longer timeout, or check the network. Without an account key or "
-            "SAS token, a token is first requested from the machine's metadata server.",
-        ),
-        Advice(
-            (exceptions.BaseError,),
-            "The service or the network failed: check AZURE_STORAGE_ACCOUNT_NAME and "
-            "AZURE_STORAGE_ENDPOINT, or retry later.",
-        ),
+    advice = advice_on(
+        missing="Create the container {bucket!r} (`az storage container create`), or "
+        "correct its name or AZURE_STORAGE_ACCOUNT_NAME.",
+        denied="Give this identity the role Storage Blob Data Contributor on "
+        "{bucket!r}; reading alone needs Storage Blob Data Reader.",
+        unknown="Check AZURE_STORAGE_ACCOUNT_NAME, and set AZURE_STORAGE_ACCOUNT_KEY "
+        "or AZURE_STORAGE_SAS_TOKEN, or run on a machine with a managed identity.",
+        late="Use a longer timeout, or check the network. Without an account key or "
+        "SAS token, a token is first requested from the machine's metadata server.",
+        failed="The service or the network failed: check AZURE_STORAGE_ACCOUNT_NAME "
+        "and AZURE_STORAGE_ENDPOINT, or retry later.",
     )
 
     def _client(self, endpoint: str | None, options: dict[str, Any]) -> Client:

@@ -32,10 +32,12 @@ import obstore
 import obstore.exceptions as exceptions
 
 from tfpreempt import errors
+from tfpreempt.core.threads import CallTimeoutError
 from tfpreempt.storage import checksum, chunks
 from tfpreempt.storage.bucket_store import (
     CONTENT_TYPE,
     TOKEN,
+    Advice,
     BucketStore,
     MissingError,
 )
@@ -98,6 +100,27 @@ def _cause(error: Exception) -> Exception:
         if refusal[1] == "401":
             kind = exceptions.UnauthenticatedError
     return kind(f"{first}: {code[1]}" if code else first)
+
+
+def advice_on(
+    *, missing: str, denied: str, unknown: str, late: str, failed: str
+) -> tuple[Advice, ...]:
+    """Returns the advice of a service for the errors of obstore.
+
+    Args:
+        missing: advice if the bucket does not exist.
+        denied: advice if the account may not make the request.
+        unknown: advice if the credentials are missing or invalid.
+        late: advice after a timeout.
+        failed: advice for all other errors.
+    """
+    return (
+        Advice(MISSING, missing, is_permanent=True),
+        Advice((exceptions.PermissionDeniedError,), denied, is_permanent=True),
+        Advice((exceptions.UnauthenticatedError,), unknown, is_permanent=True),
+        Advice((CallTimeoutError,), late),
+        Advice((exceptions.BaseError,), failed),
+    )
 
 
 class ObstoreStore(BucketStore):
