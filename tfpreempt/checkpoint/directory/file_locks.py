@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tfpreempt import errors
 from tfpreempt.storage import os_errors
@@ -95,22 +95,19 @@ def acquire(
         threading.Event().wait(_POLL)
 
 
-def lock(
-    descriptor: int, how: int, take: Callable[[int, int], None] = fcntl.flock
-) -> bool | None:
+def lock(descriptor: int, how: int) -> bool | None:
     """Tries to lock an open file, without blocking.
 
     Args:
         descriptor: descriptor of the file.
         how: kind of lock: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
-        take: function that locks, with the arguments of `fcntl.flock`.
 
     Returns:
         True if locked; False if another process holds the lock; None if the file system
         has no locks.
     """
     try:
-        take(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except OSError:
