@@ -12,9 +12,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from tfpreempt.checkpoint.state.state import State
+from tfpreempt.core import private_api
 
 AUTOTUNE = -1
 """Number of batches to prefetch: the framework decides."""
@@ -252,6 +253,10 @@ class Fit(Protocol):
         sequence: the PyDataset or Sequence used for training; None for other data.
         loader: the loader used for training, if its position can be read; None for
             other data.
+        validation_data: attribute of the model for the iterator over the validation
+            data.
+        validation_maker: function or class of Keras that makes this iterator: its
+            module in `core/private_api.py`, and its name.
     """
 
     model: Any
@@ -269,6 +274,8 @@ class Fit(Protocol):
     first_iterator: int
     sequence: SequenceData | None
     loader: Loader | None
+    validation_data: ClassVar[str]
+    validation_maker: ClassVar[tuple[str, str]]
 
     @property
     def steps(self) -> int | None:
@@ -305,6 +312,11 @@ class Fit(Protocol):
         the validation data yet, the function or class that makes the iterator comes
         next.
         """
+        calls = [(self.model, "evaluate")]
+        if getattr(self.model, self.validation_data, None) is None:
+            module, name = self.validation_maker
+            calls.append((getattr(private_api, module), name))
+        return calls
 
     def settle(self) -> None:
         """Waits until the callbacks that Keras runs in the background have returned."""

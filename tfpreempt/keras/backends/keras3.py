@@ -29,6 +29,7 @@ class Keras3Fit(Fit):
     line = "keras"
     cuts_last_step = False
     first_iterator = 1
+    validation_data = "_eval_epoch_iterator"
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         self.arguments = dict(frame.f_locals)

@@ -46,6 +46,7 @@ class Keras3JaxFit(Keras3Fit):
 
     line = "keras on JAX"
     pipelines = jax_data
+    validation_maker = ("keras_jax_trainer", "JAXEpochIterator")
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         super().__init__(model, frame)
@@ -103,14 +104,6 @@ class Keras3JaxFit(Keras3Fit):
     def array_way(self) -> str | None:
         is_of_arrays = type(self.adapter).__name__ == "ArrayDataAdapter"
         return "index" if is_of_arrays else None
-
-    def validation_calls(self) -> list[tuple[Any, str]]:
-        calls = [
-            (self.model, "evaluate"),
-            (private_api.keras_jax_trainer, "JAXEpochIterator"),
-        ]
-        has_data = getattr(self.model, "_eval_epoch_iterator", None) is not None
-        return calls[:1] if has_data else calls
 
     # --- data ------------------------------------------------------------------------
 

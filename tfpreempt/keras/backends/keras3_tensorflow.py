@@ -18,7 +18,6 @@ from tfpreempt.checkpoint.state.array_contents import Arrays
 from tfpreempt.checkpoint.tensors.program_values import is_seeded
 from tfpreempt.checkpoint.tensors.reader import VALUE
 from tfpreempt.checkpoint.tensors.variables import attached, paths, reached
-from tfpreempt.core import private_api
 from tfpreempt.keras.backends.keras3 import Keras3Fit
 from tfpreempt.keras.backends.named_variables import NamedVariables, assign
 from tfpreempt.keras.backends.tensorflow_fit import TensorFlowFit
@@ -43,6 +42,7 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
     """Implements `fit_protocol.Fit` for Keras 3 on TensorFlow."""
 
     dataset_name = "_distributed_dataset"
+    validation_maker = ("keras_trainer", "TFEpochIterator")
 
     def grain_loader(self, given: Any) -> Loader | None:
         if not self.has_positions():
@@ -63,14 +63,6 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
         # shuffle="batch" uses a random op, and the state of the op cannot be saved.
         is_random = self.adapter._shuffle == "batch" and is_seeded()
         return "replay" if is_random else "iterator"
-
-    def validation_calls(self) -> list[tuple[Any, str]]:
-        calls = [
-            (self.model, "evaluate"),
-            (private_api.keras_trainer, "TFEpochIterator"),
-        ]
-        has_data = getattr(self.model, "_eval_epoch_iterator", None) is not None
-        return calls[:1] if has_data else calls
 
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = AUTOTUNE

@@ -49,6 +49,8 @@ class TfKerasFit(TensorFlowFit):
     line = "tf_keras"
     dataset_name = "_dataset"
     cuts_last_step = True
+    validation_data = "_eval_data_handler"
+    validation_maker = ("tf_keras_data", "get_data_handler")
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         self.arguments = names = dict(frame.f_locals)
@@ -161,14 +163,6 @@ class TfKerasFit(TensorFlowFit):
     @property
     def sequence_length(self) -> int | None:
         return len(self.adapter._keras_sequence)
-
-    def validation_calls(self) -> list[tuple[Any, str]]:
-        calls = [
-            (self.model, "evaluate"),
-            (private_api.tf_keras_data, "get_data_handler"),
-        ]
-        has_data = getattr(self.model, "_eval_data_handler", None) is not None
-        return calls[:1] if has_data else calls
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
         if type(self.adapter).__name__ != "GeneratorDataAdapter":
