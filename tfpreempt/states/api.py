@@ -16,6 +16,7 @@ from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.mirror.store_selection import (
+    DIRECTORY_VARIABLE,
     REMOTE_VARIABLE,
     RunStorage,
     choose_storage,
@@ -32,8 +33,6 @@ from tfpreempt.storage import os_errors, paths
 from tfpreempt.storage.files import Files, LocalFiles
 
 _log = logging.getLogger(__name__)
-
-_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
 _alone: dict[tuple[str, Cluster], StandaloneStates] = {}  # keys: directory, cluster
 
@@ -73,7 +72,7 @@ def save_all_states() -> str | None:
     """
     if (current := current_session.current()) and current.runs:
         return [current.save(run) for run in current.runs][-1]
-    directory = os.environ.get(_VARIABLE, "").strip()
+    directory = os.environ.get(DIRECTORY_VARIABLE, "").strip()
     if not directory:
         _warn_of_no_directory()
         sync_states(REGISTRY.in_order())
@@ -158,7 +157,7 @@ def load_state(state: State) -> bool:
         current.wait_for_save()
         runs = reversed(list(current.runs))
         return any(each.load_state(state) for each in runs)
-    directory = os.environ.get(_VARIABLE, "").strip()
+    directory = os.environ.get(DIRECTORY_VARIABLE, "").strip()
     if not directory:
         return False
     if os.environ.get(REMOTE_VARIABLE) and not is_url(directory):
@@ -175,7 +174,7 @@ def _warn_of_no_directory() -> None:
         "environment variable %s is not set. Start the program with `tfpreempt run "
         "--checkpoint-dir DIR`; or set the variable to a directory that all workers "
         "share; or create a PreemptionCheckpointHandler first",
-        _VARIABLE,
+        DIRECTORY_VARIABLE,
     )
 
 
@@ -187,7 +186,7 @@ def _alone_in(directory: str) -> StandaloneStates:
     Args:
         directory: path of the checkpoint directory, as given by the user.
     """
-    named = os.environ.get(_VARIABLE, "").strip()
+    named = os.environ.get(DIRECTORY_VARIABLE, "").strip()
     is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
     key = (paths.absolute(directory), current_session.current_cluster())
     if key not in _alone:

@@ -234,6 +234,4 @@ class StandaloneStates:
         counters = [state for state in states if isinstance(state, StepCounter)]
         if len(counters) == 1:
             return counters[0].value
-        with os_errors.translated("read the last commit", self._directory):
-            found = catalog.scan(self._directory)
-        return 1 + next((e.step or 0 for e in found if e.is_committed), 0)
+        return 1 + next((each.step or 0 for each in self._commits()), 0)
