@@ -48,7 +48,7 @@ from tfpreempt.core import contained
 from tfpreempt.jax import distributed
 from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.object_store import ObjectStore, read_object
 
 log = logging.getLogger(__name__)
 
@@ -119,10 +119,8 @@ class CompileCache:
             return
         found = _unpacked(self._read())
         self._kept = {*found}  # names of the files in the archive
-        if not found and store is not None and store.stat(self._object) is not None:
-            target = io.BytesIO()
-            store.get(self._object, target, length=2 * MOST_BYTES)
-            found = _unpacked(target.getvalue())
+        if not found and store is not None:
+            found = _unpacked(read_object(store, self._object, 2 * MOST_BYTES) or b"")
         for name, data in found.items():
             Path(self.folder, name).write_bytes(data)
         if found:

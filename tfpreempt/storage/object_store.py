@@ -10,6 +10,7 @@ lease. The marker, which makes a commit, is created last, and only if absent.
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -163,6 +164,25 @@ def summed(store: ObjectStore, name: str) -> ObjectStat | None:
     except ObjectNotFoundError:
         return None
     return ObjectStat(size=read.size, crc32c=read.crc32c)
+
+
+def read_object(store: ObjectStore, name: str, most: int) -> bytes | None:
+    """Returns the content of a small object; None if the object is missing.
+
+    Args:
+        store: the store.
+        name: name of the object.
+        most: maximum number of bytes to read.
+
+    Raises:
+        CheckpointError: the object cannot be read.
+    """
+    target = io.BytesIO()
+    try:
+        store.get(name, target, length=most)
+    except ObjectNotFoundError:
+        return None
+    return target.getvalue()
 
 
 def check_name(name: str) -> str:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import io
 import itertools
 import json
 import os
@@ -33,7 +32,7 @@ from tfpreempt.checkpoint.directory import checkpoint_state, layout
 from tfpreempt.checkpoint.directory.manifest import Manifest, from_json
 from tfpreempt.storage import checksum, file_reading, paths
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
+from tfpreempt.storage.object_store import ObjectStore, read_object
 
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20
@@ -580,19 +579,16 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
     most = _MAX_MARKER_BYTES if name == layout.MARKER else _MAX_CONTROL_BYTES
     name, problem = entry.control(name), None
     for _ in range(_READS):
-        target = io.BytesIO()
         try:
-            count = entry.store.get(name, target, length=most + 1)
+            data = read_object(entry.store, name, most + 1)
             break
-        except ObjectNotFoundError:
-            return None, None
         except errors.CheckpointCorruptedError as error:
             problem = str(error)
     else:
         return None, problem
-    if count > most:
+    if data is not None and len(data) > most:
         return None, (
             f"{os.path.join(entry.store.uri, name)} is larger than {most} bytes; "
             "expected a marker or manifest of at most this size."
         )
-    return target.getvalue(), None
+    return data, None

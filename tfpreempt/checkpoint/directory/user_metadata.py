@@ -6,7 +6,6 @@ contains its checksum. So the metadata is in a separate file.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.storage.object_store import ObjectNotFoundError
+from tfpreempt.storage.object_store import read_object
 
 _MAX_BYTES = 4 << 20
 
@@ -55,13 +54,10 @@ def read(checkpoint: Entry) -> dict[str, Any]:
         CheckpointCorruptedError: the file is not a JSON object, or is too large.
         CheckpointError: the file cannot be read.
     """
-    target = io.BytesIO()
     name = checkpoint.control(layout.METADATA)
-    try:
-        checkpoint.store.get(name, target, length=_MAX_BYTES + 1)
-    except ObjectNotFoundError:
+    data = read_object(checkpoint.store, name, _MAX_BYTES + 1)
+    if data is None:
         return {}
-    data = target.getvalue()
     try:
         found = json.loads(data) if len(data) <= _MAX_BYTES else None
     except (ValueError, RecursionError):

@@ -46,7 +46,7 @@ from tfpreempt.checkpoint.lease.lease_record import LeaseOwner, ObservedLease, f
 from tfpreempt.checkpoint.lease.lease_timeouts import RenewalIntervals
 from tfpreempt.core.threads import CallTimeoutError, call_within
 from tfpreempt.storage import paths
-from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
+from tfpreempt.storage.object_store import ObjectStore, read_object
 
 _log = logging.getLogger(__name__)
 
@@ -210,12 +210,7 @@ class ObjectStoreLease:
         return set(self._store.list(f"{_FOLDER}/"))
 
     def _get(self, name: str) -> bytes | None:
-        target = io.BytesIO()
-        try:
-            self._store.get(name, target, length=_MAX_BYTES)
-        except ObjectNotFoundError:
-            return None
-        return target.getvalue()
+        return read_object(self._store, name, _MAX_BYTES)
 
 
 def _name(number: int, suffix: str = "") -> str:

@@ -7,7 +7,6 @@ at each call; nothing is cached. File names are validated before use.
 from __future__ import annotations
 
 import dataclasses
-import io
 import logging
 import os
 
@@ -24,7 +23,7 @@ from tfpreempt.checkpoint.mirror import download_target
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, paths
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore, summed
+from tfpreempt.storage.object_store import ObjectStore, read_object, summed
 
 _log = logging.getLogger(__name__)
 _THREADS = 8
@@ -101,12 +100,8 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
         CheckpointError: the store failed, or the state file names a path outside the
             store.
     """
-    data = io.BytesIO()
-    try:
-        store.get(layout.POINTER, data, length=checkpoint_state.MAX_BYTES)
-    except ObjectNotFoundError:
-        return None
-    listed = checkpoint_state.parse(data.getvalue())
+    data = read_object(store, layout.POINTER, checkpoint_state.MAX_BYTES)
+    listed = None if data is None else checkpoint_state.parse(data)
     if listed is None:
         return None
     latest = listed.latest.removeprefix(store.uri).lstrip("/")
