@@ -18,7 +18,7 @@ from tests.multiprocess.harness import FRAMEWORKS, Zygote, place
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
-AT_ONCE = 2
+AT_ONCE = 4
 
 GRACE = 8
 """Seconds in which all leave, where only a deadline ends the wait."""

@@ -748,42 +748,53 @@ def test_an_exit_that_was_caught_ends_nothing() -> None:
     assert forked(program) == 99
 
 
+WAYS_OUT = {
+    "try: raise exit\nexcept SystemExit: pass": 99,
+    "with contextlib.suppress(SystemExit): raise exit": 99,
+    "try: raise exit\nexcept SystemExit: raise": 7,
+    "try: raise exit\nexcept OSError: pass": 7,
+    "try: raise exit\nfinally: print()": 7,
+    "with contextlib.nullcontext(): raise exit": 7,
+}
+
+
 @pytest.mark.slow  # a new interpreter for each
 @pytest.mark.parametrize("is_function", [False, True])
-@pytest.mark.parametrize(
-    ("way", "code"),
-    [
-        ("try: raise exit\nexcept SystemExit: pass", 99),
-        ("with contextlib.suppress(SystemExit): raise exit", 99),
-        ("try: raise exit\nexcept SystemExit: raise", 7),
-        ("try: raise exit\nexcept OSError: pass", 7),
-        ("try: raise exit\nfinally: print()", 7),
-        ("with contextlib.nullcontext(): raise exit", 7),
-    ],
-)
 def test_a_program_that_serves_after_a_caught_exit_is_not_ended(
-    is_function: bool, way: str, code: int
+    is_function: bool,
 ) -> None:
-    """Main has ended, and Python waits for a thread: for good only if it is to."""
-    if is_function:
-        way = textwrap.indent(way, "    ")
-        way = f"def main():\n{way}\nmain()"
-    program = (
-        "import contextlib, os, threading, time\n"
-        "from tfpreempt.handler.exit import ExitWatchdog, WatchedExit\n"
-        "exit = WatchedExit(7)\n"
-        "ExitWatchdog(exit, 1.0)\n"
-        "watching = threading.enumerate()[-1]\n"
-        "def serve():\n"
-        "    watching.join()\n"
-        "    os._exit(99)\n"
-        "threading.Thread(target=serve).start()\n"
-        f"{way}\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
-    )
-    assert done.returncode == code, done.stderr
+    """Main has ended, and Python waits for a thread: for good only if it is to.
+
+    All programs run at once, because each program waits for a second.
+    """
+    started: dict[str, subprocess.Popen[str]] = {}
+    for way in WAYS_OUT:
+        main = way
+        if is_function:
+            main = f"def main():\n{textwrap.indent(way, '    ')}\nmain()"
+        program = (
+            "import contextlib, os, threading, time\n"
+            "from tfpreempt.handler.exit import ExitWatchdog, WatchedExit\n"
+            "exit = WatchedExit(7)\n"
+            "ExitWatchdog(exit, 1.0)\n"
+            "watching = threading.enumerate()[-1]\n"
+            "def serve():\n"
+            "    watching.join()\n"
+            "    os._exit(99)\n"
+            "threading.Thread(target=serve).start()\n"
+            f"{main}\n"
+        )
+        command = [sys.executable, "-c", program]
+        started[way] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        limit = 2 * LIMIT  # of all programs together
+        texts = {way: p.communicate(timeout=limit)[1] for way, p in started.items()}
+    finally:
+        for each in started.values():
+            each.kill()
+            each.wait()
+    codes = {way: each.returncode for way, each in started.items()}
+    assert codes == WAYS_OUT, texts
 
 
 @pytest.mark.slow  # a new interpreter for each

@@ -41,6 +41,7 @@ class TokenServer(FakeServer):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
     """A bucket that is found without STORAGE_EMULATOR_HOST, so with credentials."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr(gcs_client, "FIRST_PAUSE", 0.01)
     with GcsServer() as server:
         monkeypatch.setattr(gcs_client, "_ADDRESS", server.url)
         yield server

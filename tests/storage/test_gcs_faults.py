@@ -16,7 +16,7 @@ import requests
 
 from tests.fakes.gcs import GcsServer
 from tfpreempt import errors
-from tfpreempt.storage import checksum
+from tfpreempt.storage import checksum, gcs_client
 from tfpreempt.storage.gcs_client import Retry
 from tfpreempt.storage.object_store import ObjectNotFoundError
 from tfpreempt.storage.open_store import open_store
@@ -33,6 +33,8 @@ LEFT_IN_TIME = pytest.mark.timeout(30)  # half of the timeout of a request
 
 @pytest.fixture
 def server(monkeypatch):
+    """A bucket whose client makes short pauses before it retries a request."""
+    monkeypatch.setattr(gcs_client, "FIRST_PAUSE", 0.01)
     with GcsServer() as server:
         for name, text in server.environment().items():
             monkeypatch.setenv(name, text)
