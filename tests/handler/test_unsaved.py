@@ -472,7 +472,7 @@ def a_loop_with_its_own_values(handler: Any, step: Any) -> None:
     agent, losses, seen, rate = Agent(), [], 0, 0.1
     sums = [np.zeros(2)]
     done = handler.total_run_calls
-    while done < 5:
+    while done < 12:
         agent.remember(float(done))
         handler.run(step)
         losses.append(1.0)
@@ -501,7 +501,6 @@ def test_values_that_a_loop_changes_between_its_steps_are_named(
     loop = a_loop_with_saved_values if is_saved else a_loop_with_its_own_values
     with program.handler() as handler:
         loop(handler, program.step)
-        program.button.press()
     texts = [each for each in caplog.messages if "The loop changes state" in each]
     found = [each.split("commits: ")[1].split(". A")[0] for each in texts]
     names = ["agent.memory, agent.noise, losses, seen, sums", "rate"]

@@ -29,7 +29,7 @@ from tfpreempt.checkpoint.restore.handle import (
 )
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.checkpoint.state.first_batch import FirstBatch
-from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
+from tfpreempt.checkpoint.state.unsaved_state_check import LOOKS, UnsavedStateCheck
 from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_metrics, check_save_freq, check_timeout
 from tfpreempt.core.events import Batches
@@ -568,19 +568,18 @@ class PreemptionCheckpointHandler:
         The caller has already counted the interval after the boundary.
         """
         session, run = self._session, self._run
-        if run.steps_made and not self._step_flag.busy:
-            # Before the process exits, because some values change only in some steps.
-            self._unsaved.after_call()
-            if run.config.save_fn is None:
-                self._unsaved.watch_loop(sys._getframe(2))
         session.enter(run, what, stages)
+        self._unsaved.after_call()
+        if run.steps_made in LOOKS and run.config.save_fn is None:
+            self._unsaved.watch_loop(sys._getframe(2))
         every = self._save_steps
         if every is not None and run.has_moved and run.step % every == 0:
             session.save_at_boundary(run, stages)
         if run.steps_made < 4:
             run.stop_at = run.steps_made
-        elif every is None:
-            run.stop_at = next_stop(run, NEVER)
         else:
-            next_save = (run.step // every + 1) * every - run.base
-            run.stop_at = next_stop(run, next_save)
+            stop_at = min(each for each in (*LOOKS, NEVER) if each > run.steps_made)
+            if every is not None:
+                next_save = (run.step // every + 1) * every - run.base
+                stop_at = min(stop_at, next_save)
+            run.stop_at = next_stop(run, stop_at)

@@ -94,7 +94,9 @@ _OF_TRAINING = {"model", "optimizer", "iterations", "logs", "numpy", "random"}
 _MAX_LOCATIONS = 20_000
 _ITEMS = 100  # items compared, of a list that a function replaces
 _BY_THE_LOOP = "The loop changes state that is not in the commits"
-_LOOKS = 10  # most comparisons of a loop
+LOOKS = (1, 2, 3, 10, 100, 1000)
+"""Numbers of steps of a process before which a loop is searched: the search of a large
+model may take a second, so not before each save."""
 _REFERENCES = 3  # to the copy of a frame's variables, if the program has no reference
 
 
@@ -548,14 +550,13 @@ class UnsavedStateCheck:
     registry: StateRegistry = REGISTRY
     # Step functions compared so far, by identity; the names in warnings so far; the
     # keys of the values with these names; the call in progress, with the values before
-    # the call; the loop, with its values before its second step; and the number of
-    # comparisons of the loop.
+    # the call; the loop, with its values before its second step; and whether a warning
+    # of an error was logged.
     _functions: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     _named: set[str] = dataclasses.field(default_factory=set, init=False)
     _known: set[Any] = dataclasses.field(default_factory=set, init=False)
     _call: _Call | None = dataclasses.field(default=None, init=False)
     _loop: _Call | None = dataclasses.field(default=None, init=False)
-    _looks: int = dataclasses.field(default=0, init=False)
     _has_failed: bool = dataclasses.field(default=False, init=False)
 
     def before_call(
@@ -602,14 +603,13 @@ class UnsavedStateCheck:
 
         The loop consists of the running functions of the program. A loop changes values
         without a call of the step function, such as a replay buffer. Called before the
-        second step, and again before some later steps and saves.
+        steps in `LOOKS`.
 
         Args:
             frame: the frame of a caller of `run()`.
         """
-        if self._has_failed or self._looks > _LOOKS:
+        if self._has_failed:
             return
-        self._looks += 1
         with self._errors_logged():
             frames = [
                 each
