@@ -35,6 +35,5 @@ class AzureStore(ObstoreStore):
         "and AZURE_STORAGE_ENDPOINT, or retry later.",
     )
 
-    def _client(self, endpoint: str | None, options: dict[str, Any]) -> Client:
-        config: Any = {"endpoint": endpoint} if endpoint else None
-        return Client(self._name, config=config, **options)
+    def _client(self, options: dict[str, Any]) -> Client:
+        return Client(self._name, **options)

@@ -153,12 +153,11 @@ class ObstoreStore(BucketStore):
         self._streams = _Streams(_STREAMS)
 
     @abc.abstractmethod
-    def _client(self, endpoint: str | None, options: dict[str, Any]) -> Client:
+    def _client(self, options: dict[str, Any]) -> Client:
         """Returns obstore's client of the bucket.
 
         Args:
-            endpoint: URL of the service; None for the default.
-            options: further keyword arguments of the client.
+            options: keyword arguments of the client that do not depend on the service.
         """
 
     def _connected(self) -> Client:
@@ -167,6 +166,7 @@ class ObstoreStore(BucketStore):
             endpoint = os.environ.get(name) or endpoint
             check_no_user_info(endpoint or "", name)
         options = {
+            "config": {"endpoint": endpoint} if endpoint else None,
             "client_options": {
                 "allow_http": (endpoint or "").startswith("http://"),
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
@@ -174,7 +174,7 @@ class ObstoreStore(BucketStore):
             "retry_config": {"retry_timeout": timedelta(seconds=RETRY_SECONDS)},
         }
         try:
-            return self._client(endpoint, options)
+            return self._client(options)
         except (exceptions.BaseError, ValueError) as error:
             raise errors.ConfigurationError(
                 f"{self.uri} cannot be opened: {_cause(error)}. Check the "

@@ -29,11 +29,6 @@ class S3Store(ObstoreStore):
         "later.",
     )
 
-    def _client(self, endpoint: str | None, options: dict[str, Any]) -> Client:
+    def _client(self, options: dict[str, Any]) -> Client:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        return Client(
-            self._name,
-            config={"endpoint": endpoint} if endpoint else None,
-            region=region or "us-east-1",
-            **options,
-        )
+        return Client(self._name, region=region or "us-east-1", **options)
