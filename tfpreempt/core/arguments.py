@@ -13,22 +13,28 @@ Grace = float | datetime.timedelta | None
 """A grace period: seconds or a timedelta; None or 0: unknown."""
 
 
+def is_period(value: Any) -> bool:
+    """Returns whether a value is a valid period: an int from 1 on, a positive
+    timedelta, or None."""
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds() > 0
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return value is None or (is_count and value >= 1)
+
+
 def check_save_freq(value: Any) -> int | datetime.timedelta | None:
     """Returns `value` if it is a valid `save_freq`.
 
     Raises:
         ConfigurationError: the value is invalid.
     """
-    if value is None or (
-        isinstance(value, datetime.timedelta) and value.total_seconds() > 0
-    ):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    raise errors.ConfigurationError(
-        f"save_freq is {value!r}; expected a number of steps (an int from 1 on), a "
-        "positive datetime.timedelta, or None for notices only"
-    )
+    if not is_period(value):
+        raise errors.ConfigurationError(
+            f"save_freq is {value!r}; expected a number of steps (an int from 1 on), a "
+            "positive datetime.timedelta, or None for notices only"
+        )
+    period: int | datetime.timedelta | None = value
+    return period
 
 
 def is_seconds(value: Any) -> bool:

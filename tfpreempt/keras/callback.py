@@ -23,7 +23,7 @@ from tfpreempt.checkpoint.restore.handle import (
     checkpoints_in,
     latest_prefix,
 )
-from tfpreempt.core.arguments import check_timeout
+from tfpreempt.core.arguments import check_timeout, is_period
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import local_directory
 from tfpreempt.handler.registration import open_compile_cache
@@ -156,12 +156,9 @@ class PreemptionCallback:
                 "None, or tfpreempt.keras.BadSteps(...) with restore=True, because the "
                 "fit returns to the last commit after a bad step"
             )
-        every: Any = save_freq
-        is_time = isinstance(every, datetime.timedelta) and every.total_seconds() > 0
-        is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
-        if not (every is None or every == "epoch" or is_time or is_count):
+        if not (is_period(save_freq) or save_freq == "epoch"):
             raise errors.ConfigurationError(
-                f'save_freq is {every!r}; expected "epoch", a positive number of '
+                f'save_freq is {save_freq!r}; expected "epoch", a positive number of '
                 "batches (an int), a positive datetime.timedelta "
                 "(timedelta(minutes=5)), or None to save only at a preemption notice"
             )

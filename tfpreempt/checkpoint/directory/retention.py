@@ -31,6 +31,7 @@ from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.directory.manifest import Manifest
 from tfpreempt.core import contained
+from tfpreempt.core.arguments import is_period
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import file_reading
@@ -80,8 +81,7 @@ class RetentionPolicy:
             raise errors.ConfigurationError(
                 f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
             )
-        is_time = isinstance(every, datetime.timedelta) and every.total_seconds() > 0
-        if not (every is None or is_time or (type(every) is int and every > 0)):
+        if not is_period(every):
             raise errors.ConfigurationError(
                 f"keep_every is {every!r}; expected a number of steps (an int from 1 "
                 "on), a positive datetime.timedelta, or None"
