@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,15 @@ def lines(*records: object) -> str:
     return "".join(f"{json.dumps(each)}\n" for each in records)
 
 
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 8 << 40)
+
+
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("plant", [os.mkfifo, sparse])
 def test_only_the_files_of_the_commit_and_of_its_user_are_copied(
-    tmp_path: Path,
+    tmp_path: Path, plant: Callable[[Path], None]
 ) -> None:
     run, copied = tmp_path / "run", tmp_path / "copied"
     saver = open_directory(run, OwnContents(), max_to_keep=None)
@@ -32,10 +39,9 @@ def test_only_the_files_of_the_commit_and_of_its_user_are_copied(
     # Files that no manifest names.
     for commit in ("10", "20"):
         (run / commit / "states").mkdir(exist_ok=True)
-        os.mkfifo(run / commit / "states" / "tfpreempt.keras.state")
+        plant(run / commit / "states" / "tfpreempt.keras.state")
     (run / "10" / "thesis").symlink_to("/etc/passwd")
-    (run / "10" / "sparse").touch()
-    os.truncate(run / "10" / "sparse", 8 << 40)
+    sparse(run / "10" / "sparse")
 
     # Files that are no journals of this user.
     journal = run / "journal"
@@ -44,8 +50,7 @@ def test_only_the_files_of_the_commit_and_of_its_user_are_copied(
     os.mkfifo(names[1])
     (tmp_path / "elsewhere").write_text(lines(BAD | {"at": "elsewhere"}))
     names[2].symlink_to(tmp_path / "elsewhere")
-    names[3].touch()
-    os.truncate(names[3], 8 << 40)
+    sparse(names[3])
     names[4].write_text(lines(BAD | {"at": "writable for all users"}))
     names[4].chmod(0o666)
     other = {"wall": 1.0, "event": "cachewrite", "path": "/x", "detail": "badstep"}

@@ -154,7 +154,11 @@ def _phase(commit: Entry) -> str:
     """Returns the phase of a fit in a commit; "" for a loop."""
     name = "tfpreempt.keras" + layout.STATE_SUFFIX
     path = os.path.join(commit.shards, layout.STATES, name)
-    with contextlib.suppress(OSError), file_reading.open_file(path) as file:
+    # An error means that the manifest does not name the file: the commit is intact.
+    with (
+        contextlib.suppress(OSError, TfpreemptError),
+        file_reading.open_file(path) as file,
+    ):
         header, parts = read_parts(file)
         progress, count = header["record"]["progress"]  # the first value
         return str(decode(progress, parts[:count])["phase"])
