@@ -109,6 +109,8 @@ def counting(on: Machine, changes: str) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.count, self.rng, self.cache = 0, np.random.default_rng(3), {}
+            if changes == "seeds":
+                self.seeds = on.keras.random.SeedGenerator(3)
 
         def __len__(self) -> int:
             return BATCHES
@@ -117,6 +119,8 @@ def counting(on: Machine, changes: str) -> Any:
             self.count += changes == "count"
             if changes == "rng":
                 self.rng.random()
+            if changes == "seeds":
+                on.keras.random.normal([1], seed=self.seeds)
             if changes == "cache":
                 self.cache[index] = True
             return ROWS[index * BATCH : (index + 1) * BATCH]
@@ -173,10 +177,12 @@ def test_classes_of_keras_that_draw_batches_are_named_before_training(
 
 
 @LINES
-@pytest.mark.parametrize("changes", ["count", "rng", "cache", "nothing"])
+@pytest.mark.parametrize("changes", ["count", "rng", "cache", "seeds", "nothing"])
 def test_attributes_that_change_while_batches_are_read_are_named(
     on: Machine, line: str, changes: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if (line, changes) == ("tf_keras", "seeds"):
+        pytest.skip("tf_keras has no SeedGenerator")
     on.start()
     data = {"x": counting(on, changes), "y": None, "batch_size": None, "epochs": 2}
     seen = Seen()

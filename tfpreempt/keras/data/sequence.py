@@ -19,10 +19,11 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from tfpreempt.checkpoint.state.unsaved_state_check import (
     mark_of_array,
     reachable,
 )
-from tfpreempt.core import object_graph
+from tfpreempt.core import frameworks, object_graph
 from tfpreempt.keras.callbacks.builtin_callbacks import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import Position, Tracker
@@ -56,9 +57,10 @@ _UNSEEDED = (
 )
 
 _CHANGES = (
-    "attributes of the training data change outside of their on_epoch_end: %s. After "
-    "a restart, these attributes have the initial values of the program, so batches "
-    "that depend on them differ from an uninterrupted run. Derive each batch of "
+    "attributes of the training data, or the SeedGenerators from which they draw, "
+    "change outside of their on_epoch_end: %s. After a restart, these have the initial "
+    "values of the program, so batches that depend on them differ from an "
+    "uninterrupted run. Derive each batch of "
     "__getitem__ from its index, and change attributes in on_epoch_end of the data "
     "only, or give the class get_state() and set_state(state)."
 )
@@ -116,6 +118,8 @@ class SequenceTracker(Tracker):
         # newest call of a hook.
         self._marks: dict[str, Any] = {}
         self._are_changes_named = False
+        # SeedGenerators outside of the model: functions that read their states.
+        self._seeds: Mapping[str, Callable[[], Any]] | None = None
         if not self._has_state and (found := _drawing(self._sequence)) is not None:
             self._are_changes_named = True
             log.warning(_DRAWN, *found)
@@ -184,7 +188,7 @@ class SequenceTracker(Tracker):
         """Logs a warning, once, with the attributes of the sequence that have changed
         since they were recorded."""
         before = self._marks
-        now = _marks(self._sequence) if before else {}
+        now = self._current_marks() if before else {}
         changed = [name for name in before if now.get(name) != before[name]]
         if changed:
             self._are_changes_named = True
@@ -194,7 +198,13 @@ class SequenceTracker(Tracker):
     def _mark(self) -> None:
         """Records the attributes of the sequence."""
         if not self._has_state and not self._are_changes_named:
-            self._marks = _marks(self._sequence)
+            if self._seeds is None:
+                self._seeds = _seeds(self._sequence, self.fit.model)
+            self._marks = self._current_marks()
+
+    def _current_marks(self) -> dict[str, Any]:
+        seeds = {name: read() for name, read in (self._seeds or {}).items()}
+        return {**_marks(self._sequence), **seeds}
 
     def _watch(self, hook: str) -> None:
         """Wraps a hook of the fit's data adapter, to record the calls of the hook."""
@@ -261,6 +271,28 @@ def _drawing(sequence: Any) -> tuple[str, str] | None:
         if object_graph.is_user_function(function) and draws_globally(function):
             return f"read by {function.__qualname__}", _GLOBAL
     return None
+
+
+def _seeds(sequence: Any, model: Any) -> dict[str, Callable[[], Any]]:
+    """Returns the SeedGenerators of Keras from which a sequence may draw, and that are
+    not in the model: functions that read their states, by name."""
+    found = reachable({"": sequence}, object_graph.is_user_code, ("__getitem__",))
+    seeds: dict[str, Callable[[], Any]] = {}
+    for each in frameworks.adapters("values"):
+        known = set(map(id, each.variables(model)))
+        seeds |= {
+            location.path.lstrip("."): functools.partial(_state, each, variable)
+            for location in found
+            for variable in each.variables(location.value)
+            if "seed_generator" in str(getattr(variable, "name", ""))
+            if id(variable) not in known
+        }
+    return seeds
+
+
+def _state(values: Any, variable: Any) -> list[int]:
+    state: list[int] = values.sample(variable, 8).tolist()
+    return state
 
 
 def _marks(sequence: Any) -> dict[str, Any]:
