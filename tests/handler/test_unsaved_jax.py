@@ -21,6 +21,7 @@ jnp = jax.numpy
 
 from tfpreempt import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.checkpoint.state.state import REGISTRY  # noqa: E402
+from tfpreempt.jax import values  # noqa: E402
 from tfpreempt.states import ArrayDictState, PyTreeState, StepCounter  # noqa: E402
 
 params: Any = None
@@ -242,6 +243,22 @@ def test_arrays_that_a_step_has_donated_are_not_named(
     assert warned(step) == []
     assert old[0].is_deleted()
     state.unregister()
+
+
+def test_attributes_that_jax_cannot_flatten_cost_no_recursion_limit() -> None:
+    """JAX loses some levels with each error: a long loop ended with RecursionError."""
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    array = jnp.zeros(1)
+    of_library = argparse.Namespace(mixed=[[{1: [2], "a": 3}]], cycle=cycle, x=array)
+
+    def recurse(left: int) -> None:
+        if left:
+            recurse(left - 1)
+
+    for _ in range(300):
+        assert values.arrays(of_library) == [array]
+    recurse(500)
 
 
 def test_a_handler_without_any_state_is_named(

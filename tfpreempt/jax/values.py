@@ -8,10 +8,9 @@ variable of Keras, a sequence of random keys of Haiku. JAX has no iterators over
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -68,15 +67,42 @@ def arrays(thing: Any) -> Sequence[Any]:
 
 
 def _leaves(thing: Any) -> list[Any]:
-    found = [] if isinstance(thing, types.GeneratorType) else jax.tree.leaves(thing)
+    found = [] if isinstance(thing, types.GeneratorType) else _flatten(thing)
     if len(found) == 1 and found[0] is thing:  # no pytree
         kind: type = type(thing)
         # The attributes of the program's own objects have locations of their own.
         is_whole = isinstance(thing, State) or not object_graph.is_user_code(kind)
         for each in object_graph.attributes(thing).values() if is_whole else ():
-            with contextlib.suppress(ValueError):  # keys that cannot be sorted
-                found += jax.tree.leaves(each)
+            found += _flatten(each)
     return found
+
+
+def _flatten(tree: Any) -> list[Any]:
+    """Returns the leaves of a pytree. Also a dict with keys that cannot be sorted, and
+    a container that occurs for the second time, are leaves.
+
+    JAX raises an error for such keys and for cycles. With each error JAX loses a part
+    of Python's recursion limit: finally each call raises RecursionError.
+    """
+    seen: dict[int, Any] = {}
+
+    def is_leaf(node: Any) -> bool:
+        if not isinstance(node, dict | list | tuple):
+            return False
+        if id(node) in seen:
+            return True
+        seen[id(node)] = node  # kept, so that no other object gets its id()
+        return isinstance(node, dict) and not _can_be_sorted(node)
+
+    return jax.tree.leaves(tree, is_leaf=is_leaf)
+
+
+def _can_be_sorted(keys: Iterable[Any]) -> bool:
+    try:
+        sorted(keys)
+    except Exception:  # noqa: BLE001 - any, of a comparison of keys
+        return False
+    return True
 
 
 def _read(leaf: Any) -> Any:
