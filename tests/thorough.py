@@ -140,7 +140,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "20-begins1-keras",
     ),
     "tests/data/test_distribute.py::"
-    "test_every_replica_gets_its_batches_and_resumes_at_a_position": ("mwms-1-3",),
+    "test_every_replica_gets_its_batches_and_resumes_at_a_position": ("mwms-1-2",),
     # Each kind of pipeline; those that need rules of their own stay.
     "tests/checkpoint/test_shuffle_seeds.py::test_a_state_of_any_step_is_exact": (
         "repeated before the batch",
