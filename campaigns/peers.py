@@ -621,6 +621,16 @@ JAX_CAMPAIGN = dataclasses.replace(
     ),
     trials=120,
     prepare=functools.partial(prepare, "jax"),
-    fixed=(),
+    fixed=(
+        "A worker of three was killed in its part of the save. After the commit, "
+        "process 0 ended while the third worker still waited for all processes to "
+        "disconnect, so JAX aborted the third worker: code 134 instead of 143. Fixed "
+        "(`campaigns/test_peers.py"
+        "::test_a_killed_worker_does_not_make_jax_abort_another_worker`).",
+        "A worker of three was killed after its part of the save, and the grace period "
+        "was unknown. Process 0 ended 40 s after the commit instead of 30 s. Fixed "
+        "(`campaigns/test_peers.py"
+        "::test_a_killed_worker_does_not_make_jax_abort_another_worker`).",
+    ),
     labels=CAMPAIGN.labels | {"words": "kind of program"},
 )
