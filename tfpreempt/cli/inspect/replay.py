@@ -188,7 +188,11 @@ def _copy_states(directory: str, copy: str, older: Entry) -> None:
                 found = state_file.read(str(path))
                 if found is not None and found[0] < (older.sequence or 0):
                     Path(copy, folder).mkdir(exist_ok=True)
-                    shutil.copyfile(path, Path(copy, folder, path.name))
+                    with (
+                        file_reading.open_file(str(path)) as file,
+                        open(Path(copy, folder, path.name), "wb") as new,
+                    ):
+                        shutil.copyfileobj(file, new)
 
 
 def _values(commit: Entry) -> Mapping[str, Any]:
