@@ -270,7 +270,7 @@ def trainer(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files[1], files[0])
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     address = f"https://127.0.0.1:{server.server_port}/status"
     for name, value in (("URL", address), ("CA_CERT", files[1]), ("TOKEN", files[2])):

@@ -459,7 +459,7 @@ def answering(monkeypatch, *answers):
 
     left = list(answers)
     with http.server.HTTPServer(("127.0.0.1", 0), Answering) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield open_store("gs://bucket/run")
