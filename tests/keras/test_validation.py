@@ -160,6 +160,45 @@ def test_a_repeated_validation_finds_its_first_variables(
 
 
 @LINES
+def test_a_callback_may_swap_the_weights_for_a_validation(
+    on: Machine, line: str
+) -> None:
+    """A restart called `on_test_begin` before it restored the weights, so the callback
+    set the initial weights back in `on_test_end`."""
+
+    class Average(on.keras.callbacks.Callback):  # type: ignore[name-defined,misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.average = self.model.get_weights()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            now = self.model.get_weights()
+            pairs = zip(self.average, now, strict=True)
+            self.average = [(old + new) / 2 for old, new in pairs]
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            self.trained = self.model.get_weights()
+            self.model.set_weights(self.average)
+
+        def on_test_end(self, logs: Any = None) -> None:
+            self.model.set_weights(self.trained)
+
+        def get_state(self) -> Any:
+            return {"average": self.average}
+
+        def set_state(self, state: Any) -> None:
+            self.average = state["average"]
+
+    def train(ours: Any = None) -> Any:
+        model = on.model()
+        model.build((None, 3))
+        return program(on, lambda on: model, Average(), ours=ours)
+
+    on.start()
+    expected = train(ours=False)
+    assert on.run(train, ("test", 1, 1)) == expected
+
+
+@LINES
 def test_held_values_are_saved_and_training_continues(on: Machine, line: str) -> None:
     """A periodic save within a validation: training continues after the save."""
     on.start()

@@ -160,7 +160,9 @@ class Training:
             # Plan the fit.
             self._begin(files)
             self._others.wrap(
-                on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
+                on_train_batch_end=self._batch_ends,
+                on_test_begin=self._test_begins,
+                on_epoch_end=self._epoch_ends,
             )
             if self._steps.guard.has_positions:
                 self._others.wrap(on_train_batch_begin=self._batch_begins)
@@ -506,6 +508,17 @@ class Training:
 
     # --- validation, and the end of an epoch -----------------------------------------
 
+    def _test_begins(self, hook: Callable[..., None], *args: Any, **kw: Any) -> None:
+        """Replaces the CallbackList's `on_test_begin`.
+
+        The state of a commit in the validation is captured before the hooks: a callback
+        may replace the weights in `on_test_begin`, and set them back in `on_test_end`.
+        """
+        if self._phase is FitPhase.TRAINING:
+            self._check_trained(self._steps.epoch)
+            self._epoch_end.hold()
+        hook(*args, **kw)
+
     def validation_begins(self) -> None:
         """Handles `on_test_begin` of the validation in this fit.
 
@@ -514,10 +527,7 @@ class Training:
         """
         self._check_trained(self._steps.epoch)
         # In these phases, the restored commit was made during this validation.
-        if self._phase is FitPhase.VALIDATION_DUE:
-            self._others.wake("on_test_begin")
-            self._catch_up()
-        elif self._phase is FitPhase.DATA_ENDED:
+        if self._phase in (FitPhase.VALIDATION_DUE, FitPhase.DATA_ENDED):
             self._catch_up()
             self._others.wake("on_test_begin")
         self._epoch_end.hold()
@@ -623,7 +633,8 @@ class Training:
         self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
         self.run.is_at_end = True
-        if any(map(self._has_restored_weights, self._others.callbacks)):
+        epoch = self._steps.epoch
+        if any(_has_restored_weights(one, epoch) for one in self._others.callbacks):
             # Record no metrics: the weights of the commit are not the weights for which
             # the last epoch's metrics were computed.
             self.run.directory.set_metrics(self.run.step, {})
@@ -654,15 +665,6 @@ class Training:
             self.abandon()
             take_over()
             raise
-
-    def _has_restored_weights(self, callback: Any) -> bool:
-        """Returns whether a callback is an EarlyStopping that has set the weights of an
-        earlier epoch."""
-        return (
-            getattr(callback, "restore_best_weights", False)
-            and getattr(callback, "best_weights", None) is not None
-            and getattr(callback, "best_epoch", self._steps.epoch) != self._steps.epoch
-        )
 
     def abandon(self) -> None:
         """Closes a fit that an error has ended, without a save."""
@@ -745,3 +747,13 @@ class Training:
             made_of=self._state.made_of(is_built=True),
             metrics=sum(len(metric.variables) for metric in model.metrics),
         )
+
+
+def _has_restored_weights(callback: Any, epoch: int) -> bool:
+    """Returns whether a callback is an EarlyStopping that has set the weights of an
+    epoch before `epoch`."""
+    return (
+        getattr(callback, "restore_best_weights", False)
+        and getattr(callback, "best_weights", None) is not None
+        and getattr(callback, "best_epoch", epoch) != epoch
+    )
