@@ -16,11 +16,13 @@ log_output         the log lines on stderr in programs that do not configure log
 object_graph       visits the objects reachable from Python objects
 private_api        the private names of TensorFlow and Keras in use, checked once
 progress_bar       a progress bar for bytes, on a terminal
+reachable_values   the values that functions of the program can reach
 record_validation  validation of values read from files of other users
 replay             repeats steps of a run in a copy of the checkpoint directory
 restarts           the number of restarts of this run
 scratch            the local directory of a run whose checkpoint directory is a URL
 snapshot_memory    memory for snapshots, which the supervisor provides for a program
+source_code        the values that functions update, by their source code
 threads            threads with an owner, jobs in many threads, calls with a timeout
 
 Imported by checkpoint, cli, coordination, data, handler, jax, keras, notice, platforms,

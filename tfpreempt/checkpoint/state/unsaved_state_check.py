@@ -5,36 +5,31 @@ Examples: a forgotten optimizer, a metric beside the model, `self.n += 1`,
 an error. So the values that a step function can reach are compared before and after a
 call. The warning names the values that have changed and are not saved.
 
-A step function reaches objects by its arguments, its closure, the globals named in its
-code, the object of a bound method, and the functions that it calls. The search itself
-calls no function. Values of Python and NumPy are compared here; variables of a
-framework are found by the framework's adapter ("values" in `core/frameworks.py`).
+`core/reachable_values.py` finds the values that a step function can reach. Values of
+Python and NumPy are compared here; variables of a framework are found by the
+framework's adapter ("values" in `core/frameworks.py`). Of the values that a step
+replaces, only those are named whose new value is computed from the old value, see
+`core/source_code.py`.
 
 In a `model.fit`, Keras calls the functions of the program: steps, losses, layers and
 hooks of callbacks. `watch` records the values that these functions can reach, and
 `compare` names the values that have changed since.
 
-A step replaces both a count of steps and the newest loss, but only the count must be
-saved. The source code shows the difference: the new value of the count is computed from
-the old value. The check reads source code and not bytecode, because bytecode changes
-with every version of Python. The check does not use the list of variables that a
-tf.function has captured: names in this list, such as "Variable", do not occur in the
-program, and the closure has the variables too.
+The check does not use the list of variables that a tf.function has captured: names in
+this list, such as "Variable", do not occur in the program, and the closure has the
+variables too.
 """
 
 from __future__ import annotations
 
-import ast
 import collections
 import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import logging
 import random
 import sys
-import textwrap
 import traceback
 import types
 import zlib
@@ -46,16 +41,19 @@ import numpy as np
 from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.object_graph import ObjectPath
+from tfpreempt.core.reachable_values import reachable
+from tfpreempt.core.source_code import (
+    derived_keys,
+    is_updated,
+    set_at_begin,
+    updated_keys,
+)
 
 _log = logging.getLogger(__name__)
 
 _SAMPLES = 1 << 16  # elements compared, of an array or variable with more elements
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
-_GLOBAL_GENERATORS: tuple[Any, ...] = tuple(
-    vars(module)[name].__self__
-    for module, name in ((random, "random"), (np.random, "random_sample"))
-)
 
 _NOT_CHECKED = (
     "cannot check whether the step changes state that is not in the commits; a restart "
@@ -85,397 +83,12 @@ _UNREAD_IN_A_FIT = (
     "attribute of the fitted model; keep the contents of a queue in a tf.Variable."
 )
 
-_ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
-_AT_BEGIN = {
-    f"on_{each}begin" for each in ("train_", "epoch_", "train_batch_", "batch_")
-}
-_AT_END = {each.replace("begin", "end") for each in _AT_BEGIN} - {"on_train_end"}
-_OF_TRAINING = {"model", "optimizer", "iterations", "logs", "numpy", "random"}
-_MAX_LOCATIONS = 20_000
 _ITEMS = 100  # items compared, of a list that a function replaces
 _BY_THE_LOOP = "The loop changes state that is not in the commits"
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of steps of a process before which a loop is searched: the search of a large
 model may take a second, so not before each save."""
 _REFERENCES = 3  # to the copy of a frame's variables, if the program has no reference
-
-
-def reachable(
-    roots: Mapping[str, Any],
-    enters: Callable[[type], bool],
-    called: Iterable[str] = (),
-) -> list[ObjectPath]:
-    """Returns the locations of the values that some objects and functions can reach.
-
-    The nearest locations come first; at most 20,000 are returned. Only functions of the
-    user's program are searched, not functions of libraries. A method of an object is
-    searched only if the code of a searched function contains the method's name.
-
-    Args:
-        roots: objects and functions at which the search starts, by name; a
-            `functools.partial` stands for a call of a function.
-        enters: function that receives a class, and returns whether to search the
-            attributes of its objects.
-        called: names of further methods that a library calls.
-    """
-    found = object_graph.walk(roots, enters, also=_Functions(called).locations_below)
-    return list(itertools.islice(found, _MAX_LOCATIONS))
-
-
-class _Functions:
-    """Finds the values that functions use, in one search: every call of `reachable`
-    creates a new `_Functions`."""
-
-    def __init__(self, called: Iterable[str] = ()) -> None:
-        self._names = {"__call__", "__next__", "__iter__", "__getitem__", *called}
-        self._kinds: dict[type, None] = {}  # classes of the program's objects, in order
-
-    def locations_below(self, value: Any) -> Iterator[ObjectPath]:
-        """Yields the locations of the values that a function or a frame uses.
-
-        For an object or a class of the program, yields the class attributes, and the
-        methods whose names occur in the code of the functions searched so far. For
-        other values, yields nothing.
-
-        Args:
-            value: a function, a call (`functools.partial`), a frame, or an object.
-        """
-        if isinstance(value, types.FrameType):
-            code = value.f_code
-            if value.f_locals is not value.f_globals:
-                for name, inner in dict(value.f_locals).items():
-                    yield ObjectPath(path=name, value=inner, owner=code, key=name)
-            yield from self._used(_names(code), value.f_globals)
-        elif isinstance(value, functools.partial):
-            for name, argument in _arguments(value).items():
-                yield ObjectPath(path=name, value=argument)
-            yield ObjectPath(path="self", value=value.func)
-        elif isinstance(value, types.MethodType):
-            owner: Any = value.__self__
-            # TensorFlow's wrapper for the object of a method that is a tf.function.
-            if type(owner).__name__ == "TfMethodTarget":
-                owner = owner.target
-            yield ObjectPath(path="", value=functools.partial(value.__func__, owner))
-        elif hasattr(type(value), "python_function"):  # a tf.function
-            yield ObjectPath(path="", value=inspect.unwrap(value.python_function))
-        elif object_graph.is_user_function(value):
-            yield from self._named_by(value)
-        else:
-            kind = value if isinstance(value, type) else type(value)
-            if object_graph.is_user_code(kind) and kind not in self._kinds:
-                self._kinds[kind] = None
-                yield from _class_attributes(kind)
-                yield from _methods([kind], self._names)
-
-    def _named_by(self, function: types.FunctionType) -> Iterator[ObjectPath]:
-        code = function.__code__
-        cells = function.__closure__ or ()
-        for name, cell in zip(code.co_freevars, cells, strict=True):
-            if cell != types.CellType():  # the cell has a value
-                yield ObjectPath(
-                    path=name, value=cell.cell_contents, owner=cell, key=name
-                )
-        for name, value in vars(function).items():
-            path = f"{function.__name__}.{name}"
-            yield ObjectPath(path=path, value=value, owner=function, key=name)
-        yield from self._used(_names(code), function.__globals__)
-
-    def _used(
-        self, names: set[str], variables: Mapping[str, Any]
-    ) -> Iterator[ObjectPath]:
-        """Yields the globals with some names, and the methods with these names."""
-        yield from _globals(names, variables)
-        new, self._names = names - self._names, names | self._names
-        yield from _methods(self._kinds, new)
-
-
-def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
-    """Returns the arguments of a call, by parameter name."""
-    try:
-        signature = inspect.signature(call.func)
-        return signature.bind_partial(*call.args, **call.keywords).arguments
-    except (TypeError, ValueError):  # a C function, or wrong arguments
-        return {"args": call.args, **call.keywords}
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Returns the names of globals and attributes in code and its inner functions."""
-    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _globals(
-    names: set[str],
-    variables: Mapping[str, Any],
-    prefix: str = "",
-    above: Sequence[types.ModuleType] = (),
-) -> Iterator[ObjectPath]:
-    """Yields the locations of those globals of a module whose names occur in code.
-
-    If such a global is a module of the program, the search continues in the module.
-
-    Args:
-        names: names that occur in the code.
-        variables: namespace of the module.
-        prefix: beginning of the paths, such as "module.".
-        above: modules through which the search came here; not searched again.
-    """
-    for name in sorted(names & variables.keys()):
-        path, value = f"{prefix}{name}", variables[name]
-        if not isinstance(value, types.ModuleType):
-            yield ObjectPath(path=path, value=value, owner=variables, key=name)
-        elif object_graph.is_user_module(value.__name__) and value not in above:
-            yield from _globals(names, vars(value), f"{path}.", (*above, value))
-
-
-def _class_attributes(kind: type) -> Iterator[ObjectPath]:
-    """Yields the locations of a class's attributes, without methods and properties."""
-    for name, value in vars(kind).items():
-        is_code = callable(value) or inspect.isdatadescriptor(value)
-        is_code = is_code or isinstance(value, classmethod | staticmethod)
-        if not is_code and not name.startswith("__"):
-            path = f"{kind.__name__}.{name}"
-            yield ObjectPath(path=path, value=value, owner=kind, key=name)
-
-
-def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath]:
-    for kind, name in itertools.product(list(kinds), sorted(names)):
-        method = inspect.getattr_static(kind, name, None)
-        method = method.fget if isinstance(method, property) else method
-        if isinstance(method, types.FunctionType) or hasattr(method, "python_function"):
-            yield ObjectPath(path=name, value=method)
-
-
-def draws_globally(function: types.FunctionType) -> bool:
-    """Returns whether the source code of a function draws from the global random
-    generators of Python or NumPy, and does not seed them."""
-    tree = _source_tree(function)
-    nodes = [] if tree is None else list(ast.walk(tree))
-    called = [
-        _called(node.func, function.__globals__)
-        for node in nodes
-        if isinstance(node, ast.Call)
-    ]
-    owners = [getattr(each, "__self__", None) for each in called]
-    is_drawing = any(each is one for each in owners for one in _GLOBAL_GENERATORS)
-    seeds = np.random.seed, random.seed
-    return is_drawing and not any(each is one for each in called for one in seeds)
-
-
-def _called(node: ast.expr, variables: Mapping[str, Any]) -> Any:
-    """Returns the object to which an expression such as `np.random.normal` refers in a
-    module; None for an expression of another form."""
-    match node:
-        case ast.Name(name):
-            return variables.get(name)
-        case ast.Attribute(value=value, attr=name):
-            module = _called(value, variables)
-            is_module = isinstance(module, types.ModuleType)
-            return getattr(module, name, None) if is_module else None
-    return None
-
-
-def derived_keys(frame: types.FrameType, saved: set[Any]) -> set[Any]:
-    """Returns the keys of variables that a frame sets from other values, so that a
-    restart does so too.
-
-    Examples: `step = handler.total_run_calls` and `best = state.value`; and a variable
-    that each pass of a loop sets from other variables.
-
-    Args:
-        frame: the frame.
-        saved: `id()` of the saved objects.
-    """
-
-    def is_saved(node: ast.AST) -> bool:
-        if isinstance(node, ast.Name):
-            value = variables.get(node.id)
-            is_variable = id(value) in saved and hasattr(type(value), "assign")
-            return is_variable or isinstance(value, State)
-        return isinstance(node, ast.Attribute) and node.attr == "total_run_calls"
-
-    variables = {**frame.f_globals, **frame.f_locals}
-    tree = _source_tree(frame)
-    derived = set[str]()
-    for node in [] if tree is None else ast.walk(tree):
-        if isinstance(node, ast.For):
-            derived |= _variables_in(node.target)
-        body = node.body if isinstance(node, ast.For | ast.While) else []
-        for line in [node, *body]:
-            if isinstance(line, ast.Assign):
-                read = _variables_in(line.value)
-                if (body and read) or any(map(is_saved, ast.walk(line.value))):
-                    derived |= _variables_in(*line.targets) - read
-    return {("name", name) for name in derived}
-
-
-def _variables_in(*nodes: ast.AST) -> set[str]:
-    every = itertools.chain.from_iterable(map(ast.walk, nodes))
-    return {each.id for each in every if isinstance(each, ast.Name)}
-
-
-def _source_tree(
-    function: types.FunctionType | types.FrameType,
-) -> ast.AST | None:
-    """Returns the syntax tree of a function or frame; None if the source is unknown, or
-    has several lambdas in a line."""
-    try:
-        if isinstance(function, types.FrameType) or function.__name__ != "<lambda>":
-            return ast.parse(textwrap.dedent(inspect.getsource(function)))
-        nodes = ast.walk(ast.parse("".join(inspect.findsource(function)[0])))
-        lambdas = [each for each in nodes if isinstance(each, ast.Lambda)]
-        line = function.__code__.co_firstlineno
-        [found] = [each for each in lambdas if each.lineno == line]
-    except (OSError, SyntaxError, TypeError, ValueError):
-        return None
-    return found
-
-
-def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
-    """Returns the keys of attributes and variables that functions update: the new value
-    is computed from the old value.
-
-    Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)` and `if x < n: n = x`, but not
-    `loss = f(x)`. The new value may be computed in several statements: `m, x = f(n)`,
-    then `n = m`. A value also counts as updated if a hook such as `on_epoch_end` sets
-    the value and another function reads it, because a restart does not call the hook.
-    Functions without source code, such as functions typed at a prompt, are skipped.
-
-    Args:
-        locations: result of `reachable`; the source code of the program's functions at
-            these locations is read.
-
-    Returns:
-        For an attribute its name, as in `ObjectPath.key`; ("name", name) for a
-        variable; ("item", key) for an item of a container.
-    """
-    keys, at_end, read = set[Any](), set[Any](), set[str]()
-    functions = {
-        location.value: location.path.rpartition(".")[2]
-        for location in reversed([*locations])
-        if object_graph.is_user_function(location.value)
-        or isinstance(location.value, types.FrameType)
-    }
-    for function, path in functions.items():
-        if (tree := _source_tree(function)) is None:
-            continue
-        is_frame = isinstance(function, types.FrameType)
-        outer = set[str](function.f_locals if is_frame else ())
-        # A hook of a callback, but not `on_epoch_end` of data, which has no argument.
-        is_at_end = not is_frame and function.__code__.co_argcount > 1
-        is_at_end = is_at_end and bool({path, function.__name__} & _AT_END)
-        computed = dict[str, set[str]]()  # by target: the values it is computed from
-        nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
-        for node in nodes:
-            match node:
-                case ast.Global(names) | ast.Nonlocal(names):
-                    outer.update(names)
-                case ast.AugAssign(target=target):
-                    keys.add(_key(target, outer))
-                case ast.Assign(targets=[target], value=value):
-                    texts = set(map(ast.unparse, ast.walk(value)))
-                    texts = texts.union(*(computed.get(each, ()) for each in texts))
-                    parts = target.elts if isinstance(target, ast.Tuple) else [target]
-                    computed.update({ast.unparse(each): texts for each in parts})
-                    keys |= {
-                        _key(each, outer)
-                        for each in parts
-                        if ast.unparse(each) in texts
-                    }
-                    if is_at_end:
-                        at_end |= {_key(each, outer) for each in parts}
-                case ast.If(test=test, body=body):
-                    tested = set(map(ast.unparse, ast.walk(test)))
-                    keys |= {
-                        _key(target, outer)
-                        for line in body
-                        if isinstance(line, ast.Assign)
-                        for target in line.targets
-                        if ast.unparse(target) in tested
-                    }
-                case ast.Name(name, ast.Load()) | ast.Attribute(_, name, ast.Load()):
-                    read |= set() if is_at_end else {name}
-    return keys | {key for key in at_end if _last(key) in read}
-
-
-def set_at_begin(
-    locations: Sequence[ObjectPath], updated: set[Any]
-) -> list[ObjectPath]:
-    """Returns the locations of variables that only hooks at a beginning assign, such as
-    `beta.assign(epoch / 10)` in `on_epoch_begin`: a restart calls these hooks again.
-
-    A variable is left out if its new value may depend on training: if the source code
-    of the hook contains the model, or a name that training updates.
-
-    Args:
-        locations: result of `reachable`.
-        updated: result of `updated_keys`.
-    """
-    again, others = set[Any](), set[Any]()
-    for location in locations:
-        function = location.value
-        if not object_graph.is_user_function(function):
-            continue
-        tree = _source_tree(function)
-        nodes = [] if tree is None else list(ast.walk(tree))
-        names = {_name(node) for node in nodes} - {None}
-        called = location.path.rpartition(".")[2]
-        is_hook = bool({function.__name__, called} & _AT_BEGIN)
-        changing = set(map(_last, updated))
-        is_free = not names & (changing | _OF_TRAINING)
-        for node in nodes:
-            match node:
-                case ast.Call(ast.Attribute(target, "assign"), [new, *_]):
-                    inside = set(map(ast.unparse, ast.walk(new)))
-                    is_new = is_hook and is_free and ast.unparse(target) not in inside
-                    (again if is_new else others).add(_name(target))
-                case ast.Call(ast.Attribute(target, str(method))):
-                    if method.startswith("assign"):
-                        others.add(_name(target))
-    named = collections.defaultdict[int, set[Any]](set)
-    for location in locations:
-        named[id(location.value)].add(location.key)
-    return [
-        each
-        for each in locations
-        if named[id(each.value)] & again and not named[id(each.value)] & others
-    ]
-
-
-def _last(key: Any) -> Any:
-    """Returns the name in a key of `updated_keys`."""
-    return key[1] if isinstance(key, tuple) else key
-
-
-def _name(node: ast.AST) -> str | None:
-    """Returns the last name of a variable or attribute; None for other nodes."""
-    match node:
-        case ast.Name(name) | ast.Attribute(attr=name):
-            return name
-    return None
-
-
-def is_updated(location: ObjectPath, keys: set[Any]) -> bool:
-    """Returns whether a function updates the value at a location, according to the
-    result `keys` of `updated_keys`."""
-    owner = location.owner
-    if isinstance(owner, dict | list) and location.path.endswith("]"):
-        return bool(keys & {("item", location.key), _ANY_ITEM})
-    is_global = isinstance(owner, dict) and "." not in location.path
-    is_variable = is_global or isinstance(owner, types.CellType | types.CodeType)
-    return (("name", location.key) if is_variable else location.key) in keys
-
-
-def _key(target: ast.expr, outer: set[str]) -> Any:
-    match target:
-        case ast.Name(name):
-            # A local variable is not kept between calls.
-            return ("name", name) if name in outer else ""
-        case ast.Attribute(attr=name):
-            return name
-        case ast.Subscript(slice=ast.Constant(key)):
-            return "item", key
-    return _ANY_ITEM
 
 
 class Values(Protocol):
@@ -783,7 +396,7 @@ class _Call:
         self._roots = {} if frames else roots
         locations, held = self._locations(roots), self._held()
         self.updated = updated_keys(locations).difference(
-            *(derived_keys(frame, saved) for frame in frames)
+            *(derived_keys(frame, saved, State) for frame in frames)
         )
         self._before = {  # the references keep the ids of the objects in use
             key: (location, thing, self._mark(key, thing, held))

@@ -31,12 +31,10 @@ import numpy as np
 from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.state.data_order import Order
 from tfpreempt.checkpoint.state.encoding import decode, encode
-from tfpreempt.checkpoint.state.unsaved_state_check import (
-    draws_globally,
-    mark_of_array,
-    reachable,
-)
+from tfpreempt.checkpoint.state.unsaved_state_check import mark_of_array
 from tfpreempt.core import frameworks, object_graph
+from tfpreempt.core.reachable_values import reachable
+from tfpreempt.core.source_code import draws_globally
 from tfpreempt.keras.callbacks.builtin_callbacks import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import Position, Tracker

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfpreempt.checkpoint.state.unsaved_state_check import (
+from tfpreempt.checkpoint.state.state import State
+from tfpreempt.core import object_graph
+from tfpreempt.core.reachable_values import reachable
+from tfpreempt.core.source_code import (
     derived_keys,
     draws_globally,
     is_updated,
-    reachable,
     set_at_begin,
     updated_keys,
 )
-from tfpreempt.core import object_graph
 
 TOTAL = 0
 TABLE = {"seen": 0, "last": 0, "other": 0}
@@ -275,7 +276,7 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
     frame = sys._getframe()
     places = reachable({"": frame}, object_graph.is_user_code)
     assert any(place.value is losses for place in places)
-    keys = updated_keys(places) - derived_keys(frame, {id(kept)})
+    keys = updated_keys(places) - derived_keys(frame, {id(kept)}, State)
     return {each.path for each in places if is_updated(each, keys)} - {str(number)}
 
 

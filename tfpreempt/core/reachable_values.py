@@ -1,0 +1,166 @@
+"""Finds the values that functions of the program can reach.
+
+A function reaches objects by its arguments, its closure, the globals named in its code,
+the object of a bound method, and the functions that it calls. The search calls no
+function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfpreempt.core import object_graph
+from tfpreempt.core.object_graph import ObjectPath
+
+_MAX_LOCATIONS = 20_000
+
+
+def reachable(
+    roots: Mapping[str, Any],
+    enters: Callable[[type], bool],
+    called: Iterable[str] = (),
+) -> list[ObjectPath]:
+    """Returns the locations of the values that some objects and functions can reach.
+
+    The nearest locations come first; at most 20,000 are returned. Only functions of the
+    user's program are searched, not functions of libraries. A method of an object is
+    searched only if the code of a searched function contains the method's name.
+
+    Args:
+        roots: objects and functions at which the search starts, by name; a
+            `functools.partial` stands for a call of a function.
+        enters: function that receives a class, and returns whether to search the
+            attributes of its objects.
+        called: names of further methods that a library calls.
+    """
+    found = object_graph.walk(roots, enters, also=_Functions(called).locations_below)
+    return list(itertools.islice(found, _MAX_LOCATIONS))
+
+
+class _Functions:
+    """Finds the values that functions use, in one search: every call of `reachable`
+    creates a new `_Functions`."""
+
+    def __init__(self, called: Iterable[str] = ()) -> None:
+        self._names = {"__call__", "__next__", "__iter__", "__getitem__", *called}
+        self._kinds: dict[type, None] = {}  # classes of the program's objects, in order
+
+    def locations_below(self, value: Any) -> Iterator[ObjectPath]:
+        """Yields the locations of the values that a function or a frame uses.
+
+        For an object or a class of the program, yields the class attributes, and the
+        methods whose names occur in the code of the functions searched so far. For
+        other values, yields nothing.
+
+        Args:
+            value: a function, a call (`functools.partial`), a frame, or an object.
+        """
+        if isinstance(value, types.FrameType):
+            code = value.f_code
+            if value.f_locals is not value.f_globals:
+                for name, inner in dict(value.f_locals).items():
+                    yield ObjectPath(path=name, value=inner, owner=code, key=name)
+            yield from self._used(_names(code), value.f_globals)
+        elif isinstance(value, functools.partial):
+            for name, argument in _arguments(value).items():
+                yield ObjectPath(path=name, value=argument)
+            yield ObjectPath(path="self", value=value.func)
+        elif isinstance(value, types.MethodType):
+            owner: Any = value.__self__
+            # TensorFlow's wrapper for the object of a method that is a tf.function.
+            if type(owner).__name__ == "TfMethodTarget":
+                owner = owner.target
+            yield ObjectPath(path="", value=functools.partial(value.__func__, owner))
+        elif hasattr(type(value), "python_function"):  # a tf.function
+            yield ObjectPath(path="", value=inspect.unwrap(value.python_function))
+        elif object_graph.is_user_function(value):
+            yield from self._named_by(value)
+        else:
+            kind = value if isinstance(value, type) else type(value)
+            if object_graph.is_user_code(kind) and kind not in self._kinds:
+                self._kinds[kind] = None
+                yield from _class_attributes(kind)
+                yield from _methods([kind], self._names)
+
+    def _named_by(self, function: types.FunctionType) -> Iterator[ObjectPath]:
+        code = function.__code__
+        cells = function.__closure__ or ()
+        for name, cell in zip(code.co_freevars, cells, strict=True):
+            if cell != types.CellType():  # the cell has a value
+                yield ObjectPath(
+                    path=name, value=cell.cell_contents, owner=cell, key=name
+                )
+        for name, value in vars(function).items():
+            path = f"{function.__name__}.{name}"
+            yield ObjectPath(path=path, value=value, owner=function, key=name)
+        yield from self._used(_names(code), function.__globals__)
+
+    def _used(
+        self, names: set[str], variables: Mapping[str, Any]
+    ) -> Iterator[ObjectPath]:
+        """Yields the globals with some names, and the methods with these names."""
+        yield from _globals(names, variables)
+        new, self._names = names - self._names, names | self._names
+        yield from _methods(self._kinds, new)
+
+
+def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
+    """Returns the arguments of a call, by parameter name."""
+    try:
+        signature = inspect.signature(call.func)
+        return signature.bind_partial(*call.args, **call.keywords).arguments
+    except (TypeError, ValueError):  # a C function, or wrong arguments
+        return {"args": call.args, **call.keywords}
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Returns the names of globals and attributes in code and its inner functions."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _globals(
+    names: set[str],
+    variables: Mapping[str, Any],
+    prefix: str = "",
+    above: Sequence[types.ModuleType] = (),
+) -> Iterator[ObjectPath]:
+    """Yields the locations of those globals of a module whose names occur in code.
+
+    If such a global is a module of the program, the search continues in the module.
+
+    Args:
+        names: names that occur in the code.
+        variables: namespace of the module.
+        prefix: beginning of the paths, such as "module.".
+        above: modules through which the search came here; not searched again.
+    """
+    for name in sorted(names & variables.keys()):
+        path, value = f"{prefix}{name}", variables[name]
+        if not isinstance(value, types.ModuleType):
+            yield ObjectPath(path=path, value=value, owner=variables, key=name)
+        elif object_graph.is_user_module(value.__name__) and value not in above:
+            yield from _globals(names, vars(value), f"{path}.", (*above, value))
+
+
+def _class_attributes(kind: type) -> Iterator[ObjectPath]:
+    """Yields the locations of a class's attributes, without methods and properties."""
+    for name, value in vars(kind).items():
+        is_code = callable(value) or inspect.isdatadescriptor(value)
+        is_code = is_code or isinstance(value, classmethod | staticmethod)
+        if not is_code and not name.startswith("__"):
+            path = f"{kind.__name__}.{name}"
+            yield ObjectPath(path=path, value=value, owner=kind, key=name)
+
+
+def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath]:
+    for kind, name in itertools.product(list(kinds), sorted(names)):
+        method = inspect.getattr_static(kind, name, None)
+        method = method.fget if isinstance(method, property) else method
+        if isinstance(method, types.FunctionType) or hasattr(method, "python_function"):
+            yield ObjectPath(path=name, value=method)

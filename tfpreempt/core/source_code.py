@@ -1,0 +1,268 @@
+"""Finds in the source code of functions the values that the functions update.
+
+A step replaces both a count of steps and the newest loss, but only the count must be
+saved. The source code shows the difference: the new value of the count is computed from
+the old value. The functions read source code and not bytecode, because bytecode changes
+with every version of Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import inspect
+import itertools
+import random
+import textwrap
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpreempt.core import object_graph
+from tfpreempt.core.object_graph import ObjectPath
+
+_GLOBAL_GENERATORS: tuple[Any, ...] = tuple(
+    vars(module)[name].__self__
+    for module, name in ((random, "random"), (np.random, "random_sample"))
+)
+_ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
+_AT_BEGIN = {
+    f"on_{each}begin" for each in ("train_", "epoch_", "train_batch_", "batch_")
+}
+_AT_END = {each.replace("begin", "end") for each in _AT_BEGIN} - {"on_train_end"}
+_OF_TRAINING = {"model", "optimizer", "iterations", "logs", "numpy", "random"}
+
+
+def draws_globally(function: types.FunctionType) -> bool:
+    """Returns whether the source code of a function draws from the global random
+    generators of Python or NumPy, and does not seed them."""
+    tree = _source_tree(function)
+    nodes = [] if tree is None else list(ast.walk(tree))
+    called = [
+        _called(node.func, function.__globals__)
+        for node in nodes
+        if isinstance(node, ast.Call)
+    ]
+    owners = [getattr(each, "__self__", None) for each in called]
+    is_drawing = any(each is one for each in owners for one in _GLOBAL_GENERATORS)
+    seeds = np.random.seed, random.seed
+    return is_drawing and not any(each is one for each in called for one in seeds)
+
+
+def _called(node: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Returns the object to which an expression such as `np.random.normal` refers in a
+    module; None for an expression of another form."""
+    match node:
+        case ast.Name(name):
+            return variables.get(name)
+        case ast.Attribute(value=value, attr=name):
+            module = _called(value, variables)
+            is_module = isinstance(module, types.ModuleType)
+            return getattr(module, name, None) if is_module else None
+    return None
+
+
+def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> set[Any]:
+    """Returns the keys of variables that a frame sets from other values, so that a
+    restart does so too.
+
+    Examples: `step = handler.total_run_calls` and `best = state.value`; and a variable
+    that each pass of a loop sets from other variables.
+
+    Args:
+        frame: the frame.
+        saved: `id()` of the saved objects.
+        state: class of the objects that a commit restores.
+    """
+
+    def is_saved(node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            value = variables.get(node.id)
+            is_variable = id(value) in saved and hasattr(type(value), "assign")
+            return is_variable or isinstance(value, state)
+        return isinstance(node, ast.Attribute) and node.attr == "total_run_calls"
+
+    variables = {**frame.f_globals, **frame.f_locals}
+    tree = _source_tree(frame)
+    derived = set[str]()
+    for node in [] if tree is None else ast.walk(tree):
+        if isinstance(node, ast.For):
+            derived |= _variables_in(node.target)
+        body = node.body if isinstance(node, ast.For | ast.While) else []
+        for line in [node, *body]:
+            if isinstance(line, ast.Assign):
+                read = _variables_in(line.value)
+                if (body and read) or any(map(is_saved, ast.walk(line.value))):
+                    derived |= _variables_in(*line.targets) - read
+    return {("name", name) for name in derived}
+
+
+def _variables_in(*nodes: ast.AST) -> set[str]:
+    every = itertools.chain.from_iterable(map(ast.walk, nodes))
+    return {each.id for each in every if isinstance(each, ast.Name)}
+
+
+def _source_tree(
+    function: types.FunctionType | types.FrameType,
+) -> ast.AST | None:
+    """Returns the syntax tree of a function or frame; None if the source is unknown, or
+    has several lambdas in a line."""
+    try:
+        if isinstance(function, types.FrameType) or function.__name__ != "<lambda>":
+            return ast.parse(textwrap.dedent(inspect.getsource(function)))
+        nodes = ast.walk(ast.parse("".join(inspect.findsource(function)[0])))
+        lambdas = [each for each in nodes if isinstance(each, ast.Lambda)]
+        line = function.__code__.co_firstlineno
+        [found] = [each for each in lambdas if each.lineno == line]
+    except (OSError, SyntaxError, TypeError, ValueError):
+        return None
+    return found
+
+
+def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
+    """Returns the keys of attributes and variables that functions update: the new value
+    is computed from the old value.
+
+    Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)` and `if x < n: n = x`, but not
+    `loss = f(x)`. The new value may be computed in several statements: `m, x = f(n)`,
+    then `n = m`. A value also counts as updated if a hook such as `on_epoch_end` sets
+    the value and another function reads it, because a restart does not call the hook.
+    Functions without source code, such as functions typed at a prompt, are skipped.
+
+    Args:
+        locations: result of `reachable`; the source code of the program's functions at
+            these locations is read.
+
+    Returns:
+        For an attribute its name, as in `ObjectPath.key`; ("name", name) for a
+        variable; ("item", key) for an item of a container.
+    """
+    keys, at_end, read = set[Any](), set[Any](), set[str]()
+    functions = {
+        location.value: location.path.rpartition(".")[2]
+        for location in reversed([*locations])
+        if object_graph.is_user_function(location.value)
+        or isinstance(location.value, types.FrameType)
+    }
+    for function, path in functions.items():
+        if (tree := _source_tree(function)) is None:
+            continue
+        is_frame = isinstance(function, types.FrameType)
+        outer = set[str](function.f_locals if is_frame else ())
+        # A hook of a callback, but not `on_epoch_end` of data, which has no argument.
+        is_at_end = not is_frame and function.__code__.co_argcount > 1
+        is_at_end = is_at_end and bool({path, function.__name__} & _AT_END)
+        computed = dict[str, set[str]]()  # by target: the values it is computed from
+        nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
+        for node in nodes:
+            match node:
+                case ast.Global(names) | ast.Nonlocal(names):
+                    outer.update(names)
+                case ast.AugAssign(target=target):
+                    keys.add(_key(target, outer))
+                case ast.Assign(targets=[target], value=value):
+                    texts = set(map(ast.unparse, ast.walk(value)))
+                    texts = texts.union(*(computed.get(each, ()) for each in texts))
+                    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                    computed.update({ast.unparse(each): texts for each in parts})
+                    keys |= {
+                        _key(each, outer)
+                        for each in parts
+                        if ast.unparse(each) in texts
+                    }
+                    if is_at_end:
+                        at_end |= {_key(each, outer) for each in parts}
+                case ast.If(test=test, body=body):
+                    tested = set(map(ast.unparse, ast.walk(test)))
+                    keys |= {
+                        _key(target, outer)
+                        for line in body
+                        if isinstance(line, ast.Assign)
+                        for target in line.targets
+                        if ast.unparse(target) in tested
+                    }
+                case ast.Name(name, ast.Load()) | ast.Attribute(_, name, ast.Load()):
+                    read |= set() if is_at_end else {name}
+    return keys | {key for key in at_end if _last(key) in read}
+
+
+def set_at_begin(
+    locations: Sequence[ObjectPath], updated: set[Any]
+) -> list[ObjectPath]:
+    """Returns the locations of variables that only hooks at a beginning assign, such as
+    `beta.assign(epoch / 10)` in `on_epoch_begin`: a restart calls these hooks again.
+
+    A variable is left out if its new value may depend on training: if the source code
+    of the hook contains the model, or a name that training updates.
+
+    Args:
+        locations: result of `reachable`.
+        updated: result of `updated_keys`.
+    """
+    again, others = set[Any](), set[Any]()
+    for location in locations:
+        function = location.value
+        if not object_graph.is_user_function(function):
+            continue
+        tree = _source_tree(function)
+        nodes = [] if tree is None else list(ast.walk(tree))
+        names = {_name(node) for node in nodes} - {None}
+        called = location.path.rpartition(".")[2]
+        is_hook = bool({function.__name__, called} & _AT_BEGIN)
+        changing = set(map(_last, updated))
+        is_free = not names & (changing | _OF_TRAINING)
+        for node in nodes:
+            match node:
+                case ast.Call(ast.Attribute(target, "assign"), [new, *_]):
+                    inside = set(map(ast.unparse, ast.walk(new)))
+                    is_new = is_hook and is_free and ast.unparse(target) not in inside
+                    (again if is_new else others).add(_name(target))
+                case ast.Call(ast.Attribute(target, str(method))):
+                    if method.startswith("assign"):
+                        others.add(_name(target))
+    named = collections.defaultdict[int, set[Any]](set)
+    for location in locations:
+        named[id(location.value)].add(location.key)
+    return [
+        each
+        for each in locations
+        if named[id(each.value)] & again and not named[id(each.value)] & others
+    ]
+
+
+def _last(key: Any) -> Any:
+    """Returns the name in a key of `updated_keys`."""
+    return key[1] if isinstance(key, tuple) else key
+
+
+def _name(node: ast.AST) -> str | None:
+    """Returns the last name of a variable or attribute; None for other nodes."""
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+    return None
+
+
+def is_updated(location: ObjectPath, keys: set[Any]) -> bool:
+    """Returns whether a function updates the value at a location, according to the
+    result `keys` of `updated_keys`."""
+    owner = location.owner
+    if isinstance(owner, dict | list) and location.path.endswith("]"):
+        return bool(keys & {("item", location.key), _ANY_ITEM})
+    is_global = isinstance(owner, dict) and "." not in location.path
+    is_variable = is_global or isinstance(owner, types.CellType | types.CodeType)
+    return (("name", location.key) if is_variable else location.key) in keys
+
+
+def _key(target: ast.expr, outer: set[str]) -> Any:
+    match target:
+        case ast.Name(name):
+            # A local variable is not kept between calls.
+            return ("name", name) if name in outer else ""
+        case ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=ast.Constant(key)):
+            return "item", key
+    return _ANY_ITEM
