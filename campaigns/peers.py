@@ -143,7 +143,7 @@ class Case:
     def saves(self) -> list[str]:
         """Options of every run."""
         words = ["mwms", *self.words]
-        if self.framework == "jax" and (self.told is None or self.is_silent):
+        if self.framework == "jax" and self.needs_heartbeats:
             words.append("heartbeats")  # only heartbeats end a collective
         saves = [] if self.is_async else ["--sync-saves"]
         return [f"--strategy={','.join(words)}", *saves]
@@ -152,6 +152,14 @@ class Case:
     def is_silent(self) -> bool:
         """Whether the victim still exists, but sends no message."""
         return self.fault in SILENT
+
+    @property
+    def needs_heartbeats(self) -> bool:
+        """Whether the other workers may learn only by heartbeats that the victim has
+        ended: a victim that hangs before the others know of its notice ends at its
+        deadline, and the others may have trained their last step before."""
+        is_unknown = (self.fault, self.phase) == ("hangs", "notice")
+        return self.told is None or self.is_silent or is_unknown
 
     @property
     def options(self) -> list[str]:
@@ -182,7 +190,7 @@ class Case:
 
     def codes(self, worker: int) -> set[int]:
         """Returns the allowed exit codes of a surviving worker."""
-        is_aborted = self.victim == 0 or self.told is None or self.is_silent
+        is_aborted = self.victim == 0 or self.needs_heartbeats
         if self.framework == "jax" and is_aborted and self.fault not in PASSING:
             return {*self._codes(worker), ABORTED}
         return self._codes(worker)
