@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import sys
@@ -270,14 +271,32 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
             least = loss
         total += loss
         lr *= 0.9
+        with contextlib.nullcontext():
+            inside = loss
+            inside = inside + 1
+        try:
+            tried: float = loss
+            tried = tried + 1
+        finally:
+            pass
         number = step
         step += 1
         epoch += 1
+
+    def inner(inside_only: float) -> float:  # not called by the loop
+        seen = inside_only
+        seen = seen + 1
+        return seen * 2
+
+    seen = inside + tried
     frame = sys._getframe()
     places = reachable({"": frame}, object_graph.is_user_code)
     assert any(place.value is losses for place in places)
     keys = updated_keys(places) - derived_keys(frame, {id(kept)}, State)
-    return {each.path for each in places if is_updated(each, keys)} - {str(number)}
+    return {each.path for each in places if is_updated(each, keys)} - {
+        str(number),
+        str(seen),
+    }
 
 
 def test_a_loop_updates_variables_of_its_own() -> None:

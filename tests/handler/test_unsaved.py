@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import gc
 import logging
 import random
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -520,6 +522,24 @@ def test_the_result_of_locals_in_a_loop_keeps_its_values(program: Program) -> No
 
     with program.handler() as handler:
         assert train(0.5)["rate"] == 0.5
+
+
+class Gradients:
+    """An object that a loop makes again for each step."""
+
+
+def test_the_check_of_a_loop_keeps_no_object_alive(program: Program) -> None:
+    made: list[weakref.ref[Gradients]] = []
+    with program.handler() as handler:
+        for _ in range(5):
+            gradients = Gradients()
+            several = [gradients]
+            made.append(weakref.ref(gradients))
+            handler.run(program.step)
+            assert several
+        del gradients, several
+        gc.collect()
+        assert [each() for each in made] == [None] * 5
 
 
 class Seen(State):

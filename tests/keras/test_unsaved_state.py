@@ -171,7 +171,7 @@ def test_data_that_a_callback_reorders_are_named(
     """A restart calls `on_epoch_end` of the data again, but not that of a callback."""
     reordered(on, where)
     assert UNSAVED not in caplog.text
-    named = "change outside of their on_epoch_end: order. " in caplog.text
+    named = "that change outside of the data's own on_epoch_end: order. " in caplog.text
     assert named == (where != "data")
 
 

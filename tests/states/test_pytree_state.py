@@ -217,6 +217,18 @@ def test_functions_in_a_tree_stay_those_of_the_program() -> None:
     assert numbers(found["w"]).tolist() == [1, 1, 1]
 
 
+class Schedule:
+    """A callable object with state."""
+
+    def __call__(self) -> float:
+        return 0.0
+
+
+def test_a_callable_object_with_state_is_no_function() -> None:
+    with pytest.raises(errors.SaveError, match="Schedule"):
+        saved({"rate": Schedule(), "w": jnp.ones(3)})
+
+
 def test_a_static_field_that_changes_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -228,7 +240,7 @@ def test_a_static_field_that_changes_is_named_once(
     for _ in range(2):
         state.value = Settings(jnp.zeros(3), 0.05)
         state.save(io.BytesIO())
-    assert caplog.text.count("a restart has the initial values of static fields") == 1
+    assert caplog.text.count("static fields have their initial values") == 1
 
 
 def test_a_restored_value_that_the_first_step_has_not_read_is_named(

@@ -56,6 +56,7 @@ class Round:
             round.
         gathering: newest wait for keys of several workers.
         leave_by: time at which the main thread stops waiting for `bye` keys, and exits.
+        leaves_since: time at which this worker began to insert or read `bye` keys.
         timeouts_left: number of `peer_timeout` periods that a save with other workers
             may still take.
         waits_since: time at which the main thread began its newest wait; copied from
@@ -68,6 +69,7 @@ class Round:
     must_exit: bool = False
     gathering: KeyGather | None = None
     leave_by: float | None = None
+    leaves_since: float | None = None
     timeouts_left: int = MAX_TIMEOUTS
     waits_since: float = 0.0
 
@@ -311,6 +313,8 @@ class Coordinator:
                 )
                 if key is Key.BYE:
                     self.notes.leave_by = 1.0 + self.deadlines.limits().of[key]
+                    # The other workers begin a moment later, when they read the commit.
+                    self.notes.leaves_since = 1.0 + self.clock.monotonic()
                 # Without a preemption, the wait for counts has no time limit: a worker
                 # may train for long, so only a crashed worker is given up.
                 if key is not Key.COUNT or self.state.notice in PREEMPTION:
@@ -402,6 +406,7 @@ class Coordinator:
     def _insert(self, action: ev.Insert) -> None:
         if action.key is Key.BYE:
             self.notes.leave_by = self.deadlines.limits().of[Key.BYE]
+            self.notes.leaves_since = self.clock.monotonic()
         extra = dict(self.extra.get(action.key, {}))
         if action.value is NoticeKind.PERIODIC:
             extra = {"worker": self.settings.worker, "snapshot": self.is_snapshot}
@@ -419,8 +424,8 @@ class Coordinator:
         if action.value == ev.DecidedStep(None):
             extra["reason"] = self.notes.lost_because or "a worker did not answer"
         if action.value in (ev.CommitKind.NONE, ev.CommitKind.EXIT):
-            # Also after a commit: each worker must know that another worker is lost,
-            # because then no worker waits for this worker at its end.
+            # Also after a commit: a worker that knows of a lost worker does not wait
+            # for the lost worker when its process ends.
             extra.setdefault("reason", self.notes.lost_because)
         if isinstance(action.value, Tombstone):
             extra |= {"by": self.settings.worker, "reason": self.notes.lost_because}

@@ -15,7 +15,7 @@ import itertools
 import random
 import textwrap
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,16 +87,63 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     variables = {**frame.f_globals, **frame.f_locals}
     tree = _source_tree(frame)
     derived = set[str]()
-    for node in [] if tree is None else ast.walk(tree):
-        if isinstance(node, ast.For):
-            derived |= _variables_in(node.target)
-        body = node.body if isinstance(node, ast.For | ast.While) else []
+    for node in [] if tree is None else _own_nodes(tree):
+        match node:
+            case ast.For(target=target):
+                derived |= _variables_in(target)
+            case ast.withitem(optional_vars=ast.expr() as target):
+                derived |= _variables_in(target)
+        body = _lines(node) if isinstance(node, ast.For | ast.While) else []
         for line in [node, *body]:
-            if isinstance(line, ast.Assign):
-                read = _variables_in(line.value)
-                if (body and read) or any(map(is_saved, ast.walk(line.value))):
-                    derived |= _variables_in(*line.targets) - read
+            match line:
+                case ast.Assign(targets, value):
+                    pass
+                case ast.AnnAssign(target, value=ast.expr() as value) | ast.NamedExpr(
+                    target, value
+                ):
+                    targets = [target]
+                case _:
+                    continue
+            read = _variables_in(value)
+            if (body and read) or any(map(is_saved, ast.walk(value))):
+                derived |= _variables_in(*targets) - read
     return {("name", name) for name in derived}
+
+
+def _lines(loop: ast.For | ast.While) -> Iterator[ast.AST]:
+    """Yields the statements that each pass of a loop executes, and the assignments in
+    the loop's condition."""
+    if isinstance(loop, ast.While):
+        yield from ast.walk(loop.test)
+    todo: list[ast.AST] = [*loop.body]
+    for line in todo:  # grows
+        yield line
+        if isinstance(line, ast.With | ast.Try):
+            todo += line.body
+
+
+def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes of a function or module without the bodies of inner functions
+    and classes, which have variables of their own."""
+    inner = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+    todo = [tree]
+    match tree:
+        case ast.Module([ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body)]):
+            todo = [*body]  # of the running function
+    for node in todo:  # grows
+        yield node
+        if not isinstance(node, inner):
+            todo += ast.iter_child_nodes(node)
+
+
+def _texts(node: ast.AST) -> set[str]:
+    """Returns the source code of the variables, attributes and items in an expression.
+    The source code of other nodes cannot equal a target of an assignment."""
+    return {
+        ast.unparse(each)
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name | ast.Attribute | ast.Subscript)
+    }
 
 
 def _variables_in(*nodes: ast.AST) -> set[str]:
@@ -155,7 +202,9 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
         is_at_end = not is_frame and function.__code__.co_argcount > 1
         is_at_end = is_at_end and bool({path, function.__name__} & _AT_END)
         computed = dict[str, set[str]]()  # by target: the values it is computed from
-        nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
+        # Inner functions that are used have locations of their own.
+        own = _own_nodes(tree) if is_frame else ast.walk(tree)
+        nodes = sorted(own, key=lambda node: getattr(node, "lineno", 0))
         for node in nodes:
             match node:
                 case ast.Global(names) | ast.Nonlocal(names):
@@ -163,7 +212,7 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                 case ast.AugAssign(target=target):
                     keys.add(_key(target, outer))
                 case ast.Assign(targets=[target], value=value):
-                    texts = set(map(ast.unparse, ast.walk(value)))
+                    texts = _texts(value)
                     texts = texts.union(*(computed.get(each, ()) for each in texts))
                     parts = target.elts if isinstance(target, ast.Tuple) else [target]
                     computed.update({ast.unparse(each): texts for each in parts})
@@ -175,7 +224,7 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                     if is_at_end:
                         at_end |= {_key(each, outer) for each in parts}
                 case ast.If(test=test, body=body):
-                    tested = set(map(ast.unparse, ast.walk(test)))
+                    tested = _texts(test)
                     keys |= {
                         _key(target, outer)
                         for line in body
@@ -216,7 +265,7 @@ def set_at_begin(
         for node in nodes:
             match node:
                 case ast.Call(ast.Attribute(target, "assign"), [new, *_]):
-                    inside = set(map(ast.unparse, ast.walk(new)))
+                    inside = _texts(new)
                     is_new = is_hook and is_free and ast.unparse(target) not in inside
                     (again if is_new else others).add(_name(target))
                 case ast.Call(ast.Attribute(target, str(method))):

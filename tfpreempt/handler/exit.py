@@ -27,7 +27,6 @@ from typing import Any
 from tfpreempt.checkpoint.lease import lease
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.deadlines import BYES
 from tfpreempt.coordination.key_value_store import CoordinationService
 from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core import frameworks
@@ -409,6 +408,7 @@ class ExitController:
                 runs[0].step,
             )
         self.left = True
+        linger = self._linger  # before the wait for uploads
         for run in runs:
             run.left_at = run.step
         notice_was_served()
@@ -427,7 +427,12 @@ class ExitController:
             else:  # on another thread, SystemExit would end only the thread
                 exit_hard(end)
         except SystemExit as exit:
-            left = self._seconds_to_exit
+            deadlines = self.coordinator.deadlines
+            left = (
+                linger
+                if deadlines.terminates_at is None
+                else max(SHORTEST, deadlines.left) + self._host_waits
+            )
             is_answered = (
                 self.cluster.num_workers == 1 or not self.coordinator.notes.lost_because
             )
@@ -553,18 +558,15 @@ class ExitController:
         return MESSAGE_DELAY_MARGIN + outlives if waits and outlives else 0.0
 
     @property
-    def _seconds_to_exit(self) -> float:
-        """Seconds from SystemExit to the end of the process."""
-        coordinator = self.coordinator
-        deadlines, leave_by = coordinator.deadlines, coordinator.notes.leave_by
-        if deadlines.terminates_at is not None:
-            return max(SHORTEST, deadlines.left) + self._host_waits
-        if leave_by is None:
-            return LINGER
-        # The chief has waited for the `bye` keys, and meanwhile the others have been
-        # exiting: all count `LINGER` from the time at which their exit began.
-        began = leave_by - BYES
-        return max(SHORTEST, began + LINGER - coordinator.clock.monotonic())
+    def _linger(self) -> float:
+        """Seconds from SystemExit to the end of the process, if no deadline is known.
+
+        The chief has waited for the `bye` keys, and meanwhile the other workers have
+        been exiting: on each worker `LINGER` counts from the beginning of the exit.
+        """
+        since = self.coordinator.notes.leaves_since
+        now = self.coordinator.clock.monotonic()
+        return LINGER if since is None else max(SHORTEST, since + LINGER - now)
 
     def cancel(self) -> None:
         """Cancels the exit: the process continues to train."""

@@ -538,7 +538,9 @@ class PreemptionCheckpointHandler:
         session, run = self._session, self._run
         if error is None:
             self.close()
-        elif run.is_closed or session.is_forked:
+            return False
+        self._unsaved.forget()
+        if run.is_closed or session.is_forked:
             pass  # there is nothing to close
         elif session.exit.left:
             session.unregister(run)
@@ -571,7 +573,8 @@ class PreemptionCheckpointHandler:
         session.enter(run, what, stages)
         self._unsaved.after_call()
         if run.steps_made in LOOKS and run.config.save_fn is None:
-            self._unsaved.watch_loop(sys._getframe(2))
+            is_last = run.steps_made == LOOKS[-1]
+            self._unsaved.watch_loop(sys._getframe(2), is_last=is_last)
         every = self._save_steps
         if every is not None and run.has_moved and run.step % every == 0:
             session.save_at_boundary(run, stages)

@@ -47,6 +47,15 @@ from tfpreempt.jax.shards import (
 _log = logging.getLogger(__name__)
 
 _KIND = "pytree"
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+_OF_FUNCTIONS = {"builtins", "functools", "numpy", "jax", _package(jax.jit(len))}
+"""Packages with the classes of functions. A callable object of another class, such as a
+layer or a schedule, may have state."""
 _MOST_NAMED = 5  # maximum number of leaves that an error names
 
 
@@ -133,13 +142,19 @@ class PyTreeState(State):
     def _contents(self) -> tuple[dict[str, Any], list[Any]]:
         """Returns the header of the file, and the arrays, which are not read yet."""
         before = self._structure
-        if before is not None and before != jax.tree.structure(self._value):
+        try:
+            now = jax.tree.structure(self._value)
+            has_changed = before is not None and before != now
+        except Exception:  # noqa: BLE001 - of a comparison of static fields
+            has_changed, self._structure = False, None
+        if has_changed:
             self._structure = None  # warn once
             _log.warning(
-                "the tree of %r has changed since the first step, beside its leaves, "
-                "and a commit has only the leaves: a restart has the initial values of "
-                "static fields, and raises an error for other key paths. Keep values "
-                "that change in leaves, and build the tree with all leaves",
+                "the structure of %r (key paths or static fields) has changed since "
+                "the first step, and a commit contains only the leaves. After a "
+                "restart, static fields have their initial values, and the restore "
+                "fails if the key paths differ. Keep values that change in leaves, and "
+                "create all leaves at the start",
                 self,
             )
         arrays: list[Any] = []
@@ -215,7 +230,7 @@ class PyTreeState(State):
         found: dict[str, Any] = {}
         for keys, leaf in jax.tree_util.tree_flatten_with_path(self._value)[0]:
             path = jax.tree_util.keystr(keys)
-            if callable(leaf):  # a function, which the program makes again
+            if _is_function(leaf):  # the program makes the function again
                 continue
             if path in found:
                 raise errors.ConfigurationError(
@@ -291,3 +306,7 @@ def _named(paths: Sequence[str]) -> str:
     more = len(paths) - _MOST_NAMED
     shown = ", ".join(paths[:_MOST_NAMED]) or "the tree itself"
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _is_function(leaf: Any) -> bool:
+    return callable(leaf) and _package(leaf) in _OF_FUNCTIONS

@@ -37,7 +37,8 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
 def variables(value: Any) -> Sequence[Any]:
     """Returns the variables of an object of Keras; another object itself, if the
     object can replace arrays that the object has; otherwise nothing."""
-    if isinstance(value, jax.Array | State | type) or object_graph.is_container(value):
+    is_other = isinstance(value, jax.Array | State | type | types.ModuleType)
+    if is_other or object_graph.is_container(value):
         return ()
     keras: Any = sys.modules.get("keras")
     if hasattr(keras, "config") and keras.config.backend() == "jax":
@@ -89,7 +90,8 @@ def _flatten(tree: Any) -> list[Any]:
     def is_leaf(node: Any) -> bool:
         if not isinstance(node, dict | list | tuple):
             return False
-        if id(node) in seen:
+        is_large = len(node) > object_graph.MANY and object_graph.is_data(node)
+        if id(node) in seen or is_large:
             return True
         seen[id(node)] = node  # kept, so that no other object gets its id()
         return isinstance(node, dict) and not _can_be_sorted(node)

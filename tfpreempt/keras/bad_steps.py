@@ -500,6 +500,7 @@ class BadStepGuard:
         found, where = self.find(), f"of epoch {self._epoch}"
         why = "" if found is None else f"{found[1]} at batch {found[0]} {where}"
         if not why and self.is_active and self._finite_at != self._run.steps_made:
+            self._fit.sync()
             why = find_not_finite(self._fit, self._variables)
         if why:
             raise errors.SaveError(

@@ -32,6 +32,7 @@ import random
 import sys
 import traceback
 import types
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -86,9 +87,11 @@ _UNREAD_IN_A_FIT = (
 _ITEMS = 100  # items compared, of a list that a function replaces
 _BY_THE_LOOP = "The loop changes state that is not in the commits"
 LOOKS = (1, 2, 3, 10, 100, 1000)
-"""Numbers of steps of a process before which a loop is searched: the search of a large
-model may take a second, so not before each save."""
-_REFERENCES = 3  # to the copy of a frame's variables, if the program has no reference
+"""Numbers of completed steps of a process after which the loop is searched: the search
+of a large model may take a second, so the loop is not searched at each save."""
+_REFERENCES = 3
+"""`sys.getrefcount` of the dict `frame.f_locals`, if the program has no reference to
+the dict."""
 
 
 class Values(Protocol):
@@ -211,37 +214,47 @@ class UnsavedStateCheck:
             self._named.update(changed.values(), unread)
             self._known.update(changed)
 
-    def watch_loop(self, frame: types.FrameType | None) -> None:
+    def watch_loop(
+        self, frame: types.FrameType | None, *, is_last: bool = False
+    ) -> None:
         """Records the values that the training loop can reach; later calls compare.
 
         The loop consists of the running functions of the program. A loop changes values
-        without a call of the step function, such as a replay buffer. Called before the
-        steps in `LOOKS`.
+        without a call of the step function, such as a replay buffer. Called after the
+        numbers of steps in `LOOKS`.
 
         Args:
             frame: the frame of a caller of `run()`.
+            is_last: whether no later call follows, so the values are not needed any
+                more.
         """
         if self._has_failed:
             return
+        frames = [
+            each
+            for each, _ in traceback.walk_stack(frame)
+            if object_graph.is_user_module(each.f_globals.get("__name__", ""))
+        ]
+        roots = {str(number): each for number, each in enumerate(frames)}
+        found: dict[Any, str] = {}
         with self._errors_logged():
-            frames = [
-                each
-                for each, _ in traceback.walk_stack(frame)
-                if object_graph.is_user_module(each.f_globals.get("__name__", ""))
-            ]
-            roots = {str(number): each for number, each in enumerate(frames)}
-            if self._loop is None:
+            try:
                 values: list[Values] = frameworks.adapters("values")
-                saved = self._saved(values)
-                self._loop = _Call(roots, values, saved, self.registry)
-            found = self._loop.changed(roots)
-            for each in frames:
-                _drop_copy(each)
+                if self._loop is not None:
+                    found = self._loop.changed(roots)
+                else:
+                    saved = self._saved(values)
+                    self._loop = _Call(roots, values, saved, self.registry)
+            finally:
+                for each in frames:
+                    _drop_copy(each)
             new = {key: name for key, name in found.items() if key not in self._known}
-            self._known.update(new)
             if names := [n for n in new.values() if n not in self._named]:
-                _warn(names, {}, self._loop.values, _BY_THE_LOOP)
+                _warn(names, {}, values, _BY_THE_LOOP)
+            self._known.update(new)
             self._named.update(new.values())
+        if is_last or self._has_failed:
+            self._loop = None
 
     def watch(
         self,
@@ -395,17 +408,23 @@ class _Call:
         # A frame would keep its local variables alive: later frames are given again.
         self._roots = {} if frames else roots
         locations, held = self._locations(roots), self._held()
-        self.updated = updated_keys(locations).difference(
+        fresh = set[Any]().union(
             *(derived_keys(frame, saved, State) for frame in frames)
         )
-        self._before = {  # the references keep the ids of the objects in use
-            key: (location, thing, self._mark(key, thing, held))
+        self.updated = updated_keys(locations) - fresh
+        # By key: a reference to the object whose id() is in the key, and the mark.
+        self._before = {
+            key: (
+                _reference(thing if isinstance(key, int) else location.owner),
+                self._mark(key, thing, held),
+            )
             for key, (location, thing) in self._things(locations).items()
             if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
+            if not (_is_local(location) and ("name", location.key) in fresh)
         }
         self.unread = {
             location.path: location.value
-            for location in locations
+            for location in (locations if not frames else ())
             if id(location.value) not in saved
             if _is_python_iterator(location.value)
             or any(each.restarts(location.value) for each in values)
@@ -433,9 +452,10 @@ class _Call:
         held = self._held()
         changed = {
             key: (location, self._arrays(thing), mark)
-            for key, (_, _, mark) in self._before.items()
+            for key, (reference, mark) in self._before.items()
             if key in things
             for location, thing in (things[key],)
+            if reference() is (thing if isinstance(key, int) else location.owner)
             if self._mark(key, thing, held) != mark
         }
         new = {
@@ -501,6 +521,7 @@ class _Call:
             if is_updated(location, self.updated) and (
                 is_replaced
                 or isinstance(value, list | tuple | np.ndarray)
+                or self._arrays(value)
                 or self._sample(value) is not None
             ):
                 found.setdefault((id(location.owner), location.key), (location, value))
@@ -552,10 +573,30 @@ class _Call:
         if isinstance(thing, np.ndarray):
             return mark_of_array(thing)
         if isinstance(thing, list | tuple):
-            return [self._mark(key, each, held) for each in thing[:_ITEMS]]
+            return [
+                len(each)
+                if object_graph.is_container(each)
+                # The text of an object of an unknown class may be long.
+                else self._mark(key, each, held)
+                for each in thing[:_ITEMS]
+            ]
         if (sample := self._sample(thing)) is not None:
             return mark_of_array(sample)
-        return type(thing), repr(thing)
+        return type(thing), id(thing)
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    """Returns a function that returns an object, or None after the program has deleted
+    the object. Without a weak reference, the check would keep large values alive."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # a number, a list or a dict
+        return lambda: thing
+
+
+def _is_local(location: ObjectPath) -> bool:
+    """Returns whether a location is a variable of a running function or module."""
+    return isinstance(location.owner, types.CodeType | dict)
 
 
 def _is_python_iterator(value: Any) -> bool:

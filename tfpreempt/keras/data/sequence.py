@@ -55,12 +55,12 @@ _UNSEEDED = (
 )
 
 _CHANGES = (
-    "attributes of the training data, or the SeedGenerators from which they draw, "
-    "change outside of their on_epoch_end: %s. After a restart, these have the initial "
-    "values of the program, so batches that depend on them differ from an "
-    "uninterrupted run. Derive each batch of "
-    "__getitem__ from its index, and change attributes in on_epoch_end of the data "
-    "only, or give the class get_state() and set_state(state)."
+    "the training data have attributes, or draw from SeedGenerators, that change "
+    "outside of the data's own on_epoch_end: %s. After a restart, they have the "
+    "initial values of the program, so batches that depend on them differ from an "
+    "uninterrupted run. Derive each batch of __getitem__ from its index, and change "
+    "attributes in on_epoch_end of the data only, or give the class get_state() and "
+    "set_state(state)."
 )
 _DRAWN = (
     "the training data are %s, which draws random numbers for each batch in the order "
