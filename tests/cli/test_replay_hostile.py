@@ -25,6 +25,7 @@ def sparse(path: Path) -> None:
     os.truncate(path, 8 << 40)
 
 
+@pytest.mark.slow  # starts a program
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("plant", [os.mkfifo, sparse])
 def test_only_the_files_of_the_commit_and_of_its_user_are_copied(

@@ -23,9 +23,10 @@ from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.run.console import OutputConsole, StatusLine
 from tfpreempt.cli.run.reporter import Reporter
-from tfpreempt.cli.terminal import LogHandler, plain
+from tfpreempt.cli.terminal import LogHandler
 from tfpreempt.core.events import Outcome
 from tfpreempt.core.journal import JsonLines, journal_directory
+from tfpreempt.core.log_output import plain
 from tfpreempt.handler.status_file import (
     WorkerActivity,
     WorkerStatus,

@@ -14,7 +14,7 @@ status/          `tfpreempt status`: the live status of a job
 tables           a console (of the package rich) that escapes control characters
 terminal         prints text with control characters escaped
 
-Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/probe, cli/report,
+Imported by cli/demo, cli/doctor, cli/inspect, cli/probe, cli/report,
 cli/run, cli/simulate, cli/status, tfpreempt.
 """
 
@@ -26,8 +26,8 @@ import logging
 import click
 
 import tfpreempt
-from tfpreempt.cli.terminal import LogHandler, plain_lines
-from tfpreempt.core.log_output import LineFormatter
+from tfpreempt.cli.terminal import LogHandler
+from tfpreempt.core.log_output import LineFormatter, plain_lines
 
 # Command -> (folder of the command, its line in `tfpreempt --help`). The lines repeat
 # the commands' docstrings, so that `tfpreempt --help` need not import the commands.

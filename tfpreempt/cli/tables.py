@@ -8,7 +8,7 @@ from typing import Any
 import rich.console
 from rich.segment import Segment
 
-from tfpreempt.cli.terminal import plain_lines
+from tfpreempt.core.log_output import plain_lines
 
 
 class Console(rich.console.Console):

@@ -11,8 +11,7 @@ import logging
 
 import click
 
-from tfpreempt.core.log_output import plain as plain
-from tfpreempt.core.log_output import plain_lines as plain_lines
+from tfpreempt.core.log_output import plain_lines
 
 
 def echo(text: str, *, err: bool = False) -> None:

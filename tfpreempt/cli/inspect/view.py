@@ -21,7 +21,7 @@ from tfpreempt.cli.inspect.rows import Row
 from tfpreempt.cli.journals.locate import hint
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.tables import Console
-from tfpreempt.cli.terminal import plain
+from tfpreempt.core.log_output import plain
 
 _STYLES = {
     CommitStatus.COMMITTED: "green",

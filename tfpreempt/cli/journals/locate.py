@@ -11,8 +11,8 @@ from pathlib import Path
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.mirror.journal_mirror import fetch
-from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.log_output import plain
 from tfpreempt.storage.open_store import SCHEMES, local_path, open_store
 
 _SHOWN = 5  # number of other runs to suggest

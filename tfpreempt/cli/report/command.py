@@ -25,8 +25,9 @@ from tfpreempt.cli.status.read_status import read_status_now
 from tfpreempt.cli.status.run_status import ReportedState
 from tfpreempt.cli.status.text import age_text
 from tfpreempt.cli.tables import Console
-from tfpreempt.cli.terminal import echo, plain
+from tfpreempt.cli.terminal import echo
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.log_output import plain
 from tfpreempt.errors import CheckpointError, TfpreemptError
 from tfpreempt.storage.open_store import BUCKET_SCHEMES
 

@@ -10,8 +10,8 @@ from tfpreempt.cli.report.goodput import MEANINGS, PLAINLY
 from tfpreempt.cli.report.process_spans import Phase
 from tfpreempt.cli.report.run_report import Interruption, RunReport
 from tfpreempt.cli.sizes import seconds_text, size_text
-from tfpreempt.cli.terminal import plain
 from tfpreempt.core.lazy_import import to_install
+from tfpreempt.core.log_output import plain
 from tfpreempt.errors import ConfigurationError
 
 _ZOOMED = 12

@@ -23,7 +23,7 @@ from tfpreempt.cli.report.goodput import PLAINLY, Badput, GoodputBreakdown
 from tfpreempt.cli.report.process_spans import Phase, Span
 from tfpreempt.cli.report.run_report import Point, ReportedWorker, RunReport
 from tfpreempt.cli.sizes import seconds_text
-from tfpreempt.cli.terminal import plain
+from tfpreempt.core.log_output import plain
 
 WORKERS = 32
 """Largest number of workers in a timeline."""

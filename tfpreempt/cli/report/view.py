@@ -16,7 +16,7 @@ from tfpreempt.cli.report.goodput import PLAINLY
 from tfpreempt.cli.report.run_report import Interruption, RunReport
 from tfpreempt.cli.sizes import seconds_text, size_text
 from tfpreempt.cli.tables import Console
-from tfpreempt.cli.terminal import plain
+from tfpreempt.core.log_output import plain
 
 IDLE = "idle after completion"
 """Name of the time between a complete training and a later start."""

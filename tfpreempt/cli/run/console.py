@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import IO, TextIO
 
-from tfpreempt.cli.terminal import plain
+from tfpreempt.core.log_output import plain
 from tfpreempt.core.threads import ManagedThread
 
 _MOST_BYTES = 4 << 20  # largest amount of text that waits for the console

@@ -23,10 +23,10 @@ from tfpreempt.cli.run.restart_policy import (
     RestartLimits,
     WorkerExit,
 )
-from tfpreempt.cli.terminal import plain
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.heartbeat import WorkerPhase
 from tfpreempt.core.journal import JsonLines, LineReader, open_file, parse_record
+from tfpreempt.core.log_output import plain
 from tfpreempt.errors import ConfigurationError
 
 # Number of lines of a stack that are always shown, and of all shown lines. A stack

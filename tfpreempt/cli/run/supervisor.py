@@ -191,7 +191,7 @@ class Supervisor:
             self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_steps)
             is_restart = isinstance(verdict, Restart)
-            if is_restart and (cause := self._obstacle(identity, first_exit)):
+            if is_restart and (cause := self._permanent_cause(identity, first_exit)):
                 verdict = ExitSupervisor(cause=cause, code=1, spent=verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
@@ -427,7 +427,7 @@ class Supervisor:
         is_chief_here = is_known and self.options.first_worker == 0
         return False if is_chief_here or steps[0] is not None else None
 
-    def _obstacle(
+    def _permanent_cause(
         self, identity: DirectoryIdentity | None, first_exit: Record | None
     ) -> Cause | None:
         """Returns the reason why no restart can help; None if a restart may help.

@@ -13,7 +13,8 @@ import click
 from tfpreempt.cli.signal_handling import ENDS, held_signals
 from tfpreempt.cli.simulate.workers import RunningWorker, held_workers
 from tfpreempt.cli.sizes import Seconds
-from tfpreempt.cli.terminal import echo, plain
+from tfpreempt.cli.terminal import echo
+from tfpreempt.core.log_output import plain
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.metadata_session import checked_base_url

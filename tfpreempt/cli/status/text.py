@@ -17,7 +17,7 @@ from tfpreempt.cli.report.goodput import PLAINLY, GoodputBreakdown
 from tfpreempt.cli.report.view import sums_to_json
 from tfpreempt.cli.sizes import seconds_text, size_text
 from tfpreempt.cli.status.run_status import RESTARTS, ReportedState, RunStatus, Worker
-from tfpreempt.cli.terminal import plain
+from tfpreempt.core.log_output import plain
 
 _STYLES = {
     ReportedState.TRAINING: "green",
