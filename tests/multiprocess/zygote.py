@@ -107,11 +107,12 @@ def keep_compiled() -> None:
     write = compiler._cache_write
 
     def write_in_each(
-        key: str, seconds: float, name: str, backend: Any, compiled: Any, calls: Any
+        key: str, seconds: float, name: str, backend: Any, compiled: Any, *calls: Any
     ) -> None:
+        # `calls` has the host callbacks; since JAX 0.12 the argument does not exist.
         is_of_zygote = jax.config.jax_compilation_cache_dir == directory
-        if distributed.global_state.process_id == 0 or calls or not is_of_zygote:
-            write(key, seconds, name, backend, compiled, calls)
+        if distributed.global_state.process_id == 0 or any(calls) or not is_of_zygote:
+            write(key, seconds, name, backend, compiled, *calls)
         else:
             compilation_cache.put_executable_and_time(
                 key, name, compiled, backend, int(seconds)

@@ -293,7 +293,7 @@ FEATURES = {
         what="PreemptionCallback in model.fit of Keras 3 on JAX with a distribution",
         names={
             "keras_distribution": "DeviceMesh.backend_mesh Distribution.device_mesh",
-            "keras_jax_trainer": "JAXEpochIterator._get_distributed_iterator",
+            "keras_jax_trainer": "_distribute_data",
         },
     ),
     "keras_fit": PrivateApiGroup(

@@ -9,9 +9,8 @@ values; then Keras' loop takes the state out of the variables before the next st
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import jax
@@ -132,10 +131,7 @@ class Keras3JaxFit(Keras3Fit):
         Keras' loop."""
         if self._distribution is None:
             return batches
-        loop = copy.copy(self.loop)
-        loop.data_adapter = SimpleNamespace(get_jax_iterator=lambda: batches)
-        placed: Iterator[Any] = loop._get_distributed_iterator(self._distribution)
-        return placed
+        return map(private_api.keras_jax_trainer._distribute_data, batches)
 
     def distribute_arrays(self, batches: int) -> Any:
         iterate = self.adapter.get_jax_iterator
