@@ -171,7 +171,7 @@ def test_classes_of_keras_that_draw_batches_are_named_before_training(
     assert named_by_then
     assert all(named_by_then)
     said = [r.getMessage() for r in caplog.records]
-    words = ("which draws", "attributes of the training data")
+    words = ("which draws", "the training data have attributes")
     told = [each for each in said if any(word in each for word in words)]
     assert len(told) == (word is not None)
 
@@ -188,7 +188,7 @@ def test_attributes_that_change_while_batches_are_read_are_named(
     seen = Seen()
     on.fit(seen.model(on), seen.callback(on), **data)
     said = [r.getMessage() for r in caplog.records]
-    told = [each for each in said if "attributes of the training data" in each]
+    told = [each for each in said if "the training data have attributes" in each]
     assert len(told) == (changes != "nothing")
     assert all(changes in each for each in told)
 
