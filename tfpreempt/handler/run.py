@@ -516,7 +516,12 @@ class Run:
     # --- the end ---------------------------------------------------------------------
 
     def record_exit(
-        self, outcome: Outcome, why: str = "", code: int | None = None
+        self,
+        outcome: Outcome,
+        why: str = "",
+        code: int | None = None,
+        *,
+        is_permanent: bool = False,
     ) -> None:
         """Records the exit of the process in the journal; may run on any thread.
 
@@ -524,8 +529,17 @@ class Run:
             outcome: outcome of the process.
             why: the reason, for people.
             code: the exit code; None if the code depends on an error of the program.
+            is_permanent: whether each restart would end by the same error.
         """
-        self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
+        self.record(
+            Exit(
+                outcome=outcome,
+                code=code,
+                step=self.step,
+                detail=why,
+                is_permanent=is_permanent,
+            )
+        )
 
     def close(self) -> None:
         """Closes the notice sources, mirror and journal, and releases the lease."""

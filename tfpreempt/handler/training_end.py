@@ -25,7 +25,7 @@ from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.core import frameworks
 from tfpreempt.core.compat import add_note
-from tfpreempt.core.events import Exit, Fault, Outcome
+from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.errors import BadStepsError, SaveError, UsageError
 from tfpreempt.handler.error_causes import describe_loss, is_before_all
 from tfpreempt.handler.exit import describe, exit_hard, flush_streams, keep_streams
@@ -236,15 +236,8 @@ def close_failed(
                 # Prefer a more precise reason, such as the loss of a worker.
                 why = session.coordinator.notes.lost_because or why
             if why and not session.is_forked:
-                run.record(
-                    Exit(
-                        outcome=Outcome.FAILED,
-                        code=None,
-                        step=run.step,
-                        detail=why,
-                        is_permanent=isinstance(error, BadStepsError),
-                    )
-                )
+                is_permanent = isinstance(error, BadStepsError)
+                run.record_exit(Outcome.FAILED, why, is_permanent=is_permanent)
             session.wait_for_save()
             exit.finish_mirrors([run])
     finally:

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 _SAMPLES = 1 << 16  # elements compared, of an array or variable with more elements
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 _NOT_CHECKED = (
     "cannot check whether the step changes state that is not in the commits; a restart "
@@ -278,8 +278,6 @@ class UnsavedStateCheck:
             saved = self._saved(values, savers)
             call = _Call(roots, values, saved, self.registry, called)
             call.leave_out(kept)
-            locations = reachable(roots, _is_searched, called)
-            call.leave_out(set_at_begin(locations, call.updated))
             self._call = call
 
     def compare(self) -> None:
@@ -389,7 +387,6 @@ class _Call:
 
     Attributes:
         values: adapters of the frameworks.
-        updated: keys of the values that the functions update.
         unread: iterators whose position is not saved, by name.
     """
 
@@ -411,7 +408,7 @@ class _Call:
         fresh = set[Any]().union(
             *(derived_keys(frame, saved, State) for frame in frames)
         )
-        self.updated = updated_keys(locations) - fresh
+        self._updated = updated_keys(locations) - fresh
         # By key: a reference to the object whose id() is in the key, and the mark.
         self._before = {
             key: (
@@ -422,6 +419,8 @@ class _Call:
             if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
             if not (_is_local(location) and ("name", location.key) in fresh)
         }
+        if self._called:  # a restart calls hooks of the beginning again
+            self.leave_out(set_at_begin(locations, self._updated))
         self.unread = {
             location.path: location.value
             for location in (locations if not frames else ())
@@ -518,7 +517,7 @@ class _Call:
             if not is_replaced:
                 for thing in self._mutable(location):
                     found.setdefault(id(thing), (location, thing))
-            if is_updated(location, self.updated) and (
+            if is_updated(location, self._updated) and (
                 is_replaced
                 or isinstance(value, list | tuple | np.ndarray)
                 or self._arrays(value)
@@ -536,7 +535,7 @@ class _Call:
         if isinstance(value, object_graph.GROWING):
             kind: type = type(location.owner)
             return [] if object_graph.is_set_by_library(kind, location.key) else [value]
-        is_generator = isinstance(value, _GENERATORS)
+        is_generator = isinstance(value, GENERATORS)
         return [value] if is_generator else _variables(value, self.values)
 
     def _sample(self, thing: Any) -> np.ndarray[Any, Any] | None:
@@ -556,12 +555,8 @@ class _Call:
             thing: the object.
             held: the arrays of the States, by id.
         """
-        if isinstance(thing, np.random.Generator):
-            return repr(thing.bit_generator.state)
-        if isinstance(thing, np.random.RandomState):
-            return repr(thing.get_state())
-        if isinstance(thing, random.Random):
-            return hash(thing.getstate())
+        if isinstance(thing, GENERATORS):
+            return mark_of_generator(thing)
         if isinstance(thing, object_graph.GROWING) and isinstance(key, int):
             # Compare only the length: items have locations of their own.
             return len(thing)
@@ -615,6 +610,15 @@ def _is_scalar(thing: Any) -> bool:
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:
     """Returns the variables in an object, of all frameworks."""
     return [variable for each in values for variable in each.variables(value)]
+
+
+def mark_of_generator(generator: Any) -> Any:
+    """Returns a fingerprint of the state of a random generator of `GENERATORS`."""
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state())
+    return hash(generator.getstate())
 
 
 def mark_of_array(array: np.ndarray[Any, Any]) -> Any:

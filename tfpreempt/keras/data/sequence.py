@@ -31,7 +31,11 @@ import numpy as np
 from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.state.data_order import Order
 from tfpreempt.checkpoint.state.encoding import decode, encode
-from tfpreempt.checkpoint.state.unsaved_state_check import mark_of_array
+from tfpreempt.checkpoint.state.unsaved_state_check import (
+    GENERATORS,
+    mark_of_array,
+    mark_of_generator,
+)
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.reachable_values import reachable
 from tfpreempt.core.source_code import draws_globally
@@ -299,12 +303,8 @@ def _marks(sequence: Any) -> dict[str, Any]:
     for name, value in getattr(sequence, "__dict__", {}).items():
         if isinstance(value, _PLAIN):
             found[name] = repr(value)
-        elif isinstance(value, random.Random):
-            found[name] = hash(value.getstate())
-        elif isinstance(value, np.random.Generator):
-            found[name] = repr(value.bit_generator.state)
-        elif isinstance(value, np.random.RandomState):
-            found[name] = repr(value.get_state())
+        elif isinstance(value, GENERATORS):
+            found[name] = mark_of_generator(value)
         elif isinstance(value, object_graph.GROWING):
             items = itertools.islice(list(value), _ITEMS)
             plain = [each for each in items if isinstance(each, _PLAIN)]
