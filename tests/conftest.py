@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.docs.failures import named, unshown
-from tests.thorough import SHORT_CAMPAIGNS, thorough
+from tests.thorough import NAMED, thorough
 
 if TYPE_CHECKING:
     from tests.multiprocess.harness import Place, Zygote
@@ -123,7 +123,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     missing = unshown(_passed)
     if "thorough" in config.option.markexpr:
         is_thorough = "not thorough" not in config.option.markexpr
-        missing = [m for m in missing if m.startswith(SHORT_CAMPAIGNS) == is_thorough]
+        missing = [m for m in missing if m.startswith(NAMED) == is_thorough]
     if missing:
         print(f"\ndocs/reliability-tests.md names tests that did not pass: {missing}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -10,8 +10,8 @@ for a function that needs TensorFlow, each case without a value of a parameter t
 new compared with the earlier cases; 4. the cases on JAX of a function that has cases on
 TensorFlow.
 
-A test that docs/reliability-tests.md or docs/campaigns.md names is never thorough.
-Short campaigns are the exception: docs/reliability-tests.md says so.
+A test that docs/reliability-tests.md or docs/campaigns.md names is thorough only if
+`NAMED` has the test.
 """
 
 from __future__ import annotations
@@ -23,6 +23,14 @@ import pytest
 
 SHORT_CAMPAIGNS = "tests/campaigns/test_short.py::test_no_trial_breaks_a_promise"
 """Repeats at random the faults that other tests cause once."""
+
+NAMED = (
+    SHORT_CAMPAIGNS,
+    # Two workers on JAX are in `make test`.
+    "tests/campaigns/test_peers.py::"
+    "test_a_killed_worker_does_not_make_jax_abort_another_worker",
+)
+"""Thorough tests that docs/reliability-tests.md or docs/campaigns.md names."""
 
 TESTS: dict[str, tuple[str, ...]] = {
     # The programs of `make gpu`, on the CPU.
@@ -190,7 +198,7 @@ def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[s
         listed = TESTS.get(function)
         is_left_out = is_repeated if listed is None else case not in listed
         is_left_out |= runs_on_jax_too(item)
-        if is_left_out and (item.nodeid not in named or function == SHORT_CAMPAIGNS):
+        if is_left_out and (item.nodeid not in named or function in NAMED):
             yield item.nodeid
 
 

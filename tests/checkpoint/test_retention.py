@@ -429,7 +429,9 @@ def test_a_scratch_directory_keeps_the_newest_and_those_to_be_uploaded(
     mirror = make_mirror(gate, policy=policy, scratch=scratch)
     cache = dataclasses.replace(policy, is_cache=True)
     opened = open_directory(tmp_path, OwnContents(), retention=cache, mirror=mirror)
-    for step in (100, 110, 120, 130, 140):
+    commit(opened, 100)
+    assert gate.entered.acquire(timeout=PATIENCE)
+    for step in (110, 120, 130, 140):
         commit(opened, step)
     assert steps(tmp_path) == [100, 120, 130, 140]
     gate.open.set()

@@ -128,7 +128,7 @@ def test_steps_longer_than_the_grace_period_cause_a_warning(
     with program.handler(config={"grace_period": grace}) as handler:
         for _ in range(5):
             handler.run(time.sleep, 0.1)
-    found = [each for each in caplog.messages if "a step takes 0.1 s" in each]
+    found = [each for each in caplog.messages if "a step takes " in each]
     assert len(found) == is_warned
     [commit] = program.events("commit")
     assert 0.1 <= commit["step_seconds"] < 10.0

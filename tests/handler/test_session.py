@@ -40,6 +40,7 @@ from tfpreempt.errors import (
 from tfpreempt.handler import current_session, session, training_end
 from tfpreempt.handler import exit as exiting
 from tfpreempt.handler.exit import defer_sigint, notify_peers
+from tfpreempt.handler.run import Run
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -155,10 +156,7 @@ class FakeRun:
     def record(self, event: Event) -> None:
         self.events.append(event)
 
-    def record_exit(
-        self, outcome: Outcome, why: str = "", code: int | None = None
-    ) -> None:
-        self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
+    record_exit: Callable[..., None] = Run.record_exit
 
     def _exit_code_for(self, committed: bool, mirrored: bool = True) -> int | None:
         return None
