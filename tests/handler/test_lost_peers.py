@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfpreempt.core.cluster import LOCAL, Cluster
-from tfpreempt.handler.error_causes import describe_loss
+from tfpreempt.core.error_causes import describe_loss
 
 WORKERS = Cluster(worker=0, jobs=(("worker", 3),))
 WITH_CHIEF = Cluster(worker=0, jobs=(("chief", 1), ("worker", 2)))

@@ -16,8 +16,9 @@ from tfpreempt.checkpoint.mirror.journal_mirror import JournalMirror
 from tfpreempt.cli.inspect.replay import _copy_bad_steps
 from tfpreempt.core.events import BadStep
 from tfpreempt.core.journal import Journal
+from tfpreempt.handler.bad_steps import positions
 from tfpreempt.keras import BadSteps, PreemptionCallback
-from tfpreempt.keras.bad_steps import BadStepGuard, positions, problem
+from tfpreempt.keras.bad_steps import BadStepGuard, problem
 from tfpreempt.storage.local import LocalStore
 
 
@@ -69,7 +70,7 @@ def test_a_record_of_the_first_bad_step_replaces_a_later_one(tmp_path: Path) -> 
     journal = Journal(tmp_path / "local", 0)
     journal.record(record(7))
     guard = started(journal, None)
-    guard._record((1, 0, 5), "NaN")
+    guard._records.add((1, 0, 5), "NaN")
     journal.record(dataclasses.replace(record(9), is_sought=True))
     JournalMirror(LocalStore(str(tmp_path / "mirror")), tmp_path / "local").put_within(
         10.0

@@ -7,6 +7,7 @@ compat             features of later Python versions for Python 3.10
 contained          opens files inside a directory, and refuses symbolic links, pipes
                    and devices there
 deadline           arithmetic of deadlines
+error_causes       causes of an error in a step: lost workers, failed data
 events             the events of a run: notice, decision, commit, exit, restore
 frameworks         the adapters of the frameworks that a program computes with
 heartbeat          heartbeats: a worker reports its progress to its supervisor

@@ -1,9 +1,9 @@
 """The session of a process: combines the notice, the agreement and the commit.
 
 activity            heartbeat, hang detection and step time; schedule of snapshots
+bad_steps           BadSteps; records the bad steps of a run, and ends the process
 collective_save     saves that need every worker: in a round, or at a common point
 current_session     the one session of a process; notices while no handler listens
-error_causes        causes of an error in a step: lost workers, failed data
 exit                every exit: commit, loss, error, deadline, end of the interpreter
 final_vote          the vote after which all workers end with 0, or all are restarted
 handler             PreemptionCheckpointHandler: the object of a custom training loop

@@ -34,9 +34,9 @@ from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
+from tfpreempt.core.error_causes import describe_loss
 from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import CollectiveReadError, SaveError
-from tfpreempt.handler.error_causes import describe_loss
 from tfpreempt.handler.exit import defer_sigint
 from tfpreempt.handler.run import Run, Runs
 from tfpreempt.handler.snapshots import TRIES, Snapshots

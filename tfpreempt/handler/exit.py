@@ -33,10 +33,10 @@ from tfpreempt.core import frameworks
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.compat import add_note
 from tfpreempt.core.deadline import MESSAGE_DELAY_MARGIN
+from tfpreempt.core.error_causes import describe_loss
 from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.core.log_output import is_open
 from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
-from tfpreempt.handler.error_causes import describe_loss
 from tfpreempt.handler.run import HANDS_IN, Run, Runs
 from tfpreempt.handler.single_client import notice_was_served
 from tfpreempt.notice._signal_registry import REGISTRY

@@ -31,6 +31,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, connected_cluster
 from tfpreempt.core.compat import add_note
 from tfpreempt.core.deadline import needed_seconds, until_end
+from tfpreempt.core.error_causes import is_of_data
 from tfpreempt.core.events import Fault, FirstStep, Notice, Outcome
 from tfpreempt.core.replay import read_replay
 from tfpreempt.errors import (
@@ -46,7 +47,6 @@ from tfpreempt.handler.collective_save import (
     RoundSave,
     RunStages,
 )
-from tfpreempt.handler.error_causes import is_of_data
 from tfpreempt.handler.exit import ExitController, defer_sigint, notify_peers
 from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.run import Run, Runs

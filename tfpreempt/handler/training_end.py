@@ -25,9 +25,9 @@ from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.core import frameworks
 from tfpreempt.core.compat import add_note
+from tfpreempt.core.error_causes import describe_loss, is_before_all
 from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.errors import BadStepsError, SaveError, UsageError
-from tfpreempt.handler.error_causes import describe_loss, is_before_all
 from tfpreempt.handler.exit import describe, exit_hard, flush_streams, keep_streams
 from tfpreempt.handler.final_vote import TrainingOutcome
 from tfpreempt.handler.run import Run

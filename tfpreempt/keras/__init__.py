@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 from tfpreempt.core.lazy_import import loader
 
 if TYPE_CHECKING:
-    from tfpreempt.keras.bad_steps import BadSteps
+    from tfpreempt.handler.bad_steps import BadSteps
     from tfpreempt.keras.callback import PreemptionCallback
     from tfpreempt.keras.multi_worker import enable_multi_worker
 
 __all__ = ["BadSteps", "PreemptionCallback", "enable_multi_worker"]
 
 _HOMES = {
-    "BadSteps": "tfpreempt.keras.bad_steps",
+    "BadSteps": "tfpreempt.handler.bad_steps",
     "PreemptionCallback": "tfpreempt.keras.callback",
     "enable_multi_worker": "tfpreempt.keras.multi_worker",
 }

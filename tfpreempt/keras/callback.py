@@ -26,8 +26,8 @@ from tfpreempt.checkpoint.restore.handle import (
 from tfpreempt.core.arguments import check_timeout, is_period
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import local_directory
+from tfpreempt.handler.bad_steps import BadSteps
 from tfpreempt.handler.registration import open_compile_cache
-from tfpreempt.keras.bad_steps import BadSteps
 from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
 from tfpreempt.keras.callbacks.callback_state import capture_files
 from tfpreempt.keras.fit import resume_plan

@@ -16,10 +16,11 @@ from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.state.unfinished_caches import expect_caches
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
+from tfpreempt.handler.bad_steps import BadSteps
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.registration import CheckpointOptions, register
 from tfpreempt.handler.run import NEVER
-from tfpreempt.keras.bad_steps import BadStepGuard, BadSteps
+from tfpreempt.keras.bad_steps import BadStepGuard
 from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.callbacks.callback_list import UserCallbacks
 from tfpreempt.keras.data.position import Position
