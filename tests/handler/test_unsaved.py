@@ -6,11 +6,12 @@ import collections
 import dataclasses
 import functools
 import gc
+import itertools
 import logging
 import random
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ import tensorflow as tf
 from tests.handler.program import Program
 from tfpreempt import State, errors
 from tfpreempt.data import distribute
-from tfpreempt.states import JsonState
+from tfpreempt.states import JsonState, LoaderState
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -330,6 +331,109 @@ def test_a_generator_is_named(
             handler.run(lambda: next(numbers))
     assert "reads from numbers, " in caplog.text
     assert "skip the items that were read" in caplog.text
+
+
+class Loader:
+    """A user's loader, whose iterator is a generator."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.numbers = iter([*range(9)])
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.number += 1
+            yield self.number
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+def over_a_list(handler: Any) -> None:
+    batches = iter([*range(9)])
+    for _ in range(handler.total_run_calls, 4):
+        handler.run(abs, next(batches))
+
+
+def over_a_generator_for_each_epoch(handler: Any) -> None:
+    for _ in range(2):
+        batches = (number for number in range(9))
+        for _ in range(2):
+            handler.run(abs, next(batches))
+
+
+def over_an_attribute(handler: Any) -> None:
+    reader = Loader()
+    for _ in range(4):
+        handler.run(abs, next(reader.numbers))
+
+
+def over_a_dataset(handler: Any) -> None:
+    batches = iter(numbers_to(9))
+    for _ in range(4):
+        handler.run(lambda batch: batch, next(batches))
+
+
+def with_islice(handler: Any) -> None:
+    begin = handler.total_run_calls
+    batches = itertools.islice(range(9), begin, None)
+    for _ in range(4):
+        handler.run(abs, next(batches))
+
+
+def with_a_loop_that_skips(handler: Any) -> None:
+    batches = iter([*range(9)])
+    for _ in range(handler.total_run_calls):
+        next(batches)
+    for _ in range(4):
+        handler.run(abs, next(batches))
+
+
+def with_a_saved_loader(handler: Any) -> None:
+    loader = Loader()
+    kept = LoaderState("loader", loader)
+    batches = iter(loader)
+    for _ in range(4):
+        handler.run(abs, next(batches))
+    kept.unregister()
+
+
+def in_a_generator(handler: Any) -> None:
+    def train() -> Iterator[Any]:
+        while True:
+            yield handler.run(abs, 1)
+
+    training = train()
+    for _ in range(4):
+        next(training)
+
+
+@pytest.mark.parametrize(
+    ("loop", "named"),
+    [
+        (over_a_list, "batches"),
+        (over_a_generator_for_each_epoch, "batches"),
+        (over_an_attribute, "reader.numbers"),
+        (over_a_dataset, "batches"),
+        (with_islice, None),
+        (with_a_loop_that_skips, None),
+        (with_a_saved_loader, None),
+        (in_a_generator, None),
+    ],
+)
+def test_an_iterator_that_a_loop_reads_outside_of_its_step_is_named(
+    program: Program, loop: Any, named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step gets the batch, `next(iterator)`, so the step cannot reach the
+    iterator: a restarted loop trained with the first batches again without a word."""
+    with program.handler() as handler:
+        loop(handler)
+    found = [each for each in caplog.messages if "The loop reads from" in each]
+    expected = [f"The loop reads from {named}, but the commits lack "]
+    assert [each[: len(expected[0])] for each in found] == (expected if named else [])
 
 
 @pytest.mark.parametrize("skips", [False, True])

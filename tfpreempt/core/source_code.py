@@ -69,7 +69,9 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     restart does so too.
 
     Examples: `step = handler.total_run_calls` and `best = state.value`; and a variable
-    that each pass of a loop sets from other variables.
+    that each pass of a loop sets from other variables. Also an iterator that skips the
+    items of earlier steps: by `itertools.islice`, by an argument of a function, or by
+    calls of `next(iterator)` alone in a loop.
 
     Args:
         frame: the frame.
@@ -84,15 +86,23 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
             return is_variable or isinstance(value, state)
         return isinstance(node, ast.Attribute) and node.attr == "total_run_calls"
 
+    def is_counted(node: ast.AST) -> bool:
+        return any(map(is_saved, ast.walk(node))) or bool(_variables_in(node) & counted)
+
     variables = {**frame.f_globals, **frame.f_locals}
+    iterators = {name for name, it in variables.items() if isinstance(it, Iterator)}
     tree = _source_tree(frame)
-    derived = set[str]()
-    for node in [] if tree is None else _own_nodes(tree):
+    derived, counted = set[str](), set[str]()
+    own = [] if tree is None else _own_nodes(tree)
+    for node in sorted(own, key=lambda node: getattr(node, "lineno", 0)):
         match node:
             case ast.For(target=target):
                 derived |= _variables_in(target)
             case ast.withitem(optional_vars=ast.expr() as target):
                 derived |= _variables_in(target)
+        match node:
+            case ast.For(iter=times, body=[ast.Expr(ast.Call(ast.Name("next"), it))]):
+                counted |= _variables_in(*it) if is_counted(times) else set()
         body = _lines(node) if isinstance(node, ast.For | ast.While) else []
         for line in [node, *body]:
             match line:
@@ -105,9 +115,11 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
                 case _:
                     continue
             read = _variables_in(value)
+            new = _variables_in(*targets) - read
             if (body and read) or any(map(is_saved, ast.walk(value))):
-                derived |= _variables_in(*targets) - read
-    return {("name", name) for name in derived}
+                derived |= new
+            counted |= new if is_counted(value) else set()
+    return {("name", name) for name in derived - iterators | counted & iterators}
 
 
 def _lines(loop: ast.For | ast.While) -> Iterator[ast.AST]:
@@ -172,11 +184,12 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
     """Returns the keys of attributes and variables that functions update: the new value
     is computed from the old value.
 
-    Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)` and `if x < n: n = x`, but not
-    `loss = f(x)`. The new value may be computed in several statements: `m, x = f(n)`,
-    then `n = m`. A value also counts as updated if a hook such as `on_epoch_end` sets
-    the value and another function reads it, because a restart does not call the hook.
-    Functions without source code, such as functions typed at a prompt, are skipped.
+    Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)` and `if x < n: n = x`, but
+    not `loss = f(x)`. The new value may be computed in several statements: `m, x =
+    f(n)`, then `n = m`. A call of `next(iterator)` updates the iterator. A value
+    also counts as updated if a hook such as `on_epoch_end` sets the value and
+    another function reads it, because a restart does not call the hook. Functions
+    without source code, such as functions typed at a prompt, are skipped.
 
     Args:
         locations: result of `reachable`; the source code of the program's functions at
@@ -201,6 +214,7 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
         # A hook of a callback, but not `on_epoch_end` of data, which has no argument.
         is_at_end = not is_frame and function.__code__.co_argcount > 1
         is_at_end = is_at_end and bool({path, function.__name__} & _AT_END)
+        local = () if is_frame else function.__code__.co_varnames
         computed = dict[str, set[str]]()  # by target: the values it is computed from
         # Inner functions that are used have locations of their own.
         own = _own_nodes(tree) if is_frame else ast.walk(tree)
@@ -211,6 +225,10 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                     outer.update(names)
                 case ast.AugAssign(target=target):
                     keys.add(_key(target, outer))
+                case ast.Call(
+                    ast.Name("next"), [ast.Name() | ast.Attribute() as it, *_]
+                ):
+                    keys.add(_key(it, _variables_in(it).difference(local)))
                 case ast.Assign(targets=[target], value=value):
                     texts = _texts(value)
                     texts = texts.union(*(computed.get(each, ()) for each in texts))

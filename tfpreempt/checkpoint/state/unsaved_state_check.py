@@ -34,7 +34,7 @@ import traceback
 import types
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,7 +85,14 @@ _UNREAD_IN_A_FIT = (
 )
 
 _ITEMS = 100  # items compared, of a list that a function replaces
-_BY_THE_LOOP = "The loop changes state that is not in the commits"
+_BY_THE_STEP = (
+    "The step changes state that is not in the commits",
+    "The step reads from",
+)
+_BY_THE_LOOP = (
+    "The loop changes state that is not in the commits",
+    "The loop reads from",
+)
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
 of a large model may take a second, so the loop is not searched at each save."""
@@ -205,14 +212,7 @@ class UnsavedStateCheck:
         if call is None:
             return
         with self._errors_logged():
-            changed, unread = call.changed(), call.unread
-            _warn(
-                [name for name in changed.values() if name not in self._named],
-                {name: it for name, it in unread.items() if name not in self._named},
-                call.values,
-            )
-            self._named.update(changed.values(), unread)
-            self._known.update(changed)
+            self._warn(call.changed(), call.unread, call.values, _BY_THE_STEP)
 
     def watch_loop(
         self, frame: types.FrameType | None, *, is_last: bool = False
@@ -220,8 +220,9 @@ class UnsavedStateCheck:
         """Records the values that the training loop can reach; later calls compare.
 
         The loop consists of the running functions of the program. A loop changes values
-        without a call of the step function, such as a replay buffer. Called after the
-        numbers of steps in `LOOKS`.
+        without a call of the step function, such as a replay buffer. A loop may also
+        read batches by `next(iterator)`, and pass the batches to the step function; the
+        first call names such iterators. Called after the numbers of steps in `LOOKS`.
 
         Args:
             frame: the frame of a caller of `run()`.
@@ -236,7 +237,7 @@ class UnsavedStateCheck:
             if object_graph.is_user_module(each.f_globals.get("__name__", ""))
         ]
         roots = {str(number): each for number, each in enumerate(frames)}
-        found: dict[Any, str] = {}
+        found, unread = dict[Any, str](), dict[str, Any]()
         with self._errors_logged():
             try:
                 values: list[Values] = frameworks.adapters("values")
@@ -245,14 +246,12 @@ class UnsavedStateCheck:
                 else:
                     saved = self._saved(values)
                     self._loop = _Call(roots, values, saved, self.registry)
+                    # Keep no reference, so that the program can delete an iterator.
+                    unread, self._loop.unread = self._loop.unread, {}
             finally:
                 for each in frames:
                     _drop_copy(each)
-            new = {key: name for key, name in found.items() if key not in self._known}
-            if names := [n for n in new.values() if n not in self._named]:
-                _warn(names, {}, values, _BY_THE_LOOP)
-            self._known.update(new)
-            self._named.update(new.values())
+            self._warn(found, unread, values, _BY_THE_LOOP)
         if is_last or self._has_failed:
             self._loop = None
 
@@ -294,6 +293,49 @@ class UnsavedStateCheck:
                 _log.warning(_IN_A_FIT, ", ".join(new))
             if unread:
                 _log.warning(_UNREAD_IN_A_FIT, ", ".join(unread))
+
+    def _warn(
+        self,
+        changed: Mapping[Any, str],
+        unread: Mapping[str, Any],
+        values: Sequence[Values],
+        begins: tuple[str, str],
+    ) -> None:
+        """Logs a warning of values and iterators that have no name in a warning yet.
+
+        Args:
+            changed: names of changed values, by key.
+            unread: iterators whose position is not saved, by name.
+            values: adapters of the frameworks.
+            begins: beginnings of the sentences about the values and the iterators.
+        """
+        known, named = self._known, self._named
+        new = {key: name for key, name in changed.items() if key not in known}
+        read = {name: it for name, it in unread.items() if id(it) not in known}
+        names = [name for name in new.values() if name not in named]
+        iterators = {name: it for name, it in read.items() if name not in named}
+        known.update(new, map(id, read.values()))
+        named.update(new.values(), read)
+        problems = []
+        if names:
+            advice = " ".join(each.ADVICE for each in values) or _ADVICE
+            problems.append(
+                f"{begins[0]}: {', '.join(names)}. A restarted run starts with the "
+                f"initial values. {advice}"
+            )
+        if iterators:
+            problems.append(
+                f"{begins[1]} {', '.join(iterators)}, but the commits lack the "
+                "position in these data."
+            )
+        for each in values:
+            mine = {name: it for name, it in iterators.items() if each.restarts(it)}
+            if mine:
+                problems.append(each.advice_on_iterators(mine))
+        if any(map(_is_python_iterator, iterators.values())):
+            problems.append(_ADVICE_ON_GENERATORS)
+        if problems:
+            _log.warning("%s", " ".join(problems))
 
     def forget(self) -> None:
         """Drops the recorded values."""
@@ -408,6 +450,7 @@ class _Call:
         fresh = set[Any]().union(
             *(derived_keys(frame, saved, State) for frame in frames)
         )
+        # An iterator in a frame counts only if a function calls `next(iterator)`.
         self._updated = updated_keys(locations) - fresh
         # By key: a reference to the object whose id() is in the key, and the mark.
         self._before = {
@@ -423,9 +466,10 @@ class _Call:
             self.leave_out(set_at_begin(locations, self._updated))
         self.unread = {
             location.path: location.value
-            for location in (locations if not frames else ())
+            for location in locations
             if id(location.value) not in saved
-            if _is_python_iterator(location.value)
+            if not frames or is_updated(location, self._updated)
+            if _is_python_iterator(location.value, saved)
             or any(each.restarts(location.value) for each in values)
         }
 
@@ -594,9 +638,22 @@ def _is_local(location: ObjectPath) -> bool:
     return isinstance(location.owner, types.CodeType | dict)
 
 
-def _is_python_iterator(value: Any) -> bool:
+def _is_python_iterator(value: Any, saved: Container[Any] = ()) -> bool:
     """Returns whether a value is an iterator of Python, such as a generator, whose
-    position cannot be saved."""
+    position cannot be saved.
+
+    Returns False for a generator that is a method of a saved object, such as a loader,
+    and for the generator in which the training loop runs.
+
+    Args:
+        value: any object.
+        saved: `id()` of the saved objects.
+    """
+    if isinstance(value, types.GeneratorType) and (frame := value.gi_frame):
+        owner = frame.f_locals.get("self")
+        _drop_copy(frame)
+        if value.gi_running or id(owner) in saved:
+            return False
     is_of_python = type(value).__module__ in ("builtins", "itertools")
     return is_of_python and isinstance(value, Iterator)
 
@@ -627,31 +684,3 @@ def mark_of_array(array: np.ndarray[Any, Any]) -> Any:
     if sample.dtype.hasobject:
         return array.shape, repr(sample.tolist())
     return array.shape, zlib.crc32(sample.tobytes())
-
-
-def _warn(
-    changed: Sequence[str],
-    unread: Mapping[str, Any],
-    values: Sequence[Values],
-    begins: str = "The step changes state that is not in the commits",
-) -> None:
-    problems = []
-    if changed:
-        advice = " ".join(each.ADVICE for each in values) or _ADVICE
-        problems.append(
-            f"{begins}: {', '.join(changed)}. A restarted run starts with the initial "
-            f"values. {advice}"
-        )
-    if unread:
-        problems.append(
-            f"The step reads from {', '.join(unread)}, but the commits lack the "
-            "position in these data."
-        )
-    for each in values:
-        mine = {name: it for name, it in unread.items() if each.restarts(it)}
-        if mine:
-            problems.append(each.advice_on_iterators(mine))
-    if any(map(_is_python_iterator, unread.values())):
-        problems.append(_ADVICE_ON_GENERATORS)
-    if problems:
-        _log.warning("%s", " ".join(problems))
