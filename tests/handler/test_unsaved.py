@@ -436,6 +436,75 @@ def test_an_iterator_that_a_loop_reads_outside_of_its_step_is_named(
     assert [each[: len(expected[0])] for each in found] == (expected if named else [])
 
 
+def drawn_batches(count: int) -> Iterator[Any]:
+    yield from np.random.permutation(count)
+
+
+def seeded_batches(count: int, epoch: int) -> Iterator[Any]:
+    np.random.seed(epoch)
+    yield from np.random.permutation(count)
+
+
+def train_a_permutation(handler: Any) -> None:
+    for _ in range(2):
+        order = np.random.permutation(2)
+        for number in order:
+            handler.run(abs, number)
+
+
+def train_a_shuffled_list(handler: Any) -> None:
+    order = [0, 1]
+    while handler.run_calls < 4:
+        random.shuffle(order)
+        for number in order:
+            handler.run(abs, number)
+
+
+def train_drawn_batches(handler: Any) -> None:
+    for _ in range(2):
+        for number in drawn_batches(2):
+            handler.run(abs, number)
+
+
+def train_seeded_epochs(handler: Any) -> None:
+    np.random.permutation(2)  # before the loop
+    for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(2)
+        for number, _ in zip(order, seeded_batches(2, epoch), strict=True):
+            handler.run(lambda number: number + np.random.normal(), number)
+
+
+def train_a_kept_order(handler: Any) -> None:
+    kept = JsonState("order", [])
+    for _ in range(2):
+        kept.value = np.random.permutation(2).tolist()
+        for number in kept.value:
+            handler.run(abs, number)
+    kept.unregister()
+
+
+@pytest.mark.parametrize(
+    ("train", "named"),
+    [
+        (train_a_permutation, "np.random.permutation(2)"),
+        (train_a_shuffled_list, "random.shuffle(order)"),
+        (train_drawn_batches, "drawn_batches(2)"),
+        (train_seeded_epochs, None),
+        (train_a_kept_order, None),
+    ],
+)
+def test_random_numbers_that_a_loop_draws_outside_of_its_step_are_named(
+    program: Program, train: Any, named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart in the middle of an epoch drew another permutation without a word."""
+    with program.handler() as handler:
+        train(handler)
+    begins = "the loop draws random numbers outside of its step: "
+    found = [each for each in caplog.messages if begins in each]
+    expected = [f"{begins}{named}. A commit has the state of "]
+    assert [each[: len(expected[0])] for each in found] == (expected if named else [])
+
+
 @pytest.mark.parametrize("skips", [False, True])
 def test_a_loop_over_a_dataset_that_starts_again_is_named(
     program: Program, skips: bool, caplog: pytest.LogCaptureFixture

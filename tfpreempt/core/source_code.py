@@ -15,7 +15,7 @@ import itertools
 import random
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _GLOBAL_GENERATORS: tuple[Any, ...] = tuple(
     vars(module)[name].__self__
     for module, name in ((random, "random"), (np.random, "random_sample"))
 )
+_SEEDING = {"seed", "set_random_seed"}
 _ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
 _AT_BEGIN = {
     f"on_{each}begin" for each in ("train_", "epoch_", "train_batch_", "batch_")
@@ -39,16 +40,76 @@ def draws_globally(function: types.FunctionType) -> bool:
     """Returns whether the source code of a function draws from the global random
     generators of Python or NumPy, and does not seed them."""
     tree = _source_tree(function)
-    nodes = [] if tree is None else list(ast.walk(tree))
-    called = [
-        _called(node.func, function.__globals__)
-        for node in nodes
-        if isinstance(node, ast.Call)
-    ]
+    nodes = () if tree is None else ast.walk(tree)
+    return bool(_draws(nodes, function.__globals__, lambda called: False))
+
+
+def draws_of_loops(
+    frames: Sequence[types.FrameType], state: type[Any]
+) -> dict[str, None]:
+    """Returns the calls by which running loops draw from the global random generators
+    of Python or NumPy: `np.random.permutation(n)`, or `batches(n)` if this function of
+    the program draws. Their order is that of the source code.
+
+    Leaves out loops that seed a generator, and numbers that a loop puts into a State.
+
+    Args:
+        frames: the frames of the running functions.
+        state: class of the objects that a commit restores.
+    """
+
+    def is_kept(node: ast.AST) -> bool:
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        names = _variables_in(*targets)
+        return any(isinstance(variables.get(name), state) for name in names)
+
+    def draws(called: Any) -> bool:
+        is_other = object_graph.is_user_function(called)
+        return is_other and called.__code__ not in running and draws_globally(called)
+
+    running = {frame.f_code for frame in frames}
+    found = dict[str, None]()
+    for frame in frames:
+        variables = {**frame.f_globals, **frame.f_locals}
+        tree = _source_tree(frame)
+        line = frame.f_lineno - max(1, frame.f_code.co_firstlineno) + 1
+        nodes = [
+            inner
+            for loop in ([] if tree is None else _own_nodes(tree))
+            if isinstance(loop, ast.For | ast.While)
+            if loop.lineno <= line <= (loop.end_lineno or 0)
+            for inner in _own_nodes(loop)
+        ]
+        kept = {inner for node in nodes if is_kept(node) for inner in ast.walk(node)}
+        others = [node for node in nodes if node not in kept]
+        found |= dict.fromkeys(map(ast.unparse, _draws(others, variables, draws)))
+    return found
+
+
+def _draws(
+    nodes: Iterable[ast.AST],
+    variables: Mapping[str, Any],
+    draws: Callable[[Any], bool],
+) -> list[ast.Call]:
+    """Returns the calls that draw from the global random generators of Python or NumPy;
+    nothing if a call seeds a generator.
+
+    Args:
+        nodes: nodes of a syntax tree.
+        variables: variables that the calls can read, by name.
+        draws: function that returns whether a called object draws, for other objects
+            than the methods of the generators.
+    """
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    called = [_called(node.func, variables) for node in calls]
+    if any(getattr(each, "__name__", "") in _SEEDING for each in called):
+        return []
     owners = [getattr(each, "__self__", None) for each in called]
-    is_drawing = any(each is one for each in owners for one in _GLOBAL_GENERATORS)
-    seeds = np.random.seed, random.seed
-    return is_drawing and not any(each is one for each in called for one in seeds)
+    return [
+        node
+        for node, each, owner in zip(calls, called, owners, strict=True)
+        if any(owner is one for one in _GLOBAL_GENERATORS) or draws(each)
+    ]
 
 
 def _called(node: ast.expr, variables: Mapping[str, Any]) -> Any:

@@ -45,6 +45,7 @@ from tfpreempt.core.object_graph import ObjectPath
 from tfpreempt.core.reachable_values import reachable
 from tfpreempt.core.source_code import (
     derived_keys,
+    draws_of_loops,
     is_updated,
     set_at_begin,
     updated_keys,
@@ -92,6 +93,13 @@ _BY_THE_STEP = (
 _BY_THE_LOOP = (
     "The loop changes state that is not in the commits",
     "The loop reads from",
+)
+_DRAWN_BY_THE_LOOP = (
+    "the loop draws random numbers outside of its step: %s. A commit has the state of "
+    "the global generator after the draw, so a restarted run draws other numbers, for "
+    "example another permutation for the rest of an epoch. Draw in the step function; "
+    "or from a generator that is seeded with the number of the epoch or step, such as "
+    "numpy.random.default_rng((seed, epoch)); or keep the numbers in a named State."
 )
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
@@ -222,7 +230,8 @@ class UnsavedStateCheck:
         The loop consists of the running functions of the program. A loop changes values
         without a call of the step function, such as a replay buffer. A loop may also
         read batches by `next(iterator)`, and pass the batches to the step function; the
-        first call names such iterators. Called after the numbers of steps in `LOOKS`.
+        first call names such iterators, and random numbers that the loop draws outside
+        of its step. Called after the numbers of steps in `LOOKS`.
 
         Args:
             frame: the frame of a caller of `run()`.
@@ -248,6 +257,8 @@ class UnsavedStateCheck:
                     self._loop = _Call(roots, values, saved, self.registry)
                     # Keep no reference, so that the program can delete an iterator.
                     unread, self._loop.unread = self._loop.unread, {}
+                    if drawn := draws_of_loops(frames, State):
+                        _log.warning(_DRAWN_BY_THE_LOOP, ", ".join(drawn))
             finally:
                 for each in frames:
                     _drop_copy(each)
