@@ -208,13 +208,17 @@ def test_two_loggers_and_one_that_is_new(tmp_path, caplog):
 
 @LINES
 @pytest.mark.parametrize("above", [True, False])
-def test_no_link_in_the_checkpoint_directory_leads_to_a_log(line, above, tmp_path):
+@pytest.mark.parametrize("name", ["ckpt", "alias"])
+def test_no_link_in_the_checkpoint_directory_leads_to_a_log(
+    line, above, name, tmp_path
+):
     """Another user would get the content of a file, or choose its content."""
     root, elsewhere = tmp_path / "ckpt", tmp_path / "elsewhere"
     for folder in (root / "logs", elsewhere):
         folder.mkdir(parents=True)
+    (tmp_path / "alias").symlink_to(root)
     path = root / "logs" / "log.csv"
-    old = begun(line, str(path))
+    old = begun(line, str(tmp_path / name / "logs" / "log.csv"))
     train(old, 0)
     states = captured(old)
     old.csv_file.close()

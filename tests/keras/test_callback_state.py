@@ -8,6 +8,8 @@ import json
 import logging
 import math
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -282,6 +284,31 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
     assert repr(theirs) in str(caught.value)
     assert repr(f"{ours}{os.sep}") in str(caught.value)
     assert "two separate directories" in str(caught.value)
+
+
+@pytest.mark.multiprocess
+def test_checkpoints_in_a_mount_of_our_directory_are_refused(tmp_path):
+    script = 'mount --bind "$1" "$2" && exec "$0" -c "$3" "$1" "$2"'
+    program = (
+        "import sys\n"
+        "from tests.keras.test_callback_state import ModelCheckpoint, callback_list\n"
+        "theirs = ModelCheckpoint(f'{sys.argv[2]}/m.keras')\n"
+        "callback_list.conflicts([theirs], sys.argv[1])\n"
+    )
+    ours, alias = tmp_path / "ours", tmp_path / "alias"
+    ours.mkdir()
+    alias.mkdir()
+    alone = ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mounts are possible here")
+    done = subprocess.run(
+        [*alone, "sh", "-c", script, sys.executable, ours, alias, program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "ConfigurationError: tf_keras.ModelCheckpoint has filepath=" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["m.keras", "ours-{epoch}/m.keras", "{epoch}/m", "o"])

@@ -12,9 +12,11 @@ import csv
 import errno
 import io
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfpreempt.checkpoint.directory import layout
 from tfpreempt.core import contained
 from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths
@@ -31,7 +33,8 @@ def resolved(loggers: Sequence[Any], root: str) -> Iterator[None]:
     """Context manager: in the body, each CSVLogger has the absolute name of its file.
 
     A relative name would refer to a different file if the program changed the working
-    directory during the fit.
+    directory during the fit. The name begins with `root` if the file is inside, also if
+    the program names `root` by another path, through a link or a mount.
 
     Args:
         loggers: the CSVLoggers of a fit, before the fit opens their files.
@@ -40,7 +43,7 @@ def resolved(loggers: Sequence[Any], root: str) -> Iterator[None]:
     """
     given = [logger.filename for logger in loggers]
     for logger in loggers:
-        logger.filename = paths.absolute(logger.filename)
+        logger.filename = _by_root(paths.absolute(logger.filename), root)
         _roots[id(logger)] = root
     try:
         yield
@@ -48,6 +51,13 @@ def resolved(loggers: Sequence[Any], root: str) -> Iterator[None]:
         for logger, name in zip(loggers, given, strict=True):
             logger.filename = name
             _roots.pop(id(logger), None)
+
+
+def _by_root(path: str, root: str) -> str:
+    for folder in () if is_url(path) else reversed(pathlib.PurePath(path).parents):
+        if layout.is_same(os.path.realpath(folder), os.path.realpath(root)):
+            return os.path.join(root, os.path.relpath(path, folder))
+    return path
 
 
 def capture(logger: Any) -> dict[str, Any]:

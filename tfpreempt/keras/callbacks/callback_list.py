@@ -9,11 +9,13 @@ import functools
 import inspect
 import logging
 import os
+import pathlib
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.directory.layout import is_same
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.core.object_graph import GROWING, set_by
 from tfpreempt.keras.callbacks import builtin_callbacks
@@ -265,4 +267,5 @@ def _is_fixed(value: Any, callback: Any) -> bool:
 
 
 def _is_inside(inner: str, outer: str) -> bool:
-    return inner == outer or inner.startswith(os.path.join(outer, ""))
+    above = pathlib.PurePath(inner).parents
+    return any(is_same(str(each), outer) for each in (inner, *above))
