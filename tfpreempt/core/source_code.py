@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import inspect
 import itertools
 import random
@@ -224,18 +225,24 @@ def _variables_in(*nodes: ast.AST) -> set[str]:
     return {each.id for each in every if isinstance(each, ast.Name)}
 
 
-def _source_tree(
-    function: types.FunctionType | types.FrameType,
-) -> ast.AST | None:
+def _source_tree(function: types.FunctionType | types.FrameType) -> ast.AST | None:
     """Returns the syntax tree of a function or frame; None if the source is unknown, or
     has several lambdas in a line."""
+    if isinstance(function, types.FrameType):
+        return _tree_of(function.f_code)
+    return _tree_of(inspect.unwrap(function).__code__)
+
+
+@functools.lru_cache(maxsize=256)  # each fit reads the functions of the program
+def _tree_of(code: types.CodeType) -> ast.AST | None:
     try:
-        if isinstance(function, types.FrameType) or function.__name__ != "<lambda>":
-            return ast.parse(textwrap.dedent(inspect.getsource(function)))
-        nodes = ast.walk(ast.parse("".join(inspect.findsource(function)[0])))
-        lambdas = [each for each in nodes if isinstance(each, ast.Lambda)]
-        line = function.__code__.co_firstlineno
-        [found] = [each for each in lambdas if each.lineno == line]
+        if code.co_name not in ("<lambda>", "<module>"):
+            return ast.parse(textwrap.dedent(inspect.getsource(code)))
+        tree = ast.parse("".join(inspect.findsource(code)[0]))
+        if code.co_name == "<module>":
+            return tree
+        lambdas = [each for each in ast.walk(tree) if isinstance(each, ast.Lambda)]
+        [found] = [each for each in lambdas if each.lineno == code.co_firstlineno]
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
     return found
