@@ -14,6 +14,7 @@ import pytest
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import JournalMirror
 from tfpreempt.cli.inspect.replay import _copy_bad_steps
+from tfpreempt.core.cluster import LOCAL
 from tfpreempt.core.events import BadStep
 from tfpreempt.core.journal import Journal
 from tfpreempt.handler.bad_steps import positions
@@ -109,11 +110,11 @@ def test_the_callback_checks_the_argument(given: dict[str, Any]) -> None:
         PreemptionCallback("ckpt", **{"on_bad_step": BadSteps()} | given)
 
 
-def test_several_workers_are_refused() -> None:
+def test_crashes_of_several_workers_are_refused() -> None:
     session: Any = SimpleNamespace(cluster=SimpleNamespace(num_workers=2))
     nothing: Any = None
-    with pytest.raises(errors.ConfigurationError, match="in a run of 2 workers"):
-        BadStepGuard(BadSteps(), nothing, nothing, session, nothing)
+    with pytest.raises(errors.ConfigurationError, match=r"^crashes is 2 in a run of 2"):
+        BadStepGuard(BadSteps(crashes=2), nothing, nothing, session, nothing)
 
 
 def test_a_mirror_that_cannot_be_read_is_named(
@@ -143,7 +144,7 @@ def started(journal: Journal, store: LocalStore | None) -> BadStepGuard:
 
     mirror = None if store is None else SimpleNamespace(store=store)
     fit: Any = SimpleNamespace(model=Model())
-    session: Any = SimpleNamespace(cluster=SimpleNamespace(num_workers=1))
+    session: Any = SimpleNamespace(cluster=LOCAL)
     run: Any = SimpleNamespace(
         journal=journal,
         directory=SimpleNamespace(mirror=mirror),

@@ -308,6 +308,34 @@ def test_a_distributed_fit_resumes_exactly(
         assert [each.lines("final") for each in processes] == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        (["every=4"], 1),
+        # The loss is finite, and only process 1 has NaN elements: found before the
+        # commit of step 7, then sought.
+        pytest.param(["every=7", "model", "divided"], 2, marks=pytest.mark.thorough),
+        pytest.param(["model", "every=7"], 1, marks=pytest.mark.thorough),
+    ],
+    ids=["data", "divided", "model"],
+)
+def test_a_bad_step_of_one_process_is_left_out(
+    tmp_path: Path, workers: Start, words: list[str], starts: int
+) -> None:
+    words, directory = [*words, "epochs=1"], tmp_path / "run"
+    for codes in [[RESTART] * 2] * starts + [[0, 0]]:
+        with workers(tmp_path, str(directory), *words, "bad=6") as processes:
+            all_end(processes, *codes)
+            final = [each.lines("final") for each in processes]
+            print(processes[0].output, processes[1].output)
+    found = records(directory, "badstep")
+    assert [each["worker"] for each in found] == [0] * starts
+    assert (found[-1]["epoch"], found[-1]["batch"]) == (0, 6)
+    with workers(tmp_path, str(tmp_path / "clean"), *words, "without=6") as processes:
+        all_end(processes, 0, 0)
+        assert [each.lines("final") for each in processes] == final
+
+
 @pytest.mark.parametrize("words", [[], ["model"]], ids=["data", "model"])
 def test_a_peer_of_a_fit_that_is_killed_under_a_notice_costs_no_hang(
     tmp_path: Path, workers: Start, words: list[str]

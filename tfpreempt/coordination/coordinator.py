@@ -30,7 +30,7 @@ from tfpreempt.coordination.step_flag import StepFlag
 from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
-from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
+from tfpreempt.core.events import BAD_STEP, Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ class Round:
             may still take.
         waits_since: time at which the main thread began its newest wait; copied from
             the previous round.
+        vetoes: from the keys `notice` and `done`, the fields of workers that have found
+            a bad step, so that no worker may commit.
     """
 
     is_asked: bool = False
@@ -72,6 +74,7 @@ class Round:
     leaves_since: float | None = None
     timeouts_left: int = MAX_TIMEOUTS
     waits_since: float = 0.0
+    vetoes: list[keys.Extra] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False)
@@ -192,12 +195,16 @@ class Coordinator:
 
     # --- any thread ------------------------------------------------------------------
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: Notice, veto: keys.Extra | None = None) -> None:
         """Handles a notice for this machine: opens a round on every worker.
 
         The end of the grace period becomes the deadline of this process. If the notice
         has no grace period, the time left is unknown, so training ends at once, even if
         an earlier notice had a long grace period.
+
+        Args:
+            notice: the notice.
+            veto: fields for `Round.vetoes` of the other workers; None without a veto.
         """
         with self._changed:
             deadlines, at = self.deadlines, notice.received_at
@@ -209,6 +216,8 @@ class Coordinator:
                 return  # the notice is known already
             deadlines.noticed_at = deadlines.noticed_at or at
             self.extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
+            if veto is not None:
+                self.extra[Key.NOTICE]["veto"] = veto
             kind = NoticeKind.TRAIN_ON if trains_on else NoticeKind.FINAL
             self.dispatch(ev.LocalNotice(kind))
             if trains_on:
@@ -330,6 +339,8 @@ class Coordinator:
             self.record(Decision(round=round, boundary=value.boundary, reason=reason))
         with self._changed:
             self.notes.lost_because = self.notes.lost_because or reason
+            if "veto" in extra and round == self.state.round:
+                self.notes.vetoes.append(extra["veto"])
             match key:
                 case Key.NOTICE if round != self.state.round:
                     # This notice belongs to a later round.
@@ -366,11 +377,17 @@ class Coordinator:
         self.deadlines.shorten(now, remaining)
         if self.deadlines.noticed_at is None:
             self.deadlines.noticed_at = now - float(extra.get("age") or 0.0)
+            if (source := extra.get("from")) == BAD_STEP:
+                log.info(
+                    "worker %s has found a bad step; all workers stop at the same step",
+                    extra.get("worker"),
+                )
+                return
             log.info(
                 "worker %s received a preemption notice from %s; all workers save the "
                 "same step",
                 extra.get("worker"),
-                extra.get("from"),
+                source,
             )
 
     def commit_kind(self, *, steps_follow: bool = True) -> ev.CommitKind:
@@ -460,8 +477,10 @@ class Coordinator:
             self.notes.lost_because = self.notes.lost_because or reason
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("continuing without worker %d: %s", worker, reason)
-        elif key is Key.DONE and extra.get("final") is True:
-            self.notes.must_exit = True
+        elif key is Key.DONE:
+            self.notes.must_exit |= extra.get("final") is True
+            if "veto" in extra:
+                self.notes.vetoes.append(extra["veto"])
 
     def _gathered(self, action: ev.Gather, values: dict[int, Any]) -> None:
         match action.key:

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 
 from tfpreempt.core.compat import StrEnum
 
+BAD_STEP = "bad step"
+"""The `source` of a notice of a worker that has found a bad step: all workers stop."""
+
 
 class Outcome(StrEnum):
     """The way in which the run of a worker ended."""

@@ -13,6 +13,13 @@ the newest recorded step, the next start checks the variables after each step. T
 are repeated exactly, so the check finds the first step that makes a variable NaN. If
 only the loss of a later step was recorded, the record of the first step replaces the
 record of the later step, which may be good.
+
+Several workers stop together: a worker that finds a bad step opens a round, as a notice
+does. All workers train up to the agreed step, so that no worker waits in a collective
+operation for a worker that has exited. The parts of the save at this step fail on each
+worker that has found the step, and no worker commits without the parts of all workers.
+The chief records the step in its journal before any worker exits. At the next start,
+the chief sends its records to all workers, which leave the same steps out.
 """
 
 from __future__ import annotations
@@ -22,17 +29,20 @@ import logging
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import fetch
+from tfpreempt.coordination import rendezvous
 from tfpreempt.core.compat import add_note
-from tfpreempt.core.events import BadStep, Outcome
+from tfpreempt.core.events import BAD_STEP, BadStep, Notice, Outcome
 from tfpreempt.core.journal import Journal
 from tfpreempt.core.record_validation import validate_types
+from tfpreempt.handler.collective_save import Veto, VetoError, first_of
 from tfpreempt.handler.exit import describe
+from tfpreempt.handler.registration import START_TIMEOUT
 from tfpreempt.handler.run import NEVER, Run
-from tfpreempt.handler.session import Session
+from tfpreempt.handler.session import OPENS_WITHIN, Session
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +72,8 @@ class BadSteps:
             with the `train_step` of Keras.
         crashes: number of starts in which a step has raised an error, after which the
             step is left out. None: errors are never a reason. An error of the program
-            or of the storage counts too, so a good step may be left out.
+            or of the storage counts too, so a good step may be left out. Only in one
+            process.
         limit: maximum number of steps that are left out of a run. One more bad step
             raises BadStepsError.
         check_every: number of steps after which the losses are read. Reading a loss
@@ -178,11 +189,18 @@ class BadStepRecords:
         self._records: list[Mapping[str, Any]] = []
         # Number of the run's steps at the newest check that found finite variables.
         self._finite_at = -1
+        self._veto: Veto | None = None  # of several workers, after a bad step
+        self._left_at: int | None = None  # value of `Run.left_at` before the stop
 
     @property
     def is_active(self) -> bool:
         """Whether `on_bad_step` was given."""
         return self.options is not _NO_OPTIONS
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several workers must agree on each bad step."""
+        return self.is_active and self._session.cluster.num_workers > 1
 
     @property
     def search_end(self) -> Position:
@@ -193,10 +211,13 @@ class BadStepRecords:
     def read(self) -> list[Mapping[str, Any]]:
         """Reads and returns the records of the steps to leave out, before training.
 
+        Every worker of a run calls the method, and gets the records of the chief.
+
         Raises:
             BadStepsError: more steps are left out than the limit.
+            WorkerMismatchError: a worker has other options.
         """
-        self._records = self._read()
+        self._records = self._agree() if self.is_shared else self._read()
         self.positions = positions(self._records, self.options.crashes)
         if len(self.positions) > self.options.limit:
             raise errors.BadStepsError(
@@ -205,6 +226,26 @@ class BadStepRecords:
                 f"{name_steps(self.positions)}. Raise limit= of BadSteps"
             )
         return [each for each in self._records if _position(each) in self.positions]
+
+    def _agree(self) -> list[Mapping[str, Any]]:
+        """Returns the chief's records of earlier starts, on every worker."""
+        session, mine = self._session, repr(self.options)
+        plan, _, problems = rendezvous.agree(
+            session.executor.store,
+            f"tfpreempt/{session.incarnation}/start/{session.start_count}/bad-steps",
+            session.cluster,
+            lambda: ({"options": mine, "records": self._read()}, None),
+            lambda plan: (None if plan["options"] == mine else mine, None),
+            START_TIMEOUT,
+        )
+        if problems:
+            given = "; ".join(f"worker {i}: {each}" for i, each in problems.items())
+            raise errors.WorkerMismatchError(
+                f"on_bad_step differs between the workers (worker 0: {plan['options']};"
+                f" {given}); expected the same value on every worker"
+            )
+        found: list[Mapping[str, Any]] = plan["records"]
+        return found
 
     def _read(self) -> list[Mapping[str, Any]]:
         """Returns the records of earlier starts; with a mirror, also the records of
@@ -244,7 +285,8 @@ class BadStepRecords:
     # --- a bad step ------------------------------------------------------------------
 
     def check_variables(self, why: str, last: Position) -> None:
-        """Ends the process if a step has made a variable NaN or infinite.
+        """Ends the process, see `end_because_of`, if a step has made a variable NaN or
+        infinite.
 
         Args:
             why: text that names the variable; "" if all variables are finite.
@@ -271,8 +313,8 @@ class BadStepRecords:
             )
         if self._finite_at == steps - 1:
             self.end_because_of(last, why)
-        self._record(last, why, is_sought=True)
-        self._end(last, why, is_sought=True)
+            return
+        self._end(self._event(last, why, is_sought=True))
 
     def check_restored(self, why: str) -> None:
         """Handles the check of the variables of the restored commit.
@@ -297,8 +339,11 @@ class BadStepRecords:
         """Whether the variables were checked after the newest step, and were finite."""
         return self._finite_at == self._run.steps_made
 
-    def end_because_of(self, position: Position, why: str) -> NoReturn:
+    def end_because_of(self, position: Position, why: str) -> None:
         """Records a bad step, and ends the process.
+
+        With several workers, the method returns: all workers stop at the next boundary
+        on which they agree, and no worker commits until then.
 
         Args:
             position: the bad step.
@@ -308,39 +353,98 @@ class BadStepRecords:
             SystemExit: the next start leaves the step out.
             BadStepsError: the limit was reached, or the journal cannot be written.
         """
-        self.add(position, why)
-        self._end(position, why)
+        self._check_limit(position, why)
+        self._end(self._event(position, why))
 
-    def _end(
-        self, position: Position, why: str, *, is_sought: bool = False
-    ) -> NoReturn:
-        """Ends the process, after the record of a bad step.
+    def _end(self, found: BadStep) -> None:
+        """Records a bad step, and ends the process; see `end_because_of`.
 
         Args:
-            position: the recorded step.
-            why: the reason.
-            is_sought: whether the next start must find the step.
+            found: the bad step; or the newest trained step, if the next start must find
+                the bad step.
         """
-        # Otherwise each start would find the step again, without end.
+        if self.is_shared:
+            self._stop_all(found)
+            return
+        self._record_durably(found)
+        self._session.exit.leave(Outcome.LOST, _described(found))
+        raise _exit_fn_returned()
+
+    def _record_durably(self, found: BadStep) -> None:
+        """Records a bad step, and checks that the next start can read the record:
+        otherwise each start would find the step again, without end.
+
+        Raises:
+            BadStepsError: the journal cannot be written.
+        """
+        self._run.record(found)
+        position, journal = (found.fit, found.epoch, found.batch), self._run.journal
         if not any(
-            _position(each) == position and bool(each.get("is_sought")) == is_sought
-            for each in _records(self._run.journal)
+            _position(each) == position
+            and bool(each.get("is_sought")) == found.is_sought
+            for each in _records(journal)
         ):
             raise errors.BadStepsError(
-                f"{why} at {name_steps([position])}, and the step could not be "
-                f"recorded in the journal {str(self._run.journal.path)!r}; expected a "
-                "file that this user owns, and that no other user can write. Correct "
-                "the owner, the permissions or the space on the disk, and start again"
+                f"{found.reason} at {name_steps([position])}, and the step could not "
+                f"be recorded in the journal {str(journal.path)!r}; expected a file "
+                "that this user owns, and that no other user can write. Correct the "
+                "owner, the permissions or the space on the disk, and start again"
             )
-        where = f"{why} {'after' if is_sought else 'at'} {name_steps([position])}"
-        what = (
-            "finds the step that caused this" if is_sought else "leaves this step out"
+
+    # --- several workers -------------------------------------------------------------
+
+    @property
+    def can_record(self) -> bool:
+        """Whether the journal of this worker has the records: only the chief's has."""
+        return self._session.cluster.is_chief
+
+    def _stop_all(self, found: BadStep) -> None:
+        """Makes all workers stop at a common step, and this worker veto all commits.
+
+        Args:
+            found: the bad step, as for `_end`.
+        """
+        self._veto = Veto(
+            reason=_described(found),
+            run=self._run.start.token,
+            bad_step=dataclasses.asdict(found),
         )
-        self._session.exit.leave(Outcome.LOST, f"{where}; the next start {what}")
-        raise errors.UsageError(
-            "the exit_fn returned after a bad step; expected that exit_fn ends the "
-            "process, because the state in memory contains the bad step"
+        self._left_at = self._run.left_at
+        coordinator, worker = self._session.coordinator, self._session.cluster.worker
+        coordinator.notice(
+            Notice(
+                source=BAD_STEP,
+                worker=worker,
+                grace_seconds=None,
+                received_at=coordinator.clock.monotonic(),
+            ),
+            veto=dataclasses.asdict(self._veto),
         )
+        # Usually the next boundary is the agreed boundary then.
+        self._session.is_noticed(OPENS_WITHIN)
+        if self.can_record:
+            # Another worker may have found an earlier step, which caused this one.
+            vetoes = [self._veto, *map(Veto.parse, coordinator.notes.vetoes)]
+            self._veto = first_of(vetoes)
+            self._record_durably(BadStep(**self._veto.bad_step))
+
+    def is_stopping(self) -> bool:
+        """Returns whether this worker has found a bad step, and waits for the stop of
+        all workers; False in a single process.
+
+        Raises:
+            UsageError: the workers have stopped, and the exit function has returned.
+        """
+        if self._veto is not None and self._run.left_at != self._left_at:
+            raise _exit_fn_returned()
+        return self._veto is not None
+
+    def veto(self) -> None:
+        """Raises VetoError if this worker has found a bad step; called in a save."""
+        if self._veto is not None:
+            raise VetoError(self._veto)
+
+    # --- the records -----------------------------------------------------------------
 
     def crashed(self, position: Position, error: BaseException) -> None:
         """Records a crash of a step; the caller raises the error.
@@ -387,6 +491,13 @@ class BadStepRecords:
         Raises:
             BadStepsError: the limit was reached.
         """
+        self._check_limit(position, why, cause)
+        self._record(position, why, is_crash=is_crash)
+
+    def _check_limit(
+        self, position: Position, why: str, cause: BaseException | None = None
+    ) -> None:
+        """Raises BadStepsError if no more steps may be left out; see `add`."""
         replaced = self.search_end if self._replaced(position) else None
         others = [each for each in self.positions if each != replaced]
         if len(others) >= self.options.limit:
@@ -396,29 +507,29 @@ class BadStepRecords:
                 f"{name_steps([*others, position])}. Check the data of these "
                 "batches, and the learning rate; or raise limit= of BadSteps"
             ) from cause
-        self._record(position, why, is_crash=is_crash)
 
-    def _record(
+    def _record(self, position: Position, why: str, *, is_crash: bool = False) -> None:
+        self._run.record(self._event(position, why, is_crash=is_crash))
+
+    def _event(
         self,
         position: Position,
         why: str,
         *,
         is_crash: bool = False,
         is_sought: bool = False,
-    ) -> None:
+    ) -> BadStep:
         fit, epoch, batch = position
-        self._run.record(
-            BadStep(
-                step=self._run.step,
-                fit=fit,
-                epoch=epoch,
-                batch=batch,
-                batches=self.size,
-                reason=why,
-                is_crash=is_crash,
-                is_sought=is_sought,
-                replaces=None if is_crash or is_sought else self._replaced(position),
-            )
+        return BadStep(
+            step=self._run.step,
+            fit=fit,
+            epoch=epoch,
+            batch=batch,
+            batches=self.size,
+            reason=why,
+            is_crash=is_crash,
+            is_sought=is_sought,
+            replaces=None if is_crash or is_sought else self._replaced(position),
         )
 
     def _replaced(self, position: Position) -> float | None:
@@ -429,3 +540,21 @@ class BadStepRecords:
         ends = [each for each in self._records if _position(each) == self.search_end]
         bad = [each for each in ends if not (each["is_crash"] or each.get("is_sought"))]
         return _identity(bad[0])[0] if bad else None
+
+
+def _described(found: BadStep) -> str:
+    """Returns the reason of an exit because of a bad step."""
+    step = name_steps([(found.fit, found.epoch, found.batch)])
+    if found.is_sought:
+        return (
+            f"{found.reason} after {step}; the next start finds the step that caused "
+            "this"
+        )
+    return f"{found.reason} at {step}; the next start leaves this step out"
+
+
+def _exit_fn_returned() -> errors.UsageError:
+    return errors.UsageError(
+        "the exit_fn returned after a bad step; expected that exit_fn ends the "
+        "process, because the state in memory contains the bad step"
+    )

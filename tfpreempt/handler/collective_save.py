@@ -35,7 +35,7 @@ from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.error_causes import describe_loss
-from tfpreempt.core.events import Commit, Fault
+from tfpreempt.core.events import BadStep, Commit, Fault
 from tfpreempt.errors import CollectiveReadError, SaveError
 from tfpreempt.handler.exit import defer_sigint
 from tfpreempt.handler.run import Run, Runs
@@ -61,6 +61,45 @@ the program have an entry; for other runs `Run.stage` writes the part."""
 
 PLAIN: RunStages = types.MappingProxyType({})
 """The empty mapping: no save takes arguments from the program."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Veto:
+    """The report of a worker that has found a bad step, so that no worker may commit.
+
+    Attributes:
+        reason: the reason, for the log of every worker.
+        run: token of the run.
+        bad_step: the fields of the event `BadStep`, which the chief records.
+    """
+
+    reason: str
+    run: str
+    bad_step: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Veto:
+        """Returns the report from the fields in a key."""
+        return cls(
+            reason=str(fields["reason"]),
+            run=str(fields["run"]),
+            bad_step=fields["bad_step"],
+        )
+
+
+class VetoError(SaveError):
+    """Raised in a save, on a worker that has found a bad step."""
+
+    def __init__(self, veto: Veto) -> None:
+        super().__init__(veto.reason)
+        self.veto = veto
+
+
+def first_of(vetoes: Sequence[Veto]) -> Veto:
+    """Returns the report with the earliest bad step; a later step may be bad only
+    because of an earlier step."""
+    order = ("fit", "epoch", "batch", "is_sought")
+    return min(vetoes, key=lambda veto: [veto.bad_step[name] for name in order])
 
 
 @dataclasses.dataclass(eq=False)
@@ -764,6 +803,8 @@ class RoundSave:
             if len(workers) < self.coordinator.settings.num_workers:
                 return self._drop(workers)
         try:
+            if c.notes.vetoes:
+                return self._drop_bad_step()
             commits = [m.commit(part, because, workers) for m, part in staged]
             for (run, _), commit in zip(staged, commits, strict=True):
                 if commit is not None:
@@ -806,9 +847,27 @@ class RoundSave:
         self.runs.fault("periodic save", _without(missing, "periodic"))
         return CommitKind.NONE
 
-    def _failed(self, error: Exception) -> None:
-        log.error("the save failed; the last commit is still valid", exc_info=error)
+    def _drop_bad_step(self) -> CommitKind:
+        """Drops a save in which a worker has found a bad step, and records the step."""
         c = self.coordinator
+        for _, part in self._staged:
+            part.discard()
+        veto = first_of([*map(Veto.parse, c.notes.vetoes)])
+        for run in self.runs:
+            if run.start.token == veto.run:
+                run.record(BadStep(**veto.bad_step))
+        c.notes.lost_because = veto.reason
+        c.extra[Key.COMMIT] = {"reason": veto.reason}
+        return CommitKind.NONE
+
+    def _failed(self, error: Exception) -> None:
+        c = self.coordinator
+        if isinstance(error, VetoError):
+            c.notes.lost_because = error.veto.reason
+            c.extra[Key.COMMIT] = {"reason": error.veto.reason}
+            c.extra[Key.DONE] = {"veto": dataclasses.asdict(error.veto)}
+            return
+        log.error("the save failed; the last commit is still valid", exc_info=error)
         run = next(iter(self.runs))
         where = f"the save of step {run.step}"
         reason = describe_loss(error, run.directory.cluster, where) or (

@@ -511,6 +511,12 @@ def _holds_all(sharding: Any, shape: tuple[int, ...]) -> bool:
     return all(each == everything for each in held.values())
 
 
+def local_shards(array: jax.Array) -> list[jax.Array]:
+    """Returns the shards of an array on the devices of this process, without replicas;
+    the array itself if this process has all shards."""
+    return [array] if array.is_fully_addressable else [*_shards(array).values()]
+
+
 def _is_key(array: jax.Array) -> bool:
     return bool(jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key))
 

@@ -104,11 +104,12 @@ class BadStepGuard:
         self._last: Position = (0, 0, 0)  # the newest trained step
         if options is None:
             return
-        if session.cluster.num_workers > 1:
+        if self._records.is_shared and options.crashes is not None:
             raise errors.ConfigurationError(
-                f"on_bad_step was given in a run of {session.cluster.num_workers} "
-                "workers; expected one process, because the workers do not agree on "
-                "bad steps yet. Leave on_bad_step out, or train in one process"
+                f"crashes is {options.crashes!r} in a run of "
+                f"{session.cluster.num_workers} workers; expected None, because an "
+                "error of a step on one worker ends the step of every worker. Leave "
+                "crashes out, or train in one process"
             )
         root = type(fit.model).train_step.__module__.partition(".")[0]
         if options.spike_factor is not None and root not in ("keras", "tf_keras"):
@@ -156,7 +157,7 @@ class BadStepGuard:
                     f"steps_per_execution={each['batches']} until epoch "
                     f"{each['epoch']} has ended"
                 )
-        if self._records.positions:
+        if self._records.positions and self._records.can_record:
             log.warning(
                 "these batches are left out of training, because earlier starts have "
                 "found bad steps (counted from 0; see %s): %s%s",
@@ -269,13 +270,16 @@ class BadStepGuard:
         """Ends the process if a step was bad, by its loss or by a variable. Call before
         a save.
 
+        With several workers, the method returns, and all workers end together at the
+        next boundary on which they agree.
+
         Raises:
             SystemExit: a step was bad; the next start leaves the step out.
             BadStepsError: the limit was reached, the journal cannot be written, or a
                 variable is NaN or infinite for another reason than a step.
         """
         self._check_losses()
-        if not self.is_active:
+        if not self.is_active or self._records.is_stopping():
             return
         self._fit.sync()
         why = find_not_finite(self._fit, self._variables)
@@ -293,7 +297,14 @@ class BadStepGuard:
         self._records.check_restored(why)
 
     def check_before_save(self) -> None:
-        """Raises SaveError if a step was bad, for a save without a call of `check`."""
+        """Raises SaveError if a step was bad, for a save without a call of `check`.
+
+        With several workers, only `veto` raises the error: in the save itself, so that
+        every worker reaches the save.
+        """
+        if self._records.is_shared:
+            self.check()
+            return
         found, where = self.find(), f"of epoch {self._epoch}"
         why = "" if found is None else f"{found[1]} at batch {found[0]} {where}"
         if not why and self.is_active and not self._records.are_finite:
@@ -303,6 +314,19 @@ class BadStepGuard:
             raise errors.SaveError(
                 f"{why}, so the state is not saved; the older commits are unchanged"
             )
+
+    @property
+    def has_veto(self) -> bool:
+        """Whether each worker must confirm a commit: its own losses and variables are
+        good."""
+        return self._records.is_shared
+
+    def veto(self) -> None:
+        """Raises SaveError if a step was bad, in a save of several workers."""
+        if self._records.is_shared:
+            if not self._records.are_finite:
+                self.check()
+            self._records.veto()
 
     def warn_of_loss(self, logs: Mapping[str, Any]) -> None:
         """Without `on_bad_step`, logs a warning, once, if a state with a bad loss is
@@ -317,6 +341,8 @@ class BadStepGuard:
             _warn_of_loss(self._run.directory.path, f"{loss}", self._run.step)
 
     def _check_losses(self) -> None:
+        if self._records.is_stopping():
+            return
         if (found := self.find()) is not None:
             batch, why = found
             self._records.end_because_of(self._position(batch), why)
@@ -368,6 +394,10 @@ class BadStepGuard:
             found = self.find() if isinstance(error, Exception) else None
         if found is None:
             return False
+        if self._records.is_stopping() or not self._records.can_record:
+            return (
+                True  # recorded before; or the chief or the next start finds the step
+            )
         batch, why = found
         position = self._position(batch)
         self._records.add(position, why, cause=error)

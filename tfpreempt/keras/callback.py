@@ -111,7 +111,8 @@ class PreemptionCallback:
             directory or to the mirror can then make this program run code. Only for
             Keras on JAX.
         on_bad_step: steps to leave out of training, such as steps whose loss is NaN;
-            see `BadSteps`. None: no step is left out. Only in one process.
+            see `BadSteps`. None: no step is left out. Pass the same value on every
+            worker.
 
     Raises:
         ConfigurationError: an argument is invalid.

@@ -30,13 +30,15 @@ def find_not_finite(fit: Fit, variables: FitVariables) -> str:
     # infinite, so then the elements are read.
     for variable, total in zip(trained, variables.sums(trained), strict=True):
         if not math.isfinite(total):
-            array = _elements(variable)
+            array = np.asarray(variables.elements(variable), np.float64)
             if not np.isfinite(array).all():
                 value = "NaN" if np.isnan(array).any() else "infinity"
                 return f"the variable {_name(variable)} contains {value}"
     for variable, total in zip(others, variables.sums(others), strict=True):
-        if math.isnan(total) and np.isnan(_elements(variable)).any():
-            return f"the variable {_name(variable)} contains NaN"
+        if math.isnan(total):
+            array = np.asarray(variables.elements(variable), np.float64)
+            if np.isnan(array).any():
+                return f"the variable {_name(variable)} contains NaN"
     return ""
 
 
@@ -58,10 +60,6 @@ def _variables(fit: Fit) -> tuple[Sequence[Any], Sequence[Any]]:
                 seen.add(id(each))
                 group.append(each)
     return groups
-
-
-def _elements(variable: Any) -> Any:
-    return np.asarray(variable.numpy(), np.float64)
 
 
 def _name(variable: Any) -> str:

@@ -218,7 +218,14 @@ class FitVariables(Protocol):
 
     def sums(self, variables: Sequence[Any]) -> Sequence[float]:
         """Returns the sum of the elements of each floating-point variable. Computes on
-        the device of the variable, and copies only the sums to the host."""
+        the device of the variable, and copies only the sums to the host.
+
+        Reads only the elements on this worker, and needs no other worker.
+        """
+
+    def elements(self, variable: Any) -> Any:
+        """Returns the elements of a variable as a one-dimensional NumPy array; only the
+        elements on this worker, as for `sums`."""
 
     def hold(self) -> HeldValues:
         """Returns a copy of all values of this worker."""

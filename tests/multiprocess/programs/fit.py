@@ -50,6 +50,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hold-at", default="", help="such as begin:1:4")
     parser.add_argument("--save-freq", type=int, help="batches; not each epoch")
     parser.add_argument("--fail-at", type=int, help="epoch whose end fails")
+    parser.add_argument("--bad", type=int, help="batch with a NaN, on worker 1 only")
+    parser.add_argument("--without", type=int, help="batch that the data do not have")
+    parser.add_argument("--check-every", type=int, default=16, help="of BadSteps")
     parser.add_argument("--plain", action="store_true", help="without our callback")
     return parser.parse_args()
 
@@ -154,6 +157,17 @@ def row(index: Any) -> Any:
     return tf.gather(x, index), tf.gather(y, index)
 
 
+def make_ordered() -> Any:
+    """Rows in order. Worker 1 of two workers has the second half of each batch."""
+    inputs, targets = x, y.copy()
+    if options.bad is not None:
+        targets[(options.bad + 1) * BATCH - 1] = np.nan
+    if options.without is not None:
+        rows = slice(options.without * BATCH, (options.without + 1) * BATCH)
+        inputs, targets = np.delete(x, rows, 0), np.delete(y, rows, 0)
+    return tf.data.Dataset.from_tensor_slices((inputs, targets))
+
+
 def make_data() -> dict[str, Any]:
     """The training data, as `fit` takes them."""
     if options.data == "arrays":
@@ -168,6 +182,8 @@ def make_data() -> dict[str, Any]:
         return {"x": OwnLoader(), "steps_per_epoch": options.batches}
     if options.data == "loader":
         return {"x": grain_batches()}
+    if options.data == "ordered":
+        return {"x": make_ordered().batch(BATCH).prefetch(2)}
     rows = tf.data.Dataset.from_tensor_slices((x, y))
     if options.data == "repeated":  # passes end within epochs
         rows = rows.skip(5).shuffle(count, seed=3).repeat()
@@ -238,7 +254,12 @@ def make_callbacks() -> list[Any]:
     if options.plain:
         return [Watch()]
     every: Any = options.save_freq or "epoch"
-    ours = tfpreempt.keras.PreemptionCallback(options.checkpoint_dir, save_freq=every)
+    bad_steps = tfpreempt.keras.BadSteps(check_every=options.check_every)
+    ours = tfpreempt.keras.PreemptionCallback(
+        options.checkpoint_dir,
+        save_freq=every,
+        on_bad_step=None if options.bad is None else bad_steps,
+    )
     return [ours, Watch()]
 
 

@@ -13,6 +13,13 @@ wrong=WHAT         the program is not supported: "alone" (no distribution), "loc
                    (of the devices of a process), "eager", or "early" (a variable was
                    made before the distribution)
 grace=S            seconds of the grace period
+bad=BATCH          a row of the batch, which only the last process has, makes the loss
+                   NaN, and the batch is left out (on_bad_step); with `divided`, only
+                   the gradients that the last process has are NaN
+without=BATCH      the data do not have the batch
+divided            the model is one layer, for `bad` and `model`
+every=N            save_freq in batches
+epochs=N           3 by default
 
 The program prints the results as `final`, with all elements of the variables.
 """
@@ -141,12 +148,19 @@ random.seed(7)
 np.random.seed(7)
 x = np.random.default_rng(0).normal(size=(80, 4)).astype("float32")
 y = x.sum(axis=1, keepdims=True) * np.ones((1, 4), "float32")
+if "bad" in WORDS:
+    row = int(WORDS["bad"]) * 8 + 7
+    y[row, -1] = 1e3 if "divided" in WORDS else np.nan
+held = x[:32], y[:32]
+if "without" in WORDS:
+    first = int(WORDS["without"]) * 8
+    x, y = (np.delete(each, slice(first, first + 8), 0) for each in (x, y))
 # Process p of n has the rows p, p + n, ... of each global batch; with `model`, all.
 parts = 1 if "model" in WORDS else COUNT
 size = 8 // parts
 mine = slice(0, None) if parts == 1 else slice(PROCESS, None, parts)
 data: dict[str, Any] = {"x": x[mine], "y": y[mine], "batch_size": size}
-held_out: Any = (x[:32][mine], y[:32][mine])
+held_out: Any = tuple(each[mine] for each in held)
 if WORDS.get("data") == "sequence":
     data = {"x": Batches(x[mine], y[mine], size)}
 elif WORDS.get("data") == "tfdata":
@@ -156,9 +170,18 @@ elif WORDS.get("data") == "tfdata":
     data = {"x": whole.shuffle(80, seed=3).batch(8, drop_remainder=True)}
     held_out = whole.take(32).batch(8, drop_remainder=True)
 
+
+def with_nan_gradient(truth: Any, predicted: Any) -> Any:
+    """A loss that is 0 for a target above 100, with a NaN in its gradient."""
+    loss = (truth - predicted) ** 2 * keras.ops.sqrt(100.0 - truth)
+    return keras.ops.mean(keras.ops.where(truth > 100.0, 0.0, loss))
+
+
 layers = keras.layers
 model = keras.Sequential(
-    [
+    [layers.Dense(4)]
+    if "divided" in WORDS
+    else [
         layers.Dense(8, activation="relu"),
         layers.BatchNormalization(),
         layers.Dropout(0.3),
@@ -166,18 +189,29 @@ model = keras.Sequential(
     ]
 )
 model.inside = types.SimpleNamespace(early=early)
-model.compile("adam", "mse", metrics=["mae"], run_eagerly=WORDS.get("wrong") == "eager")
+model.compile(
+    "adam",
+    with_nan_gradient if "divided" in WORDS else "mse",
+    metrics=["mae"],
+    run_eagerly=WORDS.get("wrong") == "eager",
+)
 config = tfpreempt.GenericTerminationConfig(
     grace_period=float(WORDS["grace"]) if "grace" in WORDS else None
 )
 history = model.fit(
     **data,
-    epochs=3,
+    epochs=int(WORDS.get("epochs", "3")),
+    shuffle=not ({"bad", "without"} & WORDS.keys()),
     verbose=0,
     validation_data=held_out,
     validation_batch_size=None if WORDS.get("data") == "tfdata" else size,
     callbacks=[
-        tfpreempt.keras.PreemptionCallback(DIRECTORY, termination_config=config),
+        tfpreempt.keras.PreemptionCallback(
+            DIRECTORY,
+            save_freq=int(WORDS["every"]) if "every" in WORDS else "epoch",
+            termination_config=config,
+            on_bad_step=tfpreempt.keras.BadSteps() if "bad" in WORDS else None,
+        ),
         Preempted(),
     ],
 )

@@ -197,8 +197,8 @@ class Directory:
     def needs_peers(self) -> bool:
         """Returns whether a save needs every worker.
 
-        True if the capture of a value is a collective operation, or if a State has a
-        value that is divided among the workers.
+        True if the capture of a value is a collective operation, or if a commit needs
+        the State of every worker.
         """
         states = self.registry.in_order()
         needs_parts = any(each._needs_every_worker() for each in states)

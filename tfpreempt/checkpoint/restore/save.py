@@ -346,8 +346,9 @@ class Save(StagedSave):
         if missing := sorted({*range(cluster.num_workers)}.difference(present)):
             raise errors.SaveError(
                 f"Step {self.step} cannot be committed: workers {missing} have not "
-                "written their shards of the arrays that are divided among all "
-                "workers. Restart all workers; they resume from the last commit."
+                "written their parts, and this commit needs the part of every worker "
+                "(arrays are divided among all workers, or on_bad_step= was given). "
+                "Restart all workers; they resume from the last commit."
             )
 
     def _commit(

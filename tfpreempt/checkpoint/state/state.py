@@ -227,7 +227,8 @@ class State(metaclass=_Complete):
     def _needs_every_worker(self) -> bool:
         """Returns whether a commit is useless if the file of a worker is missing.
 
-        True for a State whose value is divided among the workers.
+        True for a State whose value is divided among the workers, and for a State with
+        which each worker confirms the commit.
         """
         return False
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.array_contents import ArrayCheckpoint, Arrays
@@ -29,6 +30,7 @@ from tfpreempt.jax.shards import (
     DividedArray,
     Shards,
     is_whole,
+    local_shards,
     placed,
     start_copies,
     unread,
@@ -122,10 +124,18 @@ class JaxVariables(ArrayCheckpoint, FitVariables):
     def sums(self, variables: Sequence[Any]) -> Sequence[float]:
         # A sum in 16 bits would often be infinite.
         found = [
-            jnp.sum(each.value, dtype=jnp.promote_types(each.value.dtype, jnp.float32))
+            [
+                jnp.sum(part, dtype=jnp.promote_types(part.dtype, jnp.float32))
+                for part in local_shards(each.value)
+            ]
             for each in variables
         ]
-        return [float(each) for each in found]  # waits for the device only now
+        # The device is waited for only now.
+        return [sum(map(float, each)) for each in found]
+
+    def elements(self, variable: Any) -> Any:
+        parts = local_shards(variable.value)
+        return np.concatenate([np.asarray(part).ravel() for part in parts])
 
     def hold(self) -> HeldJaxValues:
         self._fit.sync()

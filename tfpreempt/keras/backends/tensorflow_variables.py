@@ -69,6 +69,9 @@ class TensorFlowVariables(FitVariables):
         totals = map(float, found)  # waits for the device only now
         return [next(totals) if each else 0.0 for each in parts]
 
+    def elements(self, variable: Any) -> Any:
+        return local_parts(variable)[0].numpy().ravel()
+
     def hold(self) -> HeldValues:
         return HeldValues(self.checkpoint, attach(self.checkpoint))
 

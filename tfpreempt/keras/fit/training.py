@@ -145,6 +145,7 @@ class Training:
                     self.run,
                 ),
             )
+            self._state.own.needs_every_worker = self._steps.guard.has_veto
             self._functions = TracedFunctions(
                 self.fit, self._steps, self._state.attributes
             )
@@ -705,6 +706,7 @@ class Training:
         )
 
     def _take_own(self) -> Taken:
+        self._steps.guard.veto()
         own = self._state.own.loaded
         if self._plan.beginning is FitPhase.RESTORE and own is not None:
             return own

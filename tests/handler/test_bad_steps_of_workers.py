@@ -1,0 +1,249 @@
+"""Bad steps of two workers in this process, whose steps wait for each other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.handler.test_session import FakeRun, FakeSave
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import BadStep, Event, Notice, Outcome
+from tfpreempt.core.journal import Journal
+from tfpreempt.errors import (
+    CoordinationServiceUnavailableError,
+    UsageError,
+    WorkerMismatchError,
+)
+from tfpreempt.handler.bad_steps import BadStepRecords, BadSteps
+from tfpreempt.handler.session import Session
+
+pytestmark = pytest.mark.timeout(60)
+
+LIMIT = 10.0
+STEPS = 12
+
+
+class KilledError(BaseException):
+    """The worker is killed."""
+
+
+class Worker(FakeRun):
+    """A worker whose checks find given bad steps.
+
+    Args:
+        number: index of the worker.
+        store: key-value store of the workers.
+        folder: folder with the directories of all workers, which are separate.
+        options: value of `on_bad_step`.
+    """
+
+    def __init__(
+        self, number: int, store: InMemoryStore, folder: Path, options: BadSteps
+    ) -> None:
+        super().__init__()
+        self.cluster = Cluster(worker=number, jobs=(("worker", 2),))
+        self.journal = Journal(folder / f"{number}", number)
+        self.session = Session(self.cluster, store, "test", 5.0, [])
+        self.session.runs.add(self)  # type: ignore[arg-type]
+        here: Any = self
+        self.records = BadStepRecords(options, self.session, here)
+        self.finds: dict[int, int] = {}  # bad step by the step after which it is found
+        self.before: dict[int, Callable[[], None]] = {}  # calls, by step
+
+    @property
+    def directory(self) -> Any:
+        return SimpleNamespace(**{**vars(super().directory), "mirror": None})
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
+        self.journal.record(event)
+
+    def stage(self, name: str) -> FakeSave:
+        self.records.veto()
+        return super().stage(name)
+
+    def train(self, all_reduce: threading.Barrier) -> None:
+        """Trains until the exit function is called."""
+        flag = self.session.step_flag
+        for step in range(STEPS):
+            self.before.get(step, lambda: None)()
+            flag.started += 1
+            if flag.flag:
+                self.session.wait_at_boundary()
+            if self.left_at is not None:
+                return
+            all_reduce.wait(LIMIT)
+            self.steps_made += 1
+            if step in self.finds and not self.records.is_stopping():
+                self.records.end_because_of((1, 0, self.finds[step]), f"bad {step}")
+
+    @property
+    def bad_steps(self) -> list[tuple[int, str]]:
+        return [
+            (each.batch, each.reason)
+            for each in self.events
+            if isinstance(each, BadStep)
+        ]
+
+    @property
+    def commits(self) -> list[str]:
+        return [each for each in self.calls if each.startswith("commit")]
+
+
+class Pair:
+    """Two workers.
+
+    Args:
+        folder: folder with the directories of the workers.
+        others: options of worker 1.
+    """
+
+    def __init__(self, folder: Path, others: BadSteps | None = None) -> None:
+        store = InMemoryStore()
+        self.workers = [
+            Worker(0, store, folder, BadSteps()),
+            Worker(1, store, folder, others or BadSteps()),
+        ]
+
+    def run(self, call: Callable[[Worker], Any]) -> list[BaseException | None]:
+        """Calls a function for both workers at the same time; returns the errors."""
+        errors: list[BaseException | None] = [None, None]
+
+        def called(number: int) -> None:
+            try:
+                call(self.workers[number])
+            except BaseException as error:
+                errors[number] = error
+
+        threads = [
+            threading.Thread(target=called, args=(i,), daemon=True) for i in range(2)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(LIMIT)
+            assert not each.is_alive()
+        return errors
+
+    def train(self) -> list[BaseException | None]:
+        all_reduce = threading.Barrier(2)
+        return self.run(lambda worker: worker.train(all_reduce))
+
+
+Start = Callable[..., Pair]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    pairs: list[Pair] = []
+
+    def started(*args: Any) -> Pair:
+        pairs.append(Pair(tmp_path, *args))
+        return pairs[-1]
+
+    yield started
+    for pair in pairs:
+        for worker in pair.workers:
+            worker.session.executor.stop()
+
+
+def notice(worker: Worker) -> None:
+    """SIGTERM arrives."""
+    worker.session.coordinator.notice(
+        Notice(
+            source="test",
+            worker=worker.cluster.worker,
+            grace_seconds=None,
+            received_at=SystemClock().monotonic(),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("finds", "expected"),
+    [
+        ([{}, {4: 4}], (4, "bad 4")),
+        ([{4: 4}, {}], (4, "bad 4")),
+        ([{4: 4}, {4: 4}], (4, "bad 4")),
+        # The chief finds only the consequence: a later step.
+        ([{5: 5}, {4: 4}], (4, "bad 4")),
+    ],
+)
+@pytest.mark.parametrize("noticed", [None, 0, 1])
+def test_all_workers_stop_without_a_commit(
+    start: Start,
+    finds: list[dict[int, int]],
+    expected: tuple[int, str],
+    noticed: int | None,
+) -> None:
+    """Also if a notice arrives at the same time."""
+    pair = start()
+    for worker, found in zip(pair.workers, finds, strict=True):
+        worker.finds = found
+    if noticed is not None:
+        worker = pair.workers[noticed]
+        worker.before[4] = lambda: notice(worker)
+    assert pair.train() == [None, None]
+    chief, other = pair.workers
+    if noticed is None:
+        assert chief.bad_steps == [expected]
+    else:  # the notice may stop the workers before a step, or its round comes first
+        assert chief.bad_steps in ([], [expected], [(5, "bad 5")])
+    assert other.bad_steps == []
+    is_found = bool(chief.bad_steps)
+    for worker in pair.workers:
+        assert not (is_found and worker.commits)
+        assert f"leave {not is_found} True" in worker.calls
+
+
+def test_a_veto_keeps_its_reason_on_all_workers(start: Start) -> None:
+    pair = start()
+    pair.workers[1].finds = {3: 3}
+    pair.train()
+    why = "bad 3 at batch 3 of epoch 0; the next start leaves this step out"
+    for worker in pair.workers:
+        [last] = [each for each in worker.events if hasattr(each, "outcome")]
+        assert (last.outcome, last.detail) == (Outcome.LOST, why)  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="the exit_fn returned after a bad step"):
+        pair.workers[1].records.is_stopping()
+
+
+def test_the_next_start_of_each_worker_gets_the_records_of_the_chief(
+    start: Start,
+) -> None:
+    """The chief is killed between the record and its exit."""
+    pair = start()
+    chief, other = pair.workers
+    chief.finds = {3: 3}
+    gone = CoordinationServiceUnavailableError("worker 0 was killed")
+
+    def killed(name: str) -> FakeSave:
+        other.session.coordinator.store_gone(gone)
+        raise KilledError
+
+    chief.stage = killed  # type: ignore[method-assign]
+    dead, alive = pair.train()
+    assert isinstance(dead, KilledError)
+    assert alive is None
+    assert other.commits == []
+    assert "leave False True" in other.calls
+    again = start()
+    assert again.run(lambda worker: worker.records.read()) == [None, None]
+    for worker in again.workers:
+        assert worker.records.positions == [(1, 0, 3)]
+        assert worker.records.search_end == (1, 0, 3)
+    assert again.workers[1].journal.read_earlier(BadStep) == []
+
+
+def test_other_options_of_a_worker_are_refused(start: Start) -> None:
+    pair = start(BadSteps(limit=3))
+    for error in pair.run(lambda worker: worker.records.read()):
+        assert isinstance(error, WorkerMismatchError)
+        assert "on_bad_step differs between the workers" in str(error)
