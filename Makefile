@@ -15,13 +15,13 @@ export TFPREEMPT_PLATFORM ?= generic
 MEMORY  := $(shell test -w /dev/shm && \
 	test "$$(df -k --output=avail /dev/shm | tail -n 1)" -gt 1048576 && echo TMPDIR=/dev/shm)
 
-# Three workers on two cores, because a fifth of the time of the tests is waits: with two
+# Four workers on two cores, because a fifth of the time of the tests is waits: with two
 # workers `make test` took 21 minutes, with three 18. The workers share bytecode, which
 # some environments forbid. A file stays whole in `make test`, for its servers and
 # processes; in the order of the folders the long files come early. A worker that dies is
 # not replaced: pytest-xdist may wait for ever for the tests of the dead worker. A worker
 # is ended if a test takes longer than any test may, and no signal ends the test.
-JOBS    ?= 3
+JOBS    ?= 4
 XDIST   := --max-worker-restart=0
 STUCK   := -o faulthandler_timeout=660
 unexport PYTHONDONTWRITEBYTECODE

@@ -105,6 +105,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures of the file
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Freezes the objects of a finished file, such as models of TensorFlow: later
+    garbage collections took up to 16 s to traverse them."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.freeze()
+
+
 _passed: set[str] = set()
 
 
