@@ -569,7 +569,7 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
         "all that a directory consists of: each caller names the few that it needs",
     ),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
-    "handler/handler.py:PreemptionCheckpointHandler.__init__": ((13,), "public"),
+    "handler/handler.py:PreemptionCheckpointHandler.__init__": ((14,), "public"),
     "handler/run.py:Run": (
         (22, 26),
         "its counters and marks are read and written by the session, the rounds, the "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tfpreempt.checkpoint.state.state import State
     from tfpreempt.core.restarts import num_restarts
     from tfpreempt.errors import TfpreemptError
+    from tfpreempt.handler.bad_steps import BadSteps
     from tfpreempt.handler.current_session import handle_early_notices
     from tfpreempt.handler.handler import PreemptionCheckpointHandler
     from tfpreempt.handler.single_client import PreemptionWatcher, connect_to_cluster
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AwsSpotTerminationConfig",
     "AzureTerminationConfig",
+    "BadSteps",
     "BorgTerminationConfig",
     "BorgTpuTerminationConfig",
     "Checkpoint",
@@ -104,6 +106,7 @@ _HOMES = {
     "detect_platform": "tfpreempt.platforms.detect",
     "handle_early_notices": "tfpreempt.handler.current_session",
     "PreemptionCheckpointHandler": "tfpreempt.handler.handler",
+    "BadSteps": "tfpreempt.handler.bad_steps",
     "State": "tfpreempt.checkpoint.state.state",
     "save_all_states": "tfpreempt.states.api",
     "save_state": "tfpreempt.states.api",

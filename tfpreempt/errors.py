@@ -125,7 +125,7 @@ class DuplicateStateError(TfpreemptError, ValueError):
 
 
 class BadStepsError(TfpreemptError, RuntimeError):
-    """A fit has more bad steps than `BadSteps.limit`, or cannot leave a step out."""
+    """Training has more bad steps than `BadSteps.limit`, or cannot leave a step out."""
 
 
 # --- notices -------------------------------------------------------------------------

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 NEED_NO_TENSORFLOW = {
+    "test_bad_steps_in_loops.py",
+    "test_bad_variables_in_loops.py",
     "test_collective_save.py",
     "test_early_notice_processes.py",
     "test_memory_agreement.py",

@@ -98,7 +98,7 @@ class FakeRun:
     steps_made = 0
     snapshots: Any = None
     left_at: int | None = None
-    unrestored_variables: tuple[str, ...] = ()
+    source = SimpleNamespace(contents=SimpleNamespace(unrestored_variables=lambda: ()))
     cluster = LOCAL
 
     def __init__(self, token: str = "token") -> None:

@@ -24,16 +24,20 @@ the chief sends its records to all workers, which leave the same steps out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import math
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import fetch
+from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.coordination import rendezvous
+from tfpreempt.core import frameworks
 from tfpreempt.core.compat import add_note
 from tfpreempt.core.events import BAD_STEP, BadStep, Notice, Outcome
 from tfpreempt.core.journal import Journal
@@ -41,8 +45,9 @@ from tfpreempt.core.record_validation import validate_types
 from tfpreempt.handler.collective_save import Veto, VetoError, first_of
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.registration import START_TIMEOUT
-from tfpreempt.handler.run import NEVER, Run
+from tfpreempt.handler.run import NEVER, Run, next_stop
 from tfpreempt.handler.session import OPENS_WITHIN, Session
+from tfpreempt.handler.training_end import is_end_of_data
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +59,15 @@ _FIELDS = {
     "found_at": "time?",  # of a copy: `wall` of the original record
 }
 _TIMES = ("wall", "monotonic")
-Position = tuple[int, int, int]  # number of the fit, epoch, first batch of the step
+Position = tuple[int, int, int]
+"""A step: number of the fit, epoch, first batch of the step. In a custom loop, the fit
+and the epoch are 0, and the last number is the number of `run()` calls before the
+step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BadSteps:
-    """The steps that a `PreemptionCallback` leaves out of training.
+    """The steps that `on_bad_step` of a callback or handler leaves out of training.
 
     A step is bad if its loss is NaN or infinite, or if the step makes a variable NaN or
     infinite. After a bad step the process exits with the restart code; the next start
@@ -68,8 +76,8 @@ class BadSteps:
 
     Args:
         spike_factor: a step is also bad if its loss is more than this number times the
-            mean loss of the epoch's earlier steps. None: no such check. Only for models
-            with the `train_step` of Keras.
+            mean loss of the epoch's earlier steps. None: no such check. Only in
+            `model.fit`, for models with the `train_step` of Keras.
         crashes: number of starts in which a step has raised an error, after which the
             step is left out. None: errors are never a reason. An error of the program
             or of the storage counts too, so a good step may be left out. Only in one
@@ -79,7 +87,8 @@ class BadSteps:
         check_every: number of steps after which the losses are read. Reading a loss
             waits for the device. Before each save the losses are read too, and the
             variables are checked.
-        loss: name of the loss in the logs of the train step.
+        loss: name of the loss in the logs of the train step; in a custom loop, key of
+            the loss if the step function returns a dict.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -158,6 +167,8 @@ def name_steps(found: Iterable[Position]) -> str:
     """Returns steps as text."""
     return ", ".join(
         f"batch {batch} of epoch {epoch}{f' of fit {fit}' if fit > 1 else ''}"
+        if fit
+        else f"step {batch}"
         for fit, epoch, batch in found
     )
 
@@ -511,6 +522,21 @@ class BadStepRecords:
     def _record(self, position: Position, why: str, *, is_crash: bool = False) -> None:
         self._run.record(self._event(position, why, is_crash=is_crash))
 
+    def add_before(self, error: BaseException, position: Position, why: str) -> None:
+        """Records a bad step before an error of the program, which the caller raises.
+
+        Args:
+            error: the error.
+            position: the step.
+            why: the reason.
+
+        Raises:
+            BadStepsError: the limit was reached.
+        """
+        self.add(position, why, cause=error)
+        where = f"{why} at {name_steps([position])}"
+        add_note(error, f"{where}; the next start leaves this step out")
+
     def _event(
         self,
         position: Position,
@@ -558,3 +584,286 @@ def _exit_fn_returned() -> errors.UsageError:
         "the exit_fn returned after a bad step; expected that exit_fn ends the "
         "process, because the state in memory contains the bad step"
     )
+
+
+class LoopBadSteps:
+    """Finds the bad steps of a custom loop, and knows the steps to leave out. Use on
+    the main thread only.
+
+    A step is identified by the number of `run()` calls before the step, over all
+    restarts. A step that is left out counts as a call. So the numbers of later steps do
+    not change, and a commit shows whether the step was before or after the commit.
+
+    Args:
+        options: the argument `on_bad_step`.
+        session: the session of this process.
+        run: the run of the handler; its commit is already restored.
+        checkpoint: checkpoint object of the program; None for named States alone.
+
+    Raises:
+        ConfigurationError: an option is not supported in loops, or there are several
+            workers.
+        BadStepsError: more steps are left out than the limit.
+    """
+
+    def __init__(
+        self, options: BadSteps, session: Session, run: Run, checkpoint: Any
+    ) -> None:
+        if session.cluster.num_workers > 1:
+            raise errors.ConfigurationError(
+                f"on_bad_step was given in a run of {session.cluster.num_workers} "
+                "workers; expected one process, because the workers of a custom loop "
+                "do not agree on bad steps yet. Leave on_bad_step out, or train in one "
+                "process"
+            )
+        if options.spike_factor is not None:
+            raise errors.ConfigurationError(
+                f"spike_factor is {options.spike_factor!r} for a custom loop; expected "
+                "None, because the losses of the steps before a restart are not known. "
+                "Leave spike_factor out"
+            )
+        self._records = BadStepRecords(options, session, run)
+        self._run = run
+        self._checkpoint = checkpoint
+        self._unread: list[tuple[int, Any]] = []  # number of a step, loss
+        self._last: Position = (0, 0, 0)  # the newest trained step
+        # Names of variables that were infinite at the start, as a mask is.
+        self._infinite: frozenset[str] | None = None
+        self._unreadable = -1  # newest step that was left out and could not be read
+        self._handled: BaseException | None = None  # newest error of a step
+        self._failed_at = -1  # newest step that has raised an error
+        self._has_warned = False
+        self._records.read()
+        found = [each for each in self._records.positions if each >= _step(run.step)]
+        self._left_out = {number for fit, _, number in found if not fit}
+        if self._left_out:
+            log.warning(
+                "run() will return None without training at these calls, because "
+                "earlier starts have found bad steps (counted from 0; see %s): %s%s",
+                run.journal.path,
+                name_steps(found),
+                # From scratch, the order of the data depends on the program's seed.
+                ""
+                if run.candidate is not None
+                else ". The numbers are valid if each start has the same seed",
+            )
+
+    # --- the steps to leave out ------------------------------------------------------
+
+    def leaves_out(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether the next step is left out.
+
+        Args:
+            args: positional arguments of the step.
+            kwargs: keyword arguments of the step.
+
+        Raises:
+            ConfigurationError: the step has no arguments.
+        """
+        if not (args or kwargs):
+            raise errors.ConfigurationError(
+                "run() was called with a step function without arguments; with "
+                "on_bad_step, expected the batch, the number of the batch or the "
+                "iterator as an argument, because otherwise the batch of a bad step "
+                "cannot be left out. Write run(step, iterator), with next(iterator) "
+                "inside the step"
+            )
+        run = self._run
+        # At the end of a replay, the call saves the state and exits instead.
+        return run.step in self._left_out and run.steps_made < next_stop(run, NEVER)
+
+    def skip(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Reads the batch of a step that is left out: one element of each iterator
+        among the arguments of the step.
+
+        Raises:
+            Exception: an iterator has ended.
+        """
+        for each in (*args, *kwargs.values()):
+            if isinstance(each, Iterator):
+                try:
+                    next(each)
+                except Exception as error:
+                    if is_end_of_data(error):
+                        raise
+                    # Perhaps the reason why the step is left out.
+                    log.warning("a batch that is left out cannot be read: %s", error)
+                    self._unreadable = self._run.step
+
+    # --- the losses and the variables ------------------------------------------------
+
+    def add(self, result: Any) -> None:
+        """Handles the end of a step.
+
+        Args:
+            result: return value of the step function.
+        """
+        number = self._run.step - 1
+        self._last = _step(number)
+        loss = find_loss(result, self._records.options.loss)
+        if loss is not None:
+            self._unread.append((number, loss))
+        elif not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the step function has returned %s; with on_bad_step, expected the "
+                "loss: a number, a tuple whose first item is a number, or a dict with "
+                "the number %r. Without the loss, bad steps are found only by NaN in "
+                "the variables",
+                type(result).__name__,
+                self._records.options.loss,
+            )
+        if self._is_searching or len(self._unread) >= self._records.options.check_every:
+            self._run.stop_at = min(self._run.stop_at, self._run.steps_made)
+
+    @property
+    def _is_searching(self) -> bool:
+        return self._last <= self._records.search_end
+
+    def check(self, *, will_save: bool = True) -> None:
+        """Ends the process if a step was bad, by its loss or by a variable. Call
+        between two steps.
+
+        Args:
+            will_save: whether a save may follow. If False, the variables are checked
+                only before the first step, and in the search for a bad step.
+
+        Raises:
+            SystemExit: a step was bad; the next start leaves the step out.
+            BadStepsError: the limit was reached, the journal cannot be written, or a
+                variable is NaN or infinite for another reason than a step.
+        """
+        if (found := self._find()) is not None:
+            number, why = found
+            self._records.end_because_of(_step(number), why)
+        is_first = self._run.steps_made == 0
+        if not (will_save or is_first or self._is_searching):
+            return
+        # Not before: the run of a handler that is dropped before training must not be
+        # kept alive by a cycle.
+        self._run.before_save = self._check_before_save
+        why = self._find_not_finite()
+        if is_first and self._run.candidate is not None:
+            self._records.check_restored(why)
+        self._records.check_variables(why, self._last)
+
+    def _check_before_save(self) -> None:
+        """Calls `check` before a save, unless just called for the same state. Some
+        saves follow no call of the handler, such as the save at the end of a program
+        that does not call `close`."""
+        if self._unread or not self._records.are_finite:
+            self.check()
+
+    def _find(self) -> tuple[int, str] | None:
+        """Reads the losses; returns the first bad step, with the reason, or None.
+
+        The loss of a bad step stays unread: the state in memory must never be saved.
+        """
+        while self._unread:
+            number, loss = self._unread[0]
+            # The program may have donated the loss to a computation of JAX.
+            value = 0.0 if getattr(loss, "is_deleted", bool)() else float(loss)
+            if not math.isfinite(value):
+                return number, f"the loss is {value}"
+            self._unread.pop(0)
+        return None
+
+    def _find_not_finite(self) -> str:
+        """Returns a text that names a variable with NaN, or with infinity unless the
+        variable was infinite at the start; "" if there is none."""
+        found = [
+            each
+            for adapter in frameworks.adapters("values")
+            for each in adapter.not_finite(self._checkpoint, REGISTRY.in_order())
+        ]
+        if self._infinite is None:
+            self._infinite = frozenset(what for what, has_nan in found if not has_nan)
+        bad = [
+            f"{what} contains {'NaN' if has_nan else 'infinity'}"
+            for what, has_nan in found
+            if has_nan or what not in self._infinite
+        ]
+        return bad[0] if bad else ""
+
+    # --- errors ----------------------------------------------------------------------
+
+    def failed(self, error: BaseException) -> None:
+        """Records a crash of a step; the caller raises the error.
+
+        If an earlier step was bad, records the earlier step instead, because its state
+        may be the cause of the crash.
+
+        Args:
+            error: error raised by the step.
+
+        Raises:
+            BadStepsError: the limit was reached, or the data have ended after a step
+                that was left out and could not be read.
+        """
+        number = self._run.step
+        if is_end_of_data(error):
+            if self._unreadable == number - 1:
+                raise errors.BadStepsError(
+                    f"The data cannot be read past step {number - 1}: reading the "
+                    "batch raised an error, and then the data ended, as a Python "
+                    "generator ends after an error. Catch the error in the generator, "
+                    "and continue with the next batch"
+                ) from error
+            return
+        self._handled = error
+        is_retry = number == self._failed_at  # only starts count
+        self._failed_at = number
+        if not (self._add_before(error) or is_retry):
+            self._records.crashed(_step(number), error)
+
+    def loop_failed(self, error: BaseException) -> None:
+        """Records the bad step before an error of the loop; the caller raises the
+        error.
+
+        Args:
+            error: the error, which ends the process before a call of `check`.
+
+        Raises:
+            BadStepsError: the limit was reached.
+        """
+        if error is not self._handled and not isinstance(error, errors.BadStepsError):
+            self._add_before(error)
+
+    def _add_before(self, error: BaseException) -> bool:
+        """Records the bad step before an error, if a step was bad; returns whether a
+        step was bad."""
+        found = None
+        # Ignore errors: JAX may raise the error of a step when the loss is read.
+        with contextlib.suppress(Exception):
+            found = self._find() if isinstance(error, Exception) else None
+        if found is None:
+            return False
+        self._records.add_before(error, _step(found[0]), found[1])
+        return True
+
+
+def _step(number: int) -> Position:
+    """Returns a step of a custom loop as a position."""
+    return 0, 0, number
+
+
+def find_loss(result: Any, name: str) -> Any:
+    """Returns the loss that a step function has returned: a number, the first item of a
+    tuple or list, or an item of a dict. None if this is not a real number.
+
+    Args:
+        result: return value of the step function.
+        name: key of the loss in a dict.
+    """
+    if isinstance(result, Mapping):
+        result = result.get(name)
+    elif isinstance(result, tuple | list) and result:
+        result = result[0]
+    if isinstance(result, int | float):
+        return result
+    kind = getattr(result, "dtype", None)
+    is_real = str(getattr(kind, "name", kind)).startswith(("float", "bfloat", "int"))
+    if not is_real or getattr(result, "shape", None) != ():
+        return None
+    # A variable may have another value when the loss is read.
+    return result.read_value() if hasattr(result, "read_value") else result

@@ -14,10 +14,10 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
@@ -35,6 +35,7 @@ from tfpreempt.core.arguments import check_metrics, check_save_freq, check_timeo
 from tfpreempt.core.events import Batches
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
+from tfpreempt.handler.bad_steps import BadSteps, LoopBadSteps
 from tfpreempt.handler.collective_save import PLAIN, RunStages
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.exit import describe
@@ -122,6 +123,10 @@ class PreemptionCheckpointHandler:
             Functions that are compiled before the handler is created are not kept.
             Every user who can write to the directory or to the mirror can then make
             this program run code. Only for programs on JAX.
+        on_bad_step: which steps to leave out, such as steps with a NaN loss; see
+            `BadSteps`. After such a step the process exits, and after the restart
+            `run()` returns None for the step. None: no step is left out. Only in one
+            process, and in loops that call `run()`.
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
@@ -159,6 +164,7 @@ class PreemptionCheckpointHandler:
         mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
         compile_cache: bool = False,
+        on_bad_step: BadSteps | None = None,
     ) -> None:
         show_log_lines()
         given = checkpoint_or_checkpoint_manager
@@ -169,6 +175,14 @@ class PreemptionCheckpointHandler:
         if isinstance(restore, str) and restore != "partial":
             raise errors.ConfigurationError(
                 f'restore is {restore!r}; expected True, False or "partial"'
+            )
+        if on_bad_step is not None and not (
+            isinstance(on_bad_step, BadSteps) and restore
+        ):
+            raise errors.ConfigurationError(
+                f"on_bad_step is {on_bad_step!r}, and restore is {restore!r}; expected "
+                "None, or tfpreempt.BadSteps(...) with restore=True, because the next "
+                "start must return to the last commit"
             )
         options = CheckpointOptions(
             checkpoint_dir=checkpoint_dir,
@@ -188,6 +202,12 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore(is_partial=restore == "partial")
+            self._bad_steps: LoopBadSteps | None = None
+            if on_bad_step is not None:
+                checkpoint = getattr(given, "checkpoint", given)
+                self._bad_steps = LoopBadSteps(
+                    on_bad_step, self._session, self._run, checkpoint
+                )
             self._first_batch = FirstBatch(
                 self._run.base,
                 self._run.record,
@@ -219,14 +239,18 @@ class PreemptionCheckpointHandler:
             **kwargs: keyword arguments for `fn`.
 
         Returns:
-            The return value of `fn`.
+            The return value of `fn`; None for a step that `on_bad_step` leaves out.
 
         Raises:
+            BadStepsError: too many steps were bad, or a step cannot be left out.
+            ConfigurationError: `fn` has no arguments, although `on_bad_step` is given.
             HandlerClosedError: the handler was closed before.
             NestedRunError: the call is inside another `run()`.
             SystemExit: raised by the exit function, after a commit.
         """
-        step_flag, run = self._step_flag, self._run
+        step_flag, run, guard = self._step_flag, self._run, self._bad_steps
+        if guard is not None and guard.leaves_out(args, kwargs):
+            return cast(T, self._leave_out(guard, args, kwargs))
         step_flag.started += 1
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             self._enter("run()")
@@ -242,10 +266,14 @@ class PreemptionCheckpointHandler:
             result = fn(*args, **kwargs)
         except BaseException as error:
             step_failed(error, self._session)
+            if guard is not None:
+                guard.failed(error)
             raise
         step_flag.busy = False
         step_flag.ends.append(monotonic())
         run.steps_made += 1
+        if guard is not None:
+            guard.add(result)
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -261,6 +289,11 @@ class PreemptionCheckpointHandler:
                 `checkpoint_number=` or `options=`.
         """
         step_flag, run = self._step_flag, self._run
+        if self._bad_steps is not None:
+            raise errors.ConfigurationError(
+                "save_checkpoint_if_preempted() was called on a handler with "
+                "on_bad_step; expected run(), because only run() can leave a step out"
+            )
         step_flag.started += 1
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             if not run.is_armed and run.candidate is not None:
@@ -293,7 +326,7 @@ class PreemptionCheckpointHandler:
             self._session.ready(run, "check_preemption()")
         if step_flag.bare == step_flag.started:
             step_flag.bare += 1  # a step outside of run() is still incomplete
-        self._session.boundary()
+        self._session.boundary(self._checked)
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
@@ -323,7 +356,7 @@ class PreemptionCheckpointHandler:
             session.unregister(run)
             return
         if not run.is_closed:
-            session.boundary()
+            session.boundary(self._checked)
 
     def pause_hang_detection(self) -> contextlib.AbstractContextManager[None]:
         """Pauses hang detection in a `with` block, for example around an evaluation.
@@ -340,12 +373,16 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """Number of completed `run()` calls over all restarts; saved in commits."""
+        """Number of completed `run()` calls over all restarts; saved in commits.
+
+        Includes the calls that `on_bad_step` has left out.
+        """
         return self._run.step
 
     @property
     def run_calls(self) -> int:
-        """Number of completed `run()` calls in this process."""
+        """Number of steps in this process: of completed `run()` calls, without the
+        calls that `on_bad_step` has left out."""
         return self._run.steps_made
 
     # --- saving ----------------------------------------------------------------------
@@ -375,7 +412,9 @@ class PreemptionCheckpointHandler:
             ConfigurationError: a metric is not a number.
             SaveError: the directory cannot be written, or the part of a worker did not
                 arrive before the timeout.
+            SystemExit: a step was bad (`on_bad_step`).
         """
+        self._checked()
         if metrics is not None:
             self._run.directory.set_metrics(self._run.step, check_metrics(metrics))
         self._session.save(self._run, wait=wait)
@@ -519,10 +558,16 @@ class PreemptionCheckpointHandler:
         if not self._step_flag.busy:
             self._unsaved.after_call()
         self._unsaved.forget()
+        session, run = self._session, self._run
         try:
-            training_end.close(self._session, self._run, timeout)
+            self._checked()
+            training_end.close(session, run, timeout)
+        except errors.BadStepsError as error:
+            if not run.is_closed:
+                training_end.close_failed(session, run, describe(error), error)
+            raise
         finally:
-            if self._run.is_closed:
+            if run.is_closed:
                 take_over()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
@@ -546,10 +591,61 @@ class PreemptionCheckpointHandler:
             session.unregister(run)
         else:
             was_preemption(error, session, is_consistent=session.is_consistent)
+            try:
+                if self._bad_steps is not None:
+                    self._bad_steps.loop_failed(error)
+            except errors.BadStepsError as limit:
+                training_end.close_failed(session, run, describe(limit), limit)
+                raise
             is_exit = isinstance(error, SystemExit | GeneratorExit)
             is_meant = is_exit or is_end_of_data(error)
-            training_end.close_failed(session, run, "" if is_meant else describe(error))
+            training_end.close_failed(
+                session, run, "" if is_meant else describe(error), error
+            )
         return False
+
+    # --- bad steps -------------------------------------------------------------------
+
+    def _checked(self) -> contextlib.AbstractContextManager[None]:
+        """Ends the process if a step was bad; returns a context for `boundary`."""
+        session, run = self._session, self._run
+        is_usable = not (run.is_closed or session.exit.left or session.is_forked)
+        if self._bad_steps is not None and is_usable and not self._step_flag.busy:
+            self._bad_steps.check()
+        return contextlib.nullcontext()
+
+    def _check_at_boundary(self, guard: LoopBadSteps, what: str) -> None:
+        """Ends the process if a step was bad, at a boundary whose interval is already
+        counted."""
+        try:
+            self._session.check_open(self._run, what)
+            guard.check(will_save=self._step_flag.flag or self._is_save_due)
+        except BaseException:
+            self._step_flag.started -= 1
+            raise
+
+    def _leave_out(
+        self, guard: LoopBadSteps, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Handles the boundary before a step, and leaves the step out."""
+        session, run = self._session, self._run
+        session.ready(run, "run()")
+        self._unsaved.after_call()
+        session.boundary(self._checked)
+        if self._is_save_due:
+            self._checked()
+            session.save_at_boundary(run, PLAIN)
+        self._step_flag.busy = True
+        try:
+            guard.skip(args, kwargs)
+        except BaseException as error:
+            step_failed(error, session)
+            raise
+        self._step_flag.busy = False
+        # Not `steps_made`: the state is unchanged, and a save before the first trained
+        # step of this process would lack variables that the step creates.
+        run.base += 1
+        run.stop_at = min(run.stop_at, run.steps_made)
 
     # --- rare work at boundaries -----------------------------------------------------
 
@@ -570,14 +666,16 @@ class PreemptionCheckpointHandler:
         The caller has already counted the interval after the boundary.
         """
         session, run = self._session, self._run
+        if self._bad_steps is not None:
+            self._check_at_boundary(self._bad_steps, what)
         session.enter(run, what, stages)
         self._unsaved.after_call()
         if run.steps_made in LOOKS and run.config.save_fn is None:
             is_last = run.steps_made == LOOKS[-1]
             self._unsaved.watch_loop(sys._getframe(2), is_last=is_last)
-        every = self._save_steps
-        if every is not None and run.has_moved and run.step % every == 0:
+        if self._is_save_due:
             session.save_at_boundary(run, stages)
+        every = self._save_steps
         if run.steps_made < 4:
             run.stop_at = run.steps_made
         else:
@@ -586,3 +684,9 @@ class PreemptionCheckpointHandler:
                 next_save = (run.step // every + 1) * every - run.base
                 stop_at = min(stop_at, next_save)
             run.stop_at = next_stop(run, stop_at)
+
+    @property
+    def _is_save_due(self) -> bool:
+        """Whether `save_freq` requests a save after the newest step."""
+        every, run = self._save_steps, self._run
+        return every is not None and run.has_moved and run.step % every == 0

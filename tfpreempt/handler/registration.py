@@ -203,7 +203,7 @@ def register(
         except BaseException as error:
             # Close the run: the program may catch the error and start a new run.
             is_meant = isinstance(error, SystemExit)
-            close_failed(session, run, "" if is_meant else describe(error))
+            close_failed(session, run, "" if is_meant else describe(error), error)
             raise
 
 

@@ -93,6 +93,8 @@ class Run:
         async_save: whether periodic saves may be asynchronous.
         is_alive: function that returns whether the run will reach more boundaries;
             called on any thread.
+        before_save: function called on the main thread before the state is captured;
+            raises an error if the state must not be saved.
 
     Attributes:
         directory: the checkpoint directory.
@@ -105,7 +107,6 @@ class Run:
             and supported by the contents of the save.
         states: loader of named States from the restored commit, or a later one.
         journal: journal of the run's events; for use on any thread.
-        record: method that appends an event to the journal; for use on any thread.
         steps_made: number of steps completed in this process.
         stop_at: value of `steps_made` from which on a boundary calls the session even
             if no notice has raised the flag; -1 if no step may follow.
@@ -136,6 +137,7 @@ class Run:
     amid: str = ""
     async_save: dataclasses.InitVar[bool] = False
     is_alive: Callable[[], bool] = lambda: True
+    before_save: Callable[[], None] = lambda: None
     steps_made: int = 0
     stop_at: int = 0
     base: int = dataclasses.field(init=False)
@@ -187,7 +189,6 @@ class Run:
             self.directory.clock,
             os.environ.get("TFPREEMPT_INCARNATION", start.token),
         )
-        self.record = self.journal.record
         # Close the watcher when the interpreter exits, too. Python then ends running
         # threads, and a thread inside a C++ function would abort the process.
         weakref.finalize(self, self.watcher.close)
@@ -283,11 +284,6 @@ class Run:
             path=None, step=self.base, sequence=0, world_size=num_workers
         )
         self._record_start(adopted_as, self.start.seconds)
-
-    @property
-    def unrestored_variables(self) -> Sequence[str]:
-        """Names of variables in the restored commit that the program did not create."""
-        return self.source.contents.unrestored_variables()
 
     def load_state(self, state: State) -> bool:
         """Loads a named State from the restored commit, or from a later commit.
@@ -437,6 +433,7 @@ class Run:
             *args: arguments of the program, as in `stage`.
             **kwargs: keyword arguments of the program, as in `stage`.
         """
+        self.before_save()
         if self.snapshots is not None:
             self.snapshots.give_up()
         self.saved_at = self.steps_made
@@ -508,12 +505,17 @@ class Run:
         """
         if self.snapshots is None:
             return False
+        self.before_save()
         if self.counter is not None:
             self.counter.assign(self.step)
         attempt = f"{self.start.token}-{name}"
         return self.snapshots.capture(self.step, attempt)
 
     # --- the end ---------------------------------------------------------------------
+
+    def record(self, event: Event) -> None:
+        """Appends an event to the journal; may run on any thread."""
+        self.journal.record(event)
 
     def record_exit(
         self,

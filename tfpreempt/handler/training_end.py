@@ -313,14 +313,15 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
     came_to_nothing = run.is_unconfirmed and not session.saves.last_save_is_committed(
         run, deadlines.peer_timeout
     )
-    if run.steps_made == 0 and run.unrestored_variables:
+    unrestored = () if run.steps_made else run.source.contents.unrestored_variables()
+    if unrestored:
         # Without a step in this process, variables that a first step creates would be
         # missing, such as the variables of an optimizer.
         if run.start.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
                 "since the restart from a snapshot in memory, which has variables "
-                f"that this program did not create ({run.unrestored_variables[0]}, "
+                f"that this program did not create ({unrestored[0]}, "
                 "...). Create the variables before the handler (for example by "
                 "optimizer.build()) and start the program again."
             )

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.core import object_graph
+from tfpreempt.jax.pytree_state import PyTreeState
 from tfpreempt.jax.shards import local_numbers, unread
 
 SAVED_WHOLE: tuple[type, ...] = ()
@@ -133,6 +135,37 @@ def _local(array: jax.Array, size: int) -> list[Any]:
     stays on an accelerator, so that only the elements of a sample are copied."""
     is_large = array.size > size and jax.default_backend() != "cpu"
     return [*unread(array).shards.values()] if is_large else local_numbers(array)
+
+
+def not_finite(checkpoint: Any, states: Iterable[State]) -> Iterator[tuple[str, bool]]:
+    """Yields the floating-point leaves of `PyTreeState`s that are not finite, by path,
+    and whether they contain NaN.
+
+    Args:
+        checkpoint: checkpoint object of another framework.
+        states: named States.
+    """
+    leaves = {
+        state.described(path): leaf
+        for state in states
+        if isinstance(state, PyTreeState)
+        for path, leaf in state._leaves().items()
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+        if not (isinstance(leaf, jax.Array) and leaf.is_deleted())
+    }
+    # A sum is finite only if all elements are; a sum in 16 bits would often overflow.
+    sums = {
+        what: jnp.sum(leaf, dtype=None if leaf.dtype.itemsize > 2 else jnp.float32)
+        if isinstance(leaf, jax.Array)
+        else np.sum(leaf, dtype=np.float64)
+        for what, leaf in leaves.items()
+    }
+    for what, total in sums.items():  # waits for the device only now
+        if not np.isfinite(float(total)):
+            elements = np.asarray(leaves[what], np.float64)
+            if not np.isfinite(elements).all():
+                yield what, bool(np.isnan(elements).any())
 
 
 def restarts(iterator: Any) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.core.compat import add_note
 from tfpreempt.handler.bad_steps import BadStepRecords, BadSteps, Position, name_steps
 from tfpreempt.handler.run import NEVER, Run
 from tfpreempt.handler.session import Session
@@ -399,10 +398,7 @@ class BadStepGuard:
                 True  # recorded before; or the chief or the next start finds the step
             )
         batch, why = found
-        position = self._position(batch)
-        self._records.add(position, why, cause=error)
-        text = f"{why} at {name_steps([position])}; the next start leaves this step out"
-        add_note(error, text)
+        self._records.add_before(error, self._position(batch), why)
         return True
 
     def _position(self, batch: int) -> Position:

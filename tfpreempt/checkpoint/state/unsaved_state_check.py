@@ -151,6 +151,13 @@ class Values(Protocol):
         """Returns the immutable arrays in an object or a State."""
         ...
 
+    def not_finite(
+        self, checkpoint: Any, states: Iterable[State]
+    ) -> Iterator[tuple[str, bool]]:
+        """Yields texts that name the floating-point variables of a checkpoint, and the
+        arrays of named States, that are not finite, and whether they contain NaN."""
+        ...
+
     def restarts(self, iterator: Any) -> bool:
         """Returns whether a restarted run would read an iterator from the beginning.
 

@@ -18,6 +18,7 @@ registered saver, values on other machines.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -312,6 +313,41 @@ def read_variables(
                 private_api.eager_context.context(),
             )
     return found[: len(handles)]
+
+
+def read_parts(parts: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the values of variables of this worker, without a copy if possible.
+
+    Args:
+        parts: variables on one device each, see `local_parts`.
+    """
+    kinds: dict[Any, list[int]] = collections.defaultdict(list)
+    for number, part in enumerate(parts):
+        kinds[part.device, part.dtype].append(number)
+        if is_large(part):
+            tf.raw_ops.DisableCopyOnRead(resource=part.handle)
+    values: dict[int, tf.Tensor] = {}
+    for (device, dtype), numbers in kinds.items():
+        handles = [parts[number].handle for number in numbers]
+        read = read_variables(device, dtype, handles)
+        values |= zip(numbers, read, strict=True)
+    return [values[number] for number in range(len(parts))]
+
+
+def sums(parts: Sequence[Any]) -> list[float]:
+    """Returns the sum of the elements of each variable. A sum is finite only if all
+    elements are finite; the sum of finite elements may be infinite.
+
+    Args:
+        parts: floating-point variables on one device each, see `local_parts`.
+    """
+    found = []
+    for value in read_parts(parts):
+        with tf.device(value.device):
+            # A sum in 16 bits would often be infinite.
+            wide = value if value.dtype.size > 2 else tf.cast(value, tf.float32)
+            found.append(tf.reduce_sum(wide))
+    return [float(each) for each in found]  # waits for the device only now
 
 
 def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:

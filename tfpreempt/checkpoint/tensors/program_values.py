@@ -12,14 +12,16 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfpreempt.checkpoint.state.encoding import decode, encode
+from tfpreempt.checkpoint.tensors.gather import sums
 from tfpreempt.checkpoint.tensors.iterator_state import (
     KEEP_SERVICE_OUT,
     reads_data_service,
@@ -280,6 +282,32 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
 def arrays(thing: Any) -> Sequence[Any]:
     """Returns no arrays: a variable of TensorFlow changes in place."""
     return ()
+
+
+def not_finite(checkpoint: Any, states: Iterable[Any]) -> Iterator[tuple[str, bool]]:
+    """Yields the floating-point variables of a Checkpoint that are not finite, by path,
+    and whether they contain NaN. Leaves out metrics of Keras 3, which never change a
+    weight.
+
+    Args:
+        checkpoint: the Checkpoint; None for no variables.
+        states: named States, which have no variables.
+    """
+    named: dict[int, tuple[str, Any]] = {}
+    if checkpoint is not None:
+        attach(checkpoint)
+        for path, each in walk(checkpoint):
+            for part in local_parts(each)[:1]:  # replicas of a variable are equal
+                if part.dtype.is_floating:
+                    named.setdefault(id(part), (path, part))
+    found = list(named.values())
+    for (path, part), total in zip(
+        found, sums([part for _, part in found]), strict=True
+    ):
+        if not math.isfinite(total):
+            elements = np.asarray(part.numpy(), np.float64)
+            if not np.isfinite(elements).all():
+                yield f"the variable {path!r}", bool(np.isnan(elements).any())
 
 
 def restarts(iterator: Any) -> bool:

@@ -13,14 +13,13 @@ time than the call.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tensors.gather import is_large, read_variables
+from tfpreempt.checkpoint.tensors.gather import read_parts, sums
 from tfpreempt.checkpoint.tensors.variables import (
     Attached,
     attach,
@@ -60,13 +59,7 @@ class TensorFlowVariables(FitVariables):
     def sums(self, variables: Sequence[Any]) -> Sequence[float]:
         # Replicas of a variable are equal.
         parts = [local_parts(each)[:1] for each in variables]
-        found = []
-        for value in _read([part for each in parts for part in each]):
-            with tf.device(value.device):
-                # A sum in 16 bits would often be infinite.
-                wide = value if value.dtype.size > 2 else tf.cast(value, tf.float32)
-                found.append(tf.reduce_sum(wide))
-        totals = map(float, found)  # waits for the device only now
+        totals = iter(sums([part for each in parts for part in each]))
         return [next(totals) if each else 0.0 for each in parts]
 
     def elements(self, variable: Any) -> Any:
@@ -97,7 +90,7 @@ class HeldValues:
         objects += [variable for _, variable in untracked.own]
         parts = {id(part): part for obj in objects for part in local_parts(obj)}
         self._parts = list(parts.values())
-        self._values = _read(self._parts)
+        self._values = read_parts(self._parts)
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
@@ -105,7 +98,7 @@ class HeldValues:
 
         Afterwards the variables have their previous values again.
         """
-        now = _read(self._parts)
+        now = read_parts(self._parts)
         self._assign(self._values)
         try:
             yield
@@ -116,25 +109,6 @@ class HeldValues:
         for part, value in zip(self._parts, values, strict=True):
             with tf.device(part.device):
                 part.assign(value)
-
-
-def _read(parts: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the values of variables of this worker, without a copy if possible.
-
-    Args:
-        parts: variables on one device each, see `local_parts`.
-    """
-    kinds: dict[Any, list[int]] = collections.defaultdict(list)
-    for number, part in enumerate(parts):
-        kinds[part.device, part.dtype].append(number)
-        if is_large(part):
-            tf.raw_ops.DisableCopyOnRead(resource=part.handle)
-    values: dict[int, tf.Tensor] = {}
-    for (device, dtype), numbers in kinds.items():
-        handles = [parts[number].handle for number in numbers]
-        read = read_variables(device, dtype, handles)
-        values |= zip(numbers, read, strict=True)
-    return [values[number] for number in range(len(parts))]
 
 
 def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:
