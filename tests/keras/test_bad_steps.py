@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint.fakes import open_directory, save
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import JournalMirror
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli.inspect.replay import _copy_bad_steps
 from tfpreempt.core.cluster import LOCAL
 from tfpreempt.core.events import BadStep
@@ -20,6 +22,7 @@ from tfpreempt.core.journal import Journal
 from tfpreempt.handler.bad_steps import positions
 from tfpreempt.keras import BadSteps, PreemptionCallback
 from tfpreempt.keras.bad_steps import BadStepGuard, problem
+from tfpreempt.keras.fit.fit_state import WorkerRecord
 from tfpreempt.storage.local import LocalStore
 
 
@@ -115,6 +118,25 @@ def test_crashes_of_several_workers_are_refused() -> None:
     nothing: Any = None
     with pytest.raises(errors.ConfigurationError, match=r"^crashes is 2 in a run of 2"):
         BadStepGuard(BadSteps(crashes=2), nothing, nothing, session, nothing)
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_a_commit_needs_the_confirmation_of_each_worker(
+    tmp_path: Path, is_needed: bool
+) -> None:
+    """A worker that was killed may have found a bad step."""
+    registry, own = StateRegistry(), WorkerRecord("tfpreempt.own", dict)
+    own.unregister()
+    own.needs_every_worker = is_needed
+    registry.add(own)
+    directory = open_directory(tmp_path, world=2, registry=registry)
+    assert directory.needs_peers() == is_needed
+    if is_needed:
+        with pytest.raises(errors.SaveError, match=r"workers \[1\] .*on_bad_step="):
+            save(directory, 5, workers=[0])
+    else:
+        assert save(directory, 5, workers=[0]).step == 5
+    assert save(directory, 6, workers=[0, 1]).step == 6
 
 
 def test_a_mirror_that_cannot_be_read_is_named(

@@ -51,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save-freq", type=int, help="batches; not each epoch")
     parser.add_argument("--fail-at", type=int, help="epoch whose end fails")
     parser.add_argument("--bad", type=int, help="batch with a NaN, on worker 1 only")
+    parser.add_argument("--in-x", action="store_true", help="NaN in the inputs")
     parser.add_argument("--without", type=int, help="batch that the data do not have")
     parser.add_argument("--check-every", type=int, default=16, help="of BadSteps")
     parser.add_argument("--plain", action="store_true", help="without our callback")
@@ -159,9 +160,10 @@ def row(index: Any) -> Any:
 
 def make_ordered() -> Any:
     """Rows in order. Worker 1 of two workers has the second half of each batch."""
-    inputs, targets = x, y.copy()
+    inputs, targets = x.copy(), y.copy()
     if options.bad is not None:
-        targets[(options.bad + 1) * BATCH - 1] = np.nan
+        row = (options.bad + 1) * BATCH - 1
+        (inputs[:, 1:] if options.in_x else targets)[row] = np.nan
     if options.without is not None:
         rows = slice(options.without * BATCH, (options.without + 1) * BATCH)
         inputs, targets = np.delete(x, rows, 0), np.delete(y, rows, 0)
