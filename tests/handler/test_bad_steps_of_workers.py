@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.handler.test_session import FakeRun, FakeSave
+from tests.multiprocess.harness import wait_until
 from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
@@ -201,6 +202,24 @@ def test_all_workers_stop_without_a_commit(
     for worker in pair.workers:
         assert not (is_found and worker.commits)
         assert f"leave {not is_found} True" in worker.calls
+
+
+def test_a_bad_step_found_in_the_round_of_a_notice_is_recorded(start: Start) -> None:
+    pair = start()
+    chief, other = pair.workers
+
+    def find() -> None:
+        notice(chief)
+        flags = [each.session.step_flag for each in pair.workers]
+        wait_until(lambda: all(each.flag for each in flags), "the notice", LIMIT)
+        other.records.end_because_of((1, 0, 3), "bad")
+
+    other.before[4] = find
+    assert pair.train() == [None, None]
+    assert chief.bad_steps == [(3, "bad")]
+    for worker in pair.workers:
+        assert worker.commits == []
+        assert "leave False True" in worker.calls
 
 
 def test_a_veto_keeps_its_reason_on_all_workers(start: Start) -> None:
