@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -782,6 +783,31 @@ def test_objects_that_a_callback_replaces_are_named(
 
     on.run(program, ("begin", 1, 1))
     found = [each for each in caplog.messages if "kernel_regularizer" in each]
+    assert len(found) == 2
+    assert "will not be restored after a restart" in found[0]
+    assert "was not restored by this restart" in found[1]
+
+
+@pytest.mark.parametrize("step", [("begin", 2, 1), ("begin", 1, 2)])
+def test_lora_inside_of_fit_is_named(
+    step: tuple[str, int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The restart has no variables of LoRA, or has them too early."""
+    with machine("keras") as on:
+
+        def program() -> None:
+            model = on.model()
+            model.build((None, X.shape[1]))
+
+            def enable(epoch: int, logs: Any = None) -> None:
+                if epoch == 1:
+                    model.layers[0].enable_lora(2)
+
+            on.fit(model, on.callback(on_epoch_begin=enable), epochs=3)
+
+        with contextlib.suppress(TypeError):  # of Keras, in the second case
+            on.run(program, step)
+    found = [each for each in caplog.messages if "enable_lora() inside fit" in each]
     assert len(found) == 2
     assert "will not be restored after a restart" in found[0]
     assert "was not restored by this restart" in found[1]

@@ -99,6 +99,10 @@ class TrackedAttribute:
         return self.problem is None and sum(map(len, self.encoded.arrays)) <= _SMALL
 
 
+_LORA_WHY = (
+    "a restart makes the variables that the model has at the start of the fit. Call "
+    "enable_lora() before fit, or between two fits, each with a separate checkpoint_dir"
+)
 _KINDS_WHY = (
     "the function is traced for each kind of data (structure, dtypes and shapes of a "
     "batch), settings have changed since its first trace, and only the settings of the "
@@ -178,6 +182,8 @@ class Attributes:
         self._roots = {"model": model}
         self._traced: set[Any] = set()  # keys of values that a trace changes: not saved
         self._lost: dict[str, str] = {}  # change that cannot be restored -> reason
+        # Layers with LoRA after the first step of this process; None before.
+        self._with_lora: set[str] | None = None
         # Whether a step was trained, in this process or before a restart.
         self._has_stepped = False
         # Settings by key, as read for the first time.
@@ -251,11 +257,19 @@ class Attributes:
         vars(model)[_KEPT] = self
         _ended[id(self)] = self
 
+    def stepped(self) -> None:
+        """Called after the first step of this process."""
+        self._with_lora = _layers_with_lora(self._roots["model"])
+
     def capture(self) -> EncodedValue:
         """Returns the attribute values that this fit, or an earlier fit, has changed.
 
         Warns once of each change that cannot be saved.
         """
+        if self._with_lora is not None:
+            new = _layers_with_lora(self._roots["model"]) - self._with_lora
+            if new:
+                self.lose("the effect of enable_lora() inside fit", _LORA_WHY)
         rows: list[tuple[str, Any, EncodedValue, str]] = []  # owner, key, value, kind
         values_of_traces = [
             (_KINDS[name], trace.values) for name, trace in self.traces.items()
@@ -343,10 +357,6 @@ class Attributes:
                 new for was, new in pairs if was.encoded.digest != new.encoded.digest
             ]
             trace.is_due = bool(trace.outdated) or not built
-        for (what, _), reason in values["lost"].items():
-            if what not in self._lost:
-                why = self._lost[what] = str(reason.header)
-                log.warning("%s was not restored by this restart: %s.", what, why)
 
     def traced_by(
         self,
@@ -409,10 +419,18 @@ class Attributes:
         """Context manager: in the body, the settings have their values from the first
         step of the fit, because these settings determine the variables of the model.
 
+        Warns of the changes that the commit lacks.
+
         Args:
             saved: result of `capture`.
         """
-        first = _read(saved)["first"]
+        values = _read(saved)
+        # Warn now: the lost changes may also be the cause of an error in the body.
+        for (what, _), reason in values["lost"].items():
+            if what not in self._lost:
+                why = self._lost[what] = str(reason.header)
+                log.warning("%s was not restored by this restart: %s.", what, why)
+        first = values["first"]
         for key, value in self._look().items():
             if value.is_setting and value.name in first:
                 self._at_first[key] = dataclasses.replace(
@@ -618,6 +636,11 @@ def _is_traced(function: Any) -> bool:
     name = "experimental_get_tracing_count"
     counts = [getattr(each, name)() for each in parts if hasattr(each, name)]
     return any(counts) or not counts
+
+
+def _layers_with_lora(model: Any) -> set[str]:
+    layers = model._flatten_layers()
+    return {each.name for each in layers if getattr(each, "lora_enabled", False)}
 
 
 def _functions(model: Any) -> dict[str, Any]:

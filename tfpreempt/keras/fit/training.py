@@ -429,6 +429,7 @@ class Training:
         try:
             trained = self._step(iterator)
             self._state.unsaved.begin()
+            self._state.attributes.stepped()
             return trained
         except Exception as error:
             # If the length of the data is unknown, Keras finds the end of the data only
