@@ -222,6 +222,20 @@ def test_the_bad_step_before_a_crash_is_recorded(tmp_path: Path) -> None:
     assert loop.start() == expected(3)
 
 
+def test_an_exit_function_that_returns_is_refused(tmp_path: Path) -> None:
+    """Otherwise the program would train on with the bad step."""
+    config = TerminationConfig(signals=(), sources=[], exit_fn=lambda: None)
+    with current_session.new_process():
+        handler = PreemptionCheckpointHandler(
+            None, None, tmp_path, config, on_bad_step=BadSteps(), save_freq=1
+        )
+        handler.run(lambda loss: loss, math.nan)
+        for call in (lambda: handler.run(lambda loss: loss, 0.0), handler.save):
+            with pytest.raises(errors.UsageError, match="the exit_fn returned"):
+                call()
+        assert handler.checkpoints() == []
+
+
 def test_the_limit_names_the_steps(tmp_path: Path) -> None:
     loop = Loop(tmp_path, replaced(math.nan, 2, 5))
     options = {"on_bad_step": BadSteps(limit=1)}

@@ -48,6 +48,7 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
     handler = PreemptionCheckpointHandler(
         resolver, checkpoint, directory, save_freq=100, async_save=False,
         restore="partial", keep_every=1000, best_by=("loss", "min", 3),
+        on_bad_step=tfpreempt.BadSteps(crashes=2, limit=3),
     )  # fmt: skip
     with handler:
         for number in range(handler.total_run_calls, 100):
