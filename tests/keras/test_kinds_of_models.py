@@ -27,6 +27,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
+from tfpreempt import errors  # noqa: E402
 from tfpreempt.keras.fit_record import FitRecord  # noqa: E402
 
 CUTS = [("begin", 1, 3), ("test", 1, 1), ("end", 2, 1)]
@@ -786,6 +787,45 @@ def test_objects_that_a_callback_replaces_are_named(
     assert len(found) == 2
     assert "will not be restored after a restart" in found[0]
     assert "was not restored by this restart" in found[1]
+
+
+@pytest.mark.parametrize("builds", [False, True])
+def test_an_eager_step_that_trains_some_weights_resumes_or_is_explained(
+    builds: bool,
+) -> None:
+    """The restart made the optimizer's variables for all weights, and named another
+    model as the cause."""
+    with machine("keras") as on:
+
+        class Head(on.keras.Sequential):  # type: ignore[misc, name-defined]
+            def train_step(self, data: Any) -> Any:
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                weights = self.layers[-1].trainable_variables
+                gradients = tape.gradient(loss, weights)
+                self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+                return {"loss": loss}
+
+        def program(ours: Any = None) -> Any:
+            model = Head([on.keras.layers.Dense(3), on.keras.layers.Dense(1)])
+            model.build((None, X.shape[1]))
+            model.compile("adam", run_eagerly=True)
+            if builds and on.codes:  # as the error says
+                model.optimizer.build(model.layers[-1].trainable_variables)
+            on.fit(model, ours=ours)
+            return values(model)
+
+        on.start()
+        expected, cuts = program(ours=False), [("begin", 1, 3), ("begin", 2, 1)]
+        if builds:
+            assert on.run(program, *cuts) == expected
+            return
+        with pytest.raises(errors.CheckpointMismatchError) as caught:
+            on.run(program, *cuts)
+        told = "The optimizer had 6 variables in the interrupted run, and has 10 now."
+        assert told in str(caught.value)
+        assert "model.optimizer.build(weights)" in str(caught.value)
 
 
 @pytest.mark.parametrize("step", [("begin", 2, 1), ("begin", 1, 2)])

@@ -40,6 +40,14 @@ from tfpreempt.keras.fit_protocol import Fit, HeldValues, WorkerVariable
 from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 
 Taken = dict[str, EncodedValue]
+_SOME_WEIGHTS = (
+    "The optimizer had {} variables in the interrupted run, and has {} now. The eager "
+    "train step may train only some weights of the model: a restart makes the "
+    "optimizer's variables before the first step, for all trainable weights. Call "
+    "model.optimizer.build(weights) before fit, with the list of weights that the step "
+    "passes to apply_gradients, or set trainable = False on the layers that are not "
+    "trained. The differences in detail: {}"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +295,8 @@ class FitState:
         shared, own = self.shared.loaded, self.own.loaded
         assert shared is not None
         directory = run.directory.path
-        check_same(progress, made_of(self._fit, is_built=True), directory)
+        here = made_of(self._fit, is_built=True)
+        check_same(progress, here, directory)
         saved = [] if self.other is not None else shared["variables"].value()
         now = self.variables.of_worker()
         metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
@@ -307,7 +316,14 @@ class FitState:
         if self.other is None:
             check(saved, now, replicas)
             self.variables.expect([name for name, _ in saved])
-            run.restore(named_states=False)
+            try:
+                run.restore(named_states=False)
+            except errors.CheckpointMismatchError as error:
+                slots = progress.made_of.get("slots") or 0
+                if self._fit.runs_eagerly() and 0 < slots < here["slots"]:
+                    text = _SOME_WEIGHTS.format(slots, here["slots"], error)
+                    raise errors.CheckpointMismatchError(text) from error
+                raise
         else:
             assign = functools.partial(self.other.assign, variables=self.variables)
             run.restore(named_states=False, assign=assign)
