@@ -15,8 +15,6 @@ from tests.multiprocess.harness import (
     Worker,
     Zygote,
     place,
-    records,
-    wait_until,
 )
 
 LINES = ("keras", "tf_keras")
@@ -94,16 +92,12 @@ def undisturbed(zygote: Zygote, fit: Fit) -> list[dict[str, Any]]:
 
 def interrupt(here: Place, fit: Fit, hold: str, victim: int) -> Cluster:
     """Starts a fit, and sends SIGTERM to one worker while all workers are blocked."""
-    before = len(records(here.checkpoints, "notice", worker=victim))
     here.hold()
     cluster = fit.start(here, f"--hold-at={hold}")
     for worker in cluster:
         worker.wait_line("holding")
     cluster[victim].send(signal.SIGTERM)
-    wait_until(
-        lambda: len(records(here.checkpoints, "notice", worker=victim)) > before,
-        "the notice",
-    )
+    cluster[victim].wait_line("noticed")
     here.release()
     cluster.expect(*[RESTART] * fit.world)
     return cluster

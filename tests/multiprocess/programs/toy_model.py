@@ -14,6 +14,7 @@ import importlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,15 +56,26 @@ def hold_file(name: str) -> Path:
 
 
 def hold(name: str = "step") -> None:
-    """Blocks, like a long step, while the file of the test exists."""
-    file = hold_file(name)
+    """Blocks, like a long step, while the file of the test exists; prints when the end
+    of the step would see a notice."""
+    file, is_noticed = hold_file(name), False
     if file.exists():
         say("holding", name)
     end = time.monotonic() + HOLD_LIMIT
     while file.exists():
         if time.monotonic() > end:
             raise TimeoutError("nobody released this worker")
+        if not is_noticed and sees_notice():
+            is_noticed = True
+            say("noticed")
         time.sleep(0.002)
+
+
+def sees_notice() -> bool:
+    """Returns whether the end of the current step would see a notice."""
+    sessions = sys.modules.get("tfpreempt.handler.current_session")
+    session = sessions and sessions.current()
+    return session is not None and session.step_flag.flag
 
 
 def say_when(word: str, *step: object) -> None:
