@@ -179,6 +179,15 @@ def test_a_source_whose_description_is_new_in_a_restart_is_named(kind, caplog):
     assert ("Define __repr__ in the class" in caplog.text) == (kind is Source)
 
 
+def test_the_state_of_a_loader_is_read_once_before_training():
+    """The state of a loader with large buffers takes long to make."""
+    loader = Lines()
+    read = []
+    loader.get_state = lambda: read.append(loader.place) or loader.place
+    try_states([LoaderState("data", loader, registry=None)])
+    assert read == [0]
+
+
 def test_the_next_element_after_a_restart_follows_the_last(directory, monkeypatch):  # noqa: F811
     batches = GRAIN["ahead in threads"]()
     place = LoaderState("data", batches)

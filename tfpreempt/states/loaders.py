@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 import logging
 import re
 from collections.abc import Callable
@@ -124,9 +125,9 @@ class LoaderState(State):
         write_parts(fileobj, {"kind": _KIND, "state": encoded}, arrays)
 
     def _try_save(self) -> None:
-        super()._try_save()
-        state = str(_check(self.loader, repr(self)).get())
-        if found := _ADDRESS.search(state):
+        file = io.BytesIO()
+        self.save(file)
+        if found := _ADDRESS.search(file.getvalue().decode("latin-1")):
             _log.warning(
                 "the state of the loader of %r contains %r, with the address of an "
                 "object, which differs in every process, so a restart may refuse the "
