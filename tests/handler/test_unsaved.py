@@ -505,6 +505,39 @@ def test_random_numbers_that_a_loop_draws_outside_of_its_step_are_named(
     assert [each[: len(expected[0])] for each in found] == (expected if named else [])
 
 
+def add_noise(noise: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns an eager step that calls a traced function."""
+    kept = tf.function(lambda: noise())
+    return lambda: kept()
+
+
+@pytest.mark.parametrize(
+    ("noise", "seed", "is_named"),
+    [
+        (lambda: tf.random.normal([]), 7, True),
+        (lambda: tf.random.normal([]), None, False),
+        (lambda: tf.random.stateless_normal([], [1, 2]), 7, False),
+        (lambda: keras.random.normal(()), 7, False),
+    ],
+)
+def test_random_ops_of_a_step_are_named(
+    program: Program,
+    noise: Any,
+    seed: int | None,
+    is_named: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A restarted step drew the first numbers of the run again without a word."""
+    tf.random.set_seed(seed)
+    step = add_noise(noise)
+    with program.handler() as handler:
+        for _ in range(4):
+            handler.run(step)
+    found = [each for each in caplog.messages if "the step draws random" in each]
+    assert len(found) == is_named
+    assert not is_named or "with RandomStandardNormal (random_normal/" in found[0]
+
+
 @pytest.mark.parametrize("skips", [False, True])
 def test_a_loop_over_a_dataset_that_starts_again_is_named(
     program: Program, skips: bool, caplog: pytest.LogCaptureFixture

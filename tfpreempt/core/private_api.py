@@ -72,6 +72,7 @@ MODULES = {
     "iterator_ops": _TF + "data.ops.iterator_ops",
     "multi_device_iterator_ops": _TF + "data.ops.multi_device_iterator_ops",
     "object_identity": _TF + "util.object_identity",
+    "polymorphic_function": _TF + "eager.polymorphic_function.polymorphic_function",
     "random_op": _TF + "data.ops.random_op",
     "range_op": _TF + "data.ops.range_op",
     "registration": _TF + "saved_model.registration",
@@ -183,6 +184,13 @@ FEATURES = {
             "_self_unconditional_checkpoint_dependencies,_serialize_to_tensors,"
             "_trackable_children,_update_uid",
             "trackable_utils": "checkpoint_key escape_local_name extract_object_name",
+        },
+    ),
+    "traced_steps": PrivateApiGroup(
+        what="naming the random ops of a step",
+        names={
+            "polymorphic_function": "Function._descriptor_cache,"
+            "_list_all_concrete_functions",
         },
     ),
     "iterators": PrivateApiGroup(

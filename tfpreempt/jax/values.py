@@ -168,6 +168,11 @@ def not_finite(checkpoint: Any, states: Iterable[State]) -> Iterator[tuple[str, 
                 yield what, bool(np.isnan(elements).any())
 
 
+def hidden_draws(function: Any) -> Sequence[str]:
+    """Returns no ops, because JAX draws from keys that the program passes."""
+    return ()
+
+
 def restarts(iterator: Any) -> bool:
     """Returns False, because JAX has no dataset iterators."""
     return False

@@ -101,6 +101,11 @@ _DRAWN_BY_THE_LOOP = (
     "or from a generator that is seeded with the number of the epoch or step, such as "
     "numpy.random.default_rng((seed, epoch)); or keep the numbers in a named State."
 )
+_DRAWN_BY_THE_STEP = (
+    "the step draws random numbers with %s, whose state cannot be saved: a restarted "
+    "run draws the first numbers again. Use a tf.random.Generator that is in the "
+    "tf.train.Checkpoint, keras.random with a SeedGenerator, or tf.random.stateless_*."
+)
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
 of a large model may take a second, so the loop is not searched at each save."""
@@ -156,6 +161,11 @@ class Values(Protocol):
     ) -> Iterator[tuple[str, bool]]:
         """Yields texts that name the floating-point variables of a checkpoint, and the
         arrays of named States, that are not finite, and whether they contain NaN."""
+        ...
+
+    def hidden_draws(self, function: Any) -> Sequence[str]:
+        """Returns the random ops of a traced function whose state cannot be saved;
+        empty for other objects."""
         ...
 
     def restarts(self, iterator: Any) -> bool:
@@ -228,6 +238,10 @@ class UnsavedStateCheck:
             return
         with self._errors_logged():
             self._warn(call.changed(), call.unread, call.values, _BY_THE_STEP)
+            drawn = [op for op in call.hidden_draws() if op not in self._named]
+            self._named.update(drawn)
+            if drawn:
+                _log.warning(_DRAWN_BY_THE_STEP, ", ".join(drawn[:3]))
 
     def watch_loop(
         self, frame: types.FrameType | None, *, is_last: bool = False
@@ -501,6 +515,16 @@ class _Call:
             for thing in (location.value, *_variables(location.value, self.values)):
                 if not _is_scalar(thing):
                     self._before.pop(id(thing), None)
+
+    def hidden_draws(self) -> list[str]:
+        """Returns the random ops, in the traced functions that the call can reach,
+        whose state cannot be saved."""
+        return [
+            op
+            for location in self._locations(self._roots)
+            for each in self.values
+            for op in each.hidden_draws(location.value)
+        ]
 
     def changed(self, roots: Mapping[str, Any] | None = None) -> dict[Any, str]:
         """Returns the names of the values that the call has changed, by key, without

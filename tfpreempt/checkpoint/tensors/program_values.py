@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import math
 import sys
@@ -308,6 +309,34 @@ def not_finite(checkpoint: Any, states: Iterable[Any]) -> Iterator[tuple[str, bo
             elements = np.asarray(part.numpy(), np.float64)
             if not np.isfinite(elements).all():
                 yield f"the variable {path!r}", bool(np.isnan(elements).any())
+
+
+def hidden_draws(function: Any) -> Sequence[str]:
+    """Returns the random ops in the traces of a tf.function whose state cannot be
+    saved, such as `tf.random.normal`. Empty for other objects.
+
+    Ops without a seed are left out: two runs of the program differ anyway.
+    """
+    if not isinstance(function, private_api.polymorphic_function.Function):
+        return ()
+    private_api.check_available("traced_steps")
+    # A method has a function for each object.
+    functions = [function, *function._descriptor_cache.values()]
+    found = dict[str, None]()
+    for each in functions:
+        for trace in each._list_all_concrete_functions():
+            graph = trace.graph.as_graph_def()
+            bodies = [graph.node, *(part.node_def for part in graph.library.function)]
+            # Only random ops with a hidden counter have the attribute seed2. The ops of
+            # recurrent layers for a GPU have it too, and draw only for a dropout.
+            found |= {
+                f"{node.op} ({node.name})": None
+                for node in itertools.chain.from_iterable(bodies)
+                if "seed2" in node.attr
+                and (node.attr["seed"].i or node.attr["seed2"].i)
+                and ("dropout" not in node.attr or node.attr["dropout"].f > 0)
+            }
+    return list(found)
 
 
 def restarts(iterator: Any) -> bool:

@@ -8,11 +8,10 @@ A traced function keeps using the Python values from the time of the trace
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from typing import Any
 
-from tfpreempt.core import object_graph
+from tfpreempt.core import frameworks, object_graph
 from tfpreempt.keras.fit.frame_lookup import is_running
 from tfpreempt.keras.fit.python_attributes import Attributes
 from tfpreempt.keras.fit.train_function import TrainFunctionWrapper
@@ -98,27 +97,17 @@ class TracedFunctions:
                 trace.function = made
         if made is not self._searched[name]:
             self._searched[name] = made
-            self._warn_of_random_ops(name, made, iterator)
+            self._warn_of_random_ops(name, made)
         return result
 
-    def _warn_of_random_ops(self, name: str, made: Any, iterator: Any) -> None:
+    def _warn_of_random_ops(self, name: str, made: Any) -> None:
         """Logs a warning, once in a fit, if a traced function draws random numbers from
         ops whose state cannot be saved."""
         traced = self._fit.traceable(made, trains=None)
         if traced is None or self._is_warned or self._fit.runs_eagerly():
             return
-        # The function was traced for this iterator, so there is no new trace.
-        graph = traced.get_concrete_function(iterator).graph.as_graph_def()
-        bodies = [graph.node, *(each.node_def for each in graph.library.function)]
-        nodes = itertools.chain.from_iterable(bodies)
-        # Only random ops with a hidden counter have the attribute seed2. The ops of
-        # recurrent layers for a GPU have it too, and draw only for a dropout.
-        found = [
-            f"{node.op} ({node.name})"
-            for node in nodes
-            if "seed2" in node.attr
-            and ("dropout" not in node.attr or node.attr["dropout"].f > 0)
-        ]
+        adapters = frameworks.adapters("values")
+        found = [op for each in adapters for op in each.hidden_draws(traced)]
         if found:
             self._is_warned = True
             log.warning(_RANDOM_OPS, name, ", ".join(found[:3]))
