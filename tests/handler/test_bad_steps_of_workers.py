@@ -18,6 +18,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import BadStep, Event, Notice, Outcome
 from tfpreempt.core.journal import Journal
 from tfpreempt.errors import (
+    BadStepsError,
     CoordinationServiceUnavailableError,
     UsageError,
     WorkerMismatchError,
@@ -220,6 +221,21 @@ def test_a_bad_step_found_in_the_round_of_a_notice_is_recorded(start: Start) -> 
     for worker in pair.workers:
         assert worker.commits == []
         assert "leave False True" in worker.calls
+
+
+def test_a_journal_that_cannot_be_read_ends_the_chief(start: Start) -> None:
+    """Otherwise each start would find the step again."""
+    pair = start()
+    chief, other = pair.workers
+    other.finds = {4: 4}
+    other.session.coordinator.deadlines.peer_timeout = 0.5
+    chief.journal.path.touch()
+    chief.journal.path.chmod(0o666)
+    error, none = pair.train()
+    assert isinstance(error, BadStepsError)
+    assert none is None
+    assert other.commits == chief.commits == []
+    assert "leave False True" in other.calls
 
 
 def test_a_veto_keeps_its_reason_on_all_workers(start: Start) -> None:

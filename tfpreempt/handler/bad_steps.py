@@ -45,7 +45,7 @@ from tfpreempt.core.record_validation import validate_types
 from tfpreempt.handler.collective_save import Veto, VetoError, first_of
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.registration import START_TIMEOUT
-from tfpreempt.handler.run import NEVER, Run, next_stop
+from tfpreempt.handler.run import NEVER, Run, next_stop, record_bad_step
 from tfpreempt.handler.session import OPENS_WITHIN, Session
 from tfpreempt.handler.training_end import is_end_of_data
 
@@ -377,30 +377,9 @@ class BadStepRecords:
         if self.is_shared:
             self._stop_all(found)
             return
-        self._record_durably(found)
+        record_bad_step(self._run, found, _described(found))
         self._session.exit.leave(Outcome.LOST, _described(found))
         raise _exit_fn_returned()
-
-    def _record_durably(self, found: BadStep) -> None:
-        """Records a bad step, and checks that the next start can read the record:
-        otherwise each start would find the step again, without end.
-
-        Raises:
-            BadStepsError: the journal cannot be written.
-        """
-        self._run.record(found)
-        position, journal = (found.fit, found.epoch, found.batch), self._run.journal
-        if not any(
-            _position(each) == position
-            and bool(each.get("is_sought")) == found.is_sought
-            for each in _records(journal)
-        ):
-            raise errors.BadStepsError(
-                f"{found.reason} at {name_steps([position])}, and the step could not "
-                f"be recorded in the journal {str(journal.path)!r}; expected a file "
-                "that this user owns, and that no other user can write. Correct the "
-                "owner, the permissions or the space on the disk, and start again"
-            )
 
     # --- several workers -------------------------------------------------------------
 
@@ -437,7 +416,8 @@ class BadStepRecords:
             # Another worker may have found an earlier step, which caused this one.
             vetoes = [self._veto, *map(Veto.parse, coordinator.notes.vetoes)]
             self._veto = first_of(vetoes)
-            self._record_durably(BadStep(**self._veto.bad_step))
+            first = BadStep(**self._veto.bad_step)
+            record_bad_step(self._run, first, self._veto.reason)
 
     def is_stopping(self) -> bool:
         """Returns whether this worker has found a bad step, and waits for the stop of

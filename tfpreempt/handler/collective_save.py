@@ -36,9 +36,9 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.error_causes import describe_loss
 from tfpreempt.core.events import BadStep, Commit, Fault
-from tfpreempt.errors import CollectiveReadError, SaveError
+from tfpreempt.errors import BadStepsError, CollectiveReadError, SaveError
 from tfpreempt.handler.exit import defer_sigint
-from tfpreempt.handler.run import Run, Runs
+from tfpreempt.handler.run import Run, Runs, record_bad_step
 from tfpreempt.handler.snapshots import TRIES, Snapshots
 
 log = logging.getLogger(__name__)
@@ -809,6 +809,8 @@ class RoundSave:
             for (run, _), commit in zip(staged, commits, strict=True):
                 if commit is not None:
                     self.runs.log_commit(run, commit)
+        except BadStepsError:  # ends this worker by an error, which ends all workers
+            raise
         except Exception as error:  # noqa: BLE001 - reported to the workers, which exit
             self._failed(error)
             return CommitKind.NONE
@@ -848,14 +850,18 @@ class RoundSave:
         return CommitKind.NONE
 
     def _drop_bad_step(self) -> CommitKind:
-        """Drops a save in which a worker has found a bad step, and records the step."""
+        """Drops a save in which a worker has found a bad step, and records the step.
+
+        Raises:
+            BadStepsError: the journal cannot be written.
+        """
         c = self.coordinator
         for _, part in self._staged:
             part.discard()
         veto = first_of([*map(Veto.parse, c.notes.vetoes)])
         for run in self.runs:
             if run.start.token == veto.run:
-                run.record(BadStep(**veto.bad_step))
+                record_bad_step(run, BadStep(**veto.bad_step), veto.reason)
         c.notes.lost_because = veto.reason
         c.extra[Key.COMMIT] = {"reason": veto.reason}
         return CommitKind.NONE

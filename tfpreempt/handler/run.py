@@ -34,6 +34,7 @@ from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import process_seconds
 from tfpreempt.core.events import (
+    BadStep,
     CacheWrite,
     Commit,
     Event,
@@ -45,6 +46,7 @@ from tfpreempt.core.events import (
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.core.replay import read_replay
 from tfpreempt.core.restarts import num_restarts
+from tfpreempt.errors import BadStepsError
 from tfpreempt.handler.restore_agreement import Agreed
 from tfpreempt.handler.status_file import (
     StatusWriter,
@@ -635,6 +637,30 @@ class Runs:
         """Logs an error after which training continues, and records the error."""
         log.warning("%s failed: %s", where, error)
         self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))
+
+
+def record_bad_step(run: Run, found: BadStep, why: str) -> None:
+    """Records a bad step on the chief, and checks that the next start can read the
+    record: otherwise each start would find the step again, without end.
+
+    Args:
+        run: the run.
+        found: the bad step.
+        why: description of the step, for an error message.
+
+    Raises:
+        BadStepsError: the journal cannot be written.
+    """
+    run.record(found)
+    names = ("fit", "epoch", "batch", "is_sought")
+    wanted, records = dataclasses.asdict(found), run.journal.read_earlier(BadStep)
+    if not any(all(each.get(n) == wanted[n] for n in names) for each in records):
+        raise BadStepsError(
+            f"A bad step ({why}) could not be recorded in the journal "
+            f"{str(run.journal.path)!r}; expected a file that this user owns, and that "
+            "no other user can write. Correct the owner, the permissions or the space "
+            "on the disk, and start again"
+        )
 
 
 def next_stop(run: Run, steps: int) -> int:
