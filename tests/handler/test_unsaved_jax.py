@@ -6,6 +6,7 @@ import argparse
 import copy
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,16 @@ def test_attributes_that_jax_cannot_flatten_cost_no_recursion_limit() -> None:
     for _ in range(300):
         assert values.arrays(of_library) == [array]
     recurse(500)
+
+
+def test_iterators_and_views_are_leaves() -> None:
+    """A later version of JAX raises an error for them, says its warning."""
+    array = jnp.zeros(3)
+    tree = {"a": array, "views": {}.values(), "items": [iter([1]), map(abs, [1])]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert values.arrays(tree) == [array]
+        assert values.arrays(number for number in [1]) == []
 
 
 def test_a_handler_without_any_state_is_named(

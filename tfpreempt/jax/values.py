@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence
 from typing import Any
 
 import jax
@@ -70,7 +70,7 @@ def arrays(thing: Any) -> Sequence[Any]:
 
 
 def _leaves(thing: Any) -> list[Any]:
-    found = [] if isinstance(thing, types.GeneratorType) else _flatten(thing)
+    found = _flatten(thing)
     if len(found) == 1 and found[0] is thing:  # no pytree
         kind: type = type(thing)
         # The attributes of the program's own objects have locations of their own.
@@ -85,13 +85,14 @@ def _flatten(tree: Any) -> list[Any]:
     a container that occurs for the second time, are leaves.
 
     JAX raises an error for such keys and for cycles. With each error JAX loses a part
-    of Python's recursion limit: finally each call raises RecursionError.
+    of Python's recursion limit: finally each call raises RecursionError. A later
+    version will raise an error for iterators and views that are not named as leaves.
     """
     seen: dict[int, Any] = {}
 
     def is_leaf(node: Any) -> bool:
         if not isinstance(node, dict | list | tuple):
-            return False
+            return isinstance(node, Iterator | MappingView)
         is_large = len(node) > object_graph.MANY and object_graph.is_data(node)
         if id(node) in seen or is_large:
             return True
