@@ -308,14 +308,15 @@ def test_a_distributed_fit_resumes_exactly(
         assert [each.lines("final") for each in processes] == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "starts"),
     [
         (["every=4"], 1),
         # The loss is finite, and only process 1 has NaN elements: found before the
         # commit of step 7, then sought.
-        pytest.param(["every=7", "model", "divided"], 2, marks=pytest.mark.thorough),
-        pytest.param(["model", "every=7"], 1, marks=pytest.mark.thorough),
+        (["every=7", "model", "divided"], 2),
+        (["model", "every=7"], 1),
     ],
     ids=["data", "divided", "model"],
 )
@@ -327,7 +328,6 @@ def test_a_bad_step_of_one_process_is_left_out(
         with workers(tmp_path, str(directory), *words, "bad=6") as processes:
             all_end(processes, *codes)
             final = [each.lines("final") for each in processes]
-            print(processes[0].output, processes[1].output)
     found = records(directory, "badstep")
     assert [each["worker"] for each in found] == [0] * starts
     assert (found[-1]["epoch"], found[-1]["batch"]) == (0, 6)
