@@ -1022,6 +1022,44 @@ def test_data_that_shuffle_themselves_without_a_seed_are_named(
     assert "change between epochs" not in caplog.text
 
 
+@LINES
+@pytest.mark.parametrize("reads", ["weights", "nothing"])
+def test_data_that_depend_on_the_model_are_named_by_a_restart(
+    on: Machine, line: str, reads: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart calls `on_epoch_end` again. Hard samples, which the weights of an
+    earlier epoch have chosen, were other samples then, without a word."""
+    utils = on.keras.utils
+
+    class Hard(utils.PyDataset if line == "keras" else utils.Sequence):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model, self.order = model, np.arange(SAMPLES)
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            rows = self.order[index * BATCH : (index + 1) * BATCH]
+            return X[rows], Y[rows]
+
+        def on_epoch_end(self) -> None:
+            np.random.shuffle(self.order)
+            if reads == "weights":
+                weights = np.sum(self.model.get_weights()[0])
+                self.order = np.roll(self.order, int(1e5 * weights))
+
+    def program() -> None:
+        model = on.model()
+        model.build((None, 3))
+        on.fit(model, x=Hard(model), y=None, batch_size=None, epochs=4)
+
+    on.run(program, ("begin", 1, 1), ("begin", 2, 1))
+    found = [each for each in caplog.messages if "has called the hooks" in each]
+    assert len(found) == (2 if reads == "weights" else 0)
+    assert all("interrupted run: order. The hooks" in each for each in found)
+
+
 def without_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for a commit by another number of workers."""
     load = FitRecord.load

@@ -11,7 +11,9 @@ A sequence may change its attributes between epochs, in the hooks `on_epoch_begi
 `on_epoch_end`. If the sequence has the methods `get_state` and `set_state`, commits
 contain its state. Without these methods, a restart calls the hooks again. If the
 original call of a hook drew random numbers, the restart first sets the global random
-generators to the states before the original call.
+generators to the states before the original call. A hook may also read other state,
+such as the weights of the model at the end of that epoch. So commits contain checksums
+of the attributes that the hooks have changed, and a restart names different attributes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import functools
 import itertools
 import logging
 import random
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +68,13 @@ _CHANGES = (
     "uninterrupted run. Derive each batch of __getitem__ from its index, and change "
     "attributes in on_epoch_end of the data only, or give the class get_state() and "
     "set_state(state)."
+)
+_OTHER_RESULTS = (
+    "this restart has called the hooks of the training data (on_epoch_begin, "
+    "on_epoch_end) again, and these attributes have other values than in the "
+    "interrupted run: %s. The hooks read state that is no longer the same, such as the "
+    "weights of the model, so the batches differ from an uninterrupted run. Give the "
+    "class get_state() and set_state(state)."
 )
 _DRAWN = (
     "the training data are %s, which draws random numbers for each batch in the order "
@@ -113,8 +123,11 @@ class SequenceTracker(Tracker):
         self._calls: list[list[Any]] = []
         # Calls since the epoch began, which Keras itself repeats after a restart.
         self._again: list[list[Any]] = []
-        # (number of calls, state of the sequence) at the beginning of the epoch.
-        self._before_epoch: tuple[int, Any] = (0, None)
+        # Checksums of the attributes that the calls have changed, by name.
+        self._results: dict[str, int] = {}
+        # (number of calls, state of the sequence, checksums) at the beginning of the
+        # epoch.
+        self._before_epoch: tuple[int, Any, dict[str, int]] = (0, None, {})
         self._has_state = has_hooks(self._sequence)
         # A comparable value for each attribute, from the beginning of the epoch or the
         # newest call of a hook.
@@ -136,7 +149,7 @@ class SequenceTracker(Tracker):
 
     def epoch_begins(self) -> None:
         state = encode(self._sequence.get_state()) if self._has_state else None
-        self._before_epoch = (len(self._calls), state)
+        self._before_epoch = (len(self._calls), state, dict(self._results))
 
     def epoch_ends(self) -> None:
         self._name_changes()
@@ -149,12 +162,13 @@ class SequenceTracker(Tracker):
 
     def save(self, iterator: Any, position: Position) -> Position:
         self._name_changes()
-        calls, state = self._before_epoch
+        calls, state, results = self._before_epoch
         more = {
             "shuffle": self._shuffle_state,
             "calls": self._calls[:calls],
             "again": self._calls[calls:],
             "state": state,
+            "results": results,
         }
         order = self._fingerprint(position.batches)
         return dataclasses.replace(position, more=more, order=order)
@@ -176,6 +190,7 @@ class SequenceTracker(Tracker):
             for hook, generators in self._calls:
                 set_generators(generators)
                 getattr(self._sequence, hook, lambda: None)()
+            self._compare_results(more.get("results", {}))
         if position.batches:
             rest = self._rest(position.batches)
             here = self._fingerprint(position.batches)
@@ -185,6 +200,18 @@ class SequenceTracker(Tracker):
 
     def extend(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
+
+    def _compare_results(self, saved: Mapping[str, int]) -> None:
+        """Logs a warning with the attributes that differ from the interrupted run,
+        after all hooks were called again.
+
+        Args:
+            saved: checksums of the interrupted run; empty in an earlier version.
+        """
+        now = _checksums(_marks(self._sequence))
+        self._results = {name: now.get(name, 0) for name in saved}
+        if other := sorted(name for name in saved if now.get(name) != saved[name]):
+            log.warning(_OTHER_RESULTS, ", ".join(other))
 
     def _name_changes(self) -> None:
         """Logs a warning, once, with the attributes of the sequence that have changed
@@ -216,8 +243,10 @@ class SequenceTracker(Tracker):
             self._name_changes()
             if self._again:
                 set_generators(self._again.pop(0)[1])
-            before = generators()
+            before, values = generators(), _checksums(_marks(self._sequence))
             inner()
+            now = _checksums(_marks(self._sequence))
+            self._results |= {n: now[n] for n in now if now[n] != values.get(n)}
             drew = encode(before) != encode(generators())
             self._calls.append([hook, before if drew else None])
             self._mark()
@@ -312,6 +341,11 @@ def _marks(sequence: Any) -> dict[str, Any]:
         elif isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
             found[name] = mark_of_array(value)
     return found
+
+
+def _checksums(marks: Mapping[str, Any]) -> dict[str, int]:
+    """Returns checksums of the results of `_marks`, equal in every process."""
+    return {name: zlib.crc32(repr(mark).encode()) for name, mark in marks.items()}
 
 
 def generators() -> tuple[Any, Any]:
