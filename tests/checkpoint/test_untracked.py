@@ -230,6 +230,18 @@ def test_a_generator_that_gets_another_state_is_found() -> None:
     assert [each is state for _, each in attach(checkpoint).own] == [True]
 
 
+def test_a_moving_average_that_makes_variables_later_is_found() -> None:
+    """TensorFlow's class is not trackable: the averages had their initial values after
+    a restart, without a word."""
+    module, variable = tf.Module(), tf.Variable(1.0)
+    module.averages = tf.train.ExponentialMovingAverage(0.9)
+    checkpoint = tf.train.Checkpoint(m=module, variable=variable)
+    assert attach(checkpoint).own == []
+    module.averages.apply([variable])
+    average = module.averages.average(variable)
+    assert attach(checkpoint).own == [("m.averages[0]", average)]
+
+
 def test_a_search_keeps_no_object_that_the_program_drops() -> None:
     module = tf.Module()
     module.block = tf.Module()

@@ -108,6 +108,11 @@ def a_metric(kept: tf.Variable) -> Callable[[], Any]:
     return lambda: forgotten.update_state(kept)
 
 
+def moving_averages(kept: tf.Variable) -> Callable[[], Any]:
+    forgotten = tf.train.ExponentialMovingAverage(0.9)
+    return lambda: (kept.assign_add(tf.ones_like(kept)), forgotten.apply([kept]))
+
+
 def a_nonlocal(kept: tf.Variable) -> Callable[[], Any]:
     forgotten = 0
 
@@ -212,6 +217,7 @@ def an_average(kept: tf.Variable) -> Callable[[], Any]:
         ),
         (compiled, "forgotten"),
         (a_metric, "forgotten"),
+        (moving_averages, "forgotten"),
         (a_nonlocal, "forgotten"),
         (a_global, "COUNT, SETTINGS['seen']"),
         (a_list, "forgotten"),

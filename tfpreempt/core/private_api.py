@@ -70,6 +70,7 @@ MODULES = {
     "input_lib": _TF + "distribute.input_lib",
     "io_ops": _TF + "ops.io_ops",
     "iterator_ops": _TF + "data.ops.iterator_ops",
+    "moving_averages": _TF + "training.moving_averages",
     "multi_device_iterator_ops": _TF + "data.ops.multi_device_iterator_ops",
     "object_identity": _TF + "util.object_identity",
     "polymorphic_function": _TF + "eager.polymorphic_function.polymorphic_function",
@@ -170,6 +171,7 @@ FEATURES = {
             "graph_view": "ObjectGraphView.breadth_first_traversal,list_children",
             "io_ops": "restore_v2",
             "iterator_ops": "OwnedIterator",
+            "moving_averages": "ExponentialMovingAverage._averages",
             "object_identity": "ObjectIdentityDictionary",
             "registration": "get_registered_saver_name",
             "resource_variable_ops": "BaseResourceVariable "

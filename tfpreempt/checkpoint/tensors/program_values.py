@@ -264,6 +264,8 @@ def variables(value: Any) -> Sequence[Any]:
         return [part for each in many for part in local_parts(each)]
     if isinstance(value, tf.random.Generator):
         return local_parts(value.state)
+    if isinstance(value, tf.train.ExponentialMovingAverage):
+        return [part for each in value._averages.values() for part in local_parts(each)]
     return local_parts(getattr(value, "__dict__", {}).get("state"))
 
 

@@ -518,8 +518,10 @@ def _attach_untracked(
 
 
 def _variables_of_own(own: Any) -> list[Any]:
-    """Returns the variables of a metric or random generator. Later calls may return
-    more variables."""
+    """Returns the variables of a metric, random generator or moving average. Later
+    calls may return more variables."""
+    if isinstance(own, tf.train.ExponentialMovingAverage):
+        return [*own._averages.values()]
     return list(own.variables) if hasattr(type(own), "variables") else [own.state]
 
 
@@ -574,15 +576,16 @@ def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
 
 @functools.cache
 def _is_own(kind: type) -> bool:
-    """Returns whether a class is a metric or random generator, saved by each worker
-    itself.
+    """Returns whether a class is a metric, random generator or moving average, saved
+    by each worker itself.
 
     A metric counts the worker's own rows of data, and generators may differ between
     workers.
     """
     is_metric = hasattr(kind, "reset_state") and hasattr(kind, "variables")
     is_seed = kind.__name__ == "SeedGenerator" and kind.__module__.startswith("keras.")
-    return is_metric or is_seed or issubclass(kind, tf.random.Generator)
+    others = tf.random.Generator, tf.train.ExponentialMovingAverage
+    return is_metric or is_seed or issubclass(kind, others)
 
 
 @functools.cache
