@@ -669,6 +669,26 @@ handler.run(step)
     assert "starts: 2" in err
 
 
+def test_an_error_that_each_restart_would_raise_ends_each_machine(
+    supervised: Run,
+) -> None:
+    """The journal of the chief is on another machine."""
+    program = """
+from tfpreempt.core.events import Exit, Outcome
+from tfpreempt.core.journal import Journal
+failed = Exit(outcome=Outcome.FAILED, code=None, step=0, detail="", is_permanent=True)
+Journal("ckpt/journal", 1).record(failed)
+sys.exit(1)
+"""
+    code, _, err = supervised.run(
+        program,
+        command=[sys.executable, "worker.py"],
+        environment={"TF_CONFIG": json.dumps(SECOND)},
+    )
+    assert code == 1, err
+    assert "an error that a restart cannot correct, exit code: 1, starts: 1" in err
+
+
 def test_an_unread_console_does_not_delay_the_end(supervised: Run) -> None:
     program = "print('x' * 5_000_000); sys.exit(143)"
     process = supervised.start(program, "--max-preemptions", "0", wrapper=["env"])

@@ -15,7 +15,7 @@ import secrets
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
@@ -147,7 +147,9 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._journals = JournalTailer(
-            self.options.journal_dir, {0}, self.options.journal_path.name
+            self.options.journal_dir,
+            {0, self.options.first_worker or 0},
+            self.options.journal_path.name,
         )
 
     def run(self, name: str) -> int:
@@ -186,12 +188,12 @@ class Supervisor:
         """
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
-            first_steps, first_exit = self._newest_steps(), self._newest_exit
+            first_steps, first_exits = self._newest_steps(), self._newest_exits
             ports, obstacle = self._claim_ports(claims, restart)
             self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_steps)
             is_restart = isinstance(verdict, Restart)
-            if is_restart and (cause := self._permanent_cause(identity, first_exit)):
+            if is_restart and (cause := self._permanent_cause(identity, first_exits)):
                 verdict = ExitSupervisor(cause=cause, code=1, spent=verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
@@ -428,25 +430,29 @@ class Supervisor:
         return False if is_chief_here or steps[0] is not None else None
 
     def _permanent_cause(
-        self, identity: DirectoryIdentity | None, first_exit: Record | None
+        self, identity: DirectoryIdentity | None, first_exits: Mapping[int, Record]
     ) -> Cause | None:
         """Returns the reason why no restart can help; None if a restart may help.
 
         Args:
             identity: identity of the directory at the first start, or None.
-            first_exit: newest exit of the chief before the start of the workers.
+            first_exits: value of `_newest_exits` before the start of the workers.
         """
         if identity and _is_elsewhere(identity):
             return Cause.MOVED  # in the other directory, training would start at 0
-        if (exit := self._newest_exit) is None or exit == first_exit:
-            return None
-        return Cause.PERMANENT if exit["is_permanent"] else None
+        is_permanent = any(
+            exit["is_permanent"] and exit != first_exits.get(worker)
+            for worker, exit in self._newest_exits.items()
+        )
+        return Cause.PERMANENT if is_permanent else None
 
     @property
-    def _newest_exit(self) -> Record | None:
-        """The chief's newest record of an exit that `_newest_steps` has read."""
-        chief = self._journals.workers.get(0)
-        return chief.training.exit if chief and chief.training else None
+    def _newest_exits(self) -> Mapping[int, Record]:
+        """The newest records of an exit that `_newest_steps` has read, of the chief and
+        of this machine's first worker, by worker."""
+        workers = self._journals.workers.items()
+        exits = {i: each.training and each.training.exit for i, each in workers}
+        return {i: exit for i, exit in exits.items() if exit}
 
     def _newest_steps(self) -> _Steps:
         """Returns the newest committed steps: in the directory, and in the journal.
