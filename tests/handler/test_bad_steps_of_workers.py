@@ -50,6 +50,7 @@ class Worker(FakeRun):
         self, number: int, store: InMemoryStore, folder: Path, options: BadSteps
     ) -> None:
         super().__init__()
+        self.saves_async = False
         self.cluster = Cluster(worker=number, jobs=(("worker", 2),))
         self.journal = Journal(folder / f"{number}", number)
         self.session = Session(self.cluster, store, "test", 5.0, [])
@@ -105,12 +106,18 @@ class Pair:
     Args:
         folder: folder with the directories of the workers.
         others: options of worker 1.
+        chief: options of worker 0.
     """
 
-    def __init__(self, folder: Path, others: BadSteps | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        others: BadSteps | None = None,
+        chief: BadSteps | None = None,
+    ) -> None:
         store = InMemoryStore()
         self.workers = [
-            Worker(0, store, folder, BadSteps()),
+            Worker(0, store, folder, chief or BadSteps()),
             Worker(1, store, folder, others or BadSteps()),
         ]
 
@@ -156,13 +163,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
             worker.session.executor.stop()
 
 
-def notice(worker: Worker) -> None:
+def notice(worker: Worker, grace: float | None = None) -> None:
     """SIGTERM arrives."""
     worker.session.coordinator.notice(
         Notice(
             source="test",
             worker=worker.cluster.worker,
-            grace_seconds=None,
+            grace_seconds=grace,
             received_at=SystemClock().monotonic(),
         )
     )
@@ -282,3 +289,58 @@ def test_other_options_of_a_worker_are_refused(start: Start) -> None:
     for error in pair.run(lambda worker: worker.records.read()):
         assert isinstance(error, WorkerMismatchError)
         assert "on_bad_step differs between the workers" in str(error)
+
+
+@pytest.mark.parametrize("finder", [0, 1])
+def test_all_workers_raise_the_error_of_the_limit(start: Start, finder: int) -> None:
+    """Otherwise the error would be a failed step on the other workers, which their
+    supervisors would restart."""
+    for batch in (3, 5):
+        pair = start(BadSteps(limit=1), BadSteps(limit=1))
+        assert pair.run(lambda worker: worker.records.read()) == [None, None]
+        pair.workers[finder].finds = {batch: batch}
+        assert pair.train() == [None, None]
+        assert pair.workers[0].bad_steps == [(batch, f"bad {batch}")]
+    pair = start(BadSteps(limit=1), BadSteps(limit=1))
+    for error in pair.run(lambda worker: worker.records.read()):
+        assert isinstance(error, BadStepsError)
+        assert "batch 3 of epoch 0, batch 5 of epoch 0. Raise limit=" in str(error)
+
+
+@pytest.mark.parametrize("noticed", [0, 1])
+@pytest.mark.parametrize("finder", [0, 1])
+def test_a_bad_step_between_the_two_commits_of_a_notice(
+    start: Start, noticed: int, finder: int
+) -> None:
+    """With a long grace period, training continues after the first commit."""
+    pair = start()
+    worker, bad = pair.workers[noticed], pair.workers[finder]
+
+    def announced() -> None:
+        notice(worker, 30.0)
+        flags = [each.session.step_flag for each in pair.workers]
+        wait_until(lambda: all(each.flag for each in flags), "the notice", LIMIT)
+
+    worker.before[4] = announced
+    bad.finds = {7: 7}
+    assert pair.train() == [None, None]
+    chief = pair.workers[0]
+    assert chief.commits == ["commit preemption [0, 1]"]
+    assert chief.bad_steps == [(7, "bad 7")]
+    for each in pair.workers:
+        assert "leave False True" in each.calls
+
+
+@pytest.mark.parametrize("finder", [0, 1])
+@pytest.mark.parametrize("found_at", [3, 4, 5])
+def test_a_bad_step_near_a_periodic_save_is_recorded(
+    start: Start, finder: int, found_at: int
+) -> None:
+    pair = start()
+    chief = pair.workers[0]
+    chief.before[4] = lambda: chief.session.coordinator.periodic() and None
+    pair.workers[finder].finds = {found_at: found_at}
+    assert pair.train() == [None, None]
+    assert chief.bad_steps == [(found_at, f"bad {found_at}")]
+    for each in pair.workers:
+        assert "leave False True" in each.calls

@@ -364,7 +364,10 @@ class BadStepRecords:
             SystemExit: the next start leaves the step out.
             BadStepsError: the limit was reached, or the journal cannot be written.
         """
-        self._check_limit(position, why)
+        # With several workers, the next start checks the limit, on every worker: an
+        # error on this worker alone would be a failed step on the other workers.
+        if not self.is_shared:
+            self._check_limit(position, why)
         self._end(self._event(position, why))
 
     def _end(self, found: BadStep) -> None:
