@@ -511,6 +511,97 @@ def test_random_numbers_that_a_loop_draws_outside_of_its_step_are_named(
     assert [each[: len(expected[0])] for each in found] == (expected if named else [])
 
 
+def add(number: float) -> float:
+    return number
+
+
+def train_with_a_milestone(handler: Any) -> None:
+    noise = 0.5
+    for step in range(handler.total_run_calls, 3):
+        if step == 1:
+            noise = 1.0
+        scaled = 2 * noise
+        handler.run(add, scaled)
+
+
+def train_from_a_milestone_on(handler: Any) -> None:
+    noise = 0.5 if handler.total_run_calls < 1 else 1.0
+    size = 1
+    for step in range(handler.total_run_calls, 3):
+        if step == 1:
+            noise = 1.0
+        if step >= 1:
+            size = 2
+        if step % 2 == 0:
+            shown = noise
+            rate = 0.1
+        else:
+            rate = 0.2
+        handler.run(add, noise + size + rate)
+        print(shown)
+
+
+def unfreeze(model: Any) -> None:
+    for layer in model.layers:
+        layer.trainable = True
+
+
+def train_with_unfreezing(handler: Any) -> None:
+    model = keras.Sequential([keras.layers.Normalization(input_shape=(1,))])
+    step = handler.total_run_calls
+    while step < 3:
+        if step == 1:
+            unfreeze(model)
+        if step in (1, 2):
+            model.layers[0].adapt(np.ones((2, 1)))
+        handler.run(add, 1.0)
+        step += 1
+
+
+def train_in_phases(handler: Any) -> None:
+    trainer = Trainer(phase=1)
+    for epoch in range(2):
+        if epoch == 1:
+            trainer.phase = 2
+        for _ in range(2):
+            handler.run(add, trainer.phase)
+
+
+def train_in_saved_phases(handler: Any) -> None:
+    kept = JsonState("phase", 1)
+    for step in range(3):
+        if step == 1:
+            kept.value = 2
+        phase = kept.value
+        handler.run(add, phase)
+    kept.unregister()
+
+
+@pytest.mark.parametrize(
+    ("train", "named"),
+    [
+        (train_with_a_milestone, "noise = 1.0"),
+        (train_from_a_milestone_on, None),
+        (
+            train_with_unfreezing,
+            "unfreeze(model); model.layers[0].adapt(np.ones((2, 1)))",
+        ),
+        (train_in_phases, "trainer.phase = 2"),
+        (train_in_saved_phases, None),
+    ],
+)
+def test_changes_at_certain_steps_of_a_loop_are_named(
+    program: Program, train: Any, named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that restarted after the step had the earlier value, without a word."""
+    with program.handler() as handler:
+        train(handler)
+    begins = "the loop changes state at certain steps only: "
+    found = [each for each in caplog.messages if begins in each]
+    expected = [f"{begins}{named}. A run that restarts after"]
+    assert [each[: len(expected[0])] for each in found] == (expected if named else [])
+
+
 def add_noise(noise: Callable[[], Any]) -> Callable[[], Any]:
     """Returns an eager step that calls a traced function."""
     kept = tf.function(lambda: noise())

@@ -72,19 +72,175 @@ def draws_of_loops(
     found = dict[str, None]()
     for frame in frames:
         variables = {**frame.f_globals, **frame.f_locals}
-        tree = _source_tree(frame)
-        line = frame.f_lineno - max(1, frame.f_code.co_firstlineno) + 1
         nodes = [
-            inner
-            for loop in ([] if tree is None else _own_nodes(tree))
-            if isinstance(loop, ast.For | ast.While)
-            if loop.lineno <= line <= (loop.end_lineno or 0)
-            for inner in _own_nodes(loop)
+            node
+            for loop in _running_loops(frame, _source_tree(frame))
+            for node in _own_nodes(loop)
         ]
         kept = {inner for node in nodes if is_kept(node) for inner in ast.walk(node)}
         others = [node for node in nodes if node not in kept]
         found |= dict.fromkeys(map(ast.unparse, _draws(others, variables, draws)))
     return found
+
+
+def set_at_steps(
+    frames: Sequence[types.FrameType], state: type[Any]
+) -> dict[str, None]:
+    """Returns the statements by which running loops change, at certain steps only,
+    state that later steps use: `noise = 1.0` or `layer.trainable = True` in
+    `if step == 10:`. A run that restarts after step 10 does not execute the statement.
+
+    Counted are variables from which the loop computes the arguments of its step,
+    attributes of the program's objects, `trainable` of a layer, and `layer.adapt()`.
+    Leaves out variables that each pass sets, or that are set from a State or from the
+    number of completed steps.
+
+    Args:
+        frames: the frames of the running functions.
+        state: class of the objects that a commit restores.
+    """
+
+    def is_restored(value: ast.AST, variables: Mapping[str, Any]) -> bool:
+        states = {name for name, it in variables.items() if isinstance(it, state)}
+        names = {_name(each) for each in ast.walk(value)}
+        return bool(names & {"total_run_calls", *states})
+
+    found = dict[str, None]()
+    for frame in frames:
+        if (tree := _source_tree(frame)) is None:
+            continue
+        variables = {**frame.f_globals, **frame.f_locals}
+        loops = list(_running_loops(frame, tree))
+        nodes = list(dict.fromkeys(each for loop in loops for each in _own_nodes(loop)))
+        steps = {"total_run_calls", "iterations"}
+        for each in nodes + loops:
+            match each:
+                case ast.For(target=target) | ast.AugAssign(target=target):
+                    steps |= _variables_in(target)
+        used = _used_by_the_step(frame, nodes, variables)
+        for line in (line for loop in loops for line in _lines(loop)):
+            used -= _assigned(line)
+        for node in _own_nodes(tree):
+            if isinstance(node, ast.Assign) and is_restored(node.value, variables):
+                used -= _assigned(node)
+        ifs = [n for n in nodes if isinstance(n, ast.If) and _is_at_a_step(n, steps)]
+        lines = {
+            line: used - {name for other in node.orelse for name in _assigned(other)}
+            for node in ifs
+            for line in _own_nodes(ast.Module(node.body, []))
+            if isinstance(line, ast.Assign | ast.Expr)
+        }
+        elsewhere = {
+            ast.unparse(each)
+            for each in _own_nodes(tree)
+            if isinstance(each, ast.Assign | ast.Expr) and each not in lines
+        }
+        found |= {
+            text: None
+            for line, names in lines.items()
+            if (text := ast.unparse(line)) not in elsewhere
+            if _assigned(line) & names or _changes_objects(line, variables, state)
+        }
+    return found
+
+
+def _is_at_a_step(node: ast.If, steps: set[str]) -> bool:
+    """Returns whether a condition holds at certain steps, but not at all later steps:
+    `step == 10` and `step % 10 == 0`, not `step >= 10`."""
+    return any(
+        isinstance(each, ast.Compare)
+        and isinstance(each.ops[0], ast.Eq | ast.In)
+        and {_name(part) for part in ast.walk(each)} & steps
+        for each in ast.walk(node.test)
+    )
+
+
+def _assigned(line: ast.AST) -> set[str]:
+    """Returns the variables that an assignment sets."""
+    targets = line.targets if isinstance(line, ast.Assign) else ()
+    parts = (part for each in targets for part in getattr(each, "elts", [each]))
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def _used_by_the_step(
+    frame: types.FrameType, nodes: Sequence[ast.AST], variables: Mapping[str, Any]
+) -> set[str]:
+    """Returns the variables from which a loop computes its running call: the variables
+    in the call and in the called functions, and the variables that set these.
+
+    Args:
+        frame: the frame in which the loop runs.
+        nodes: the nodes of the loop.
+        variables: the variables of the frame, by name.
+    """
+    line = _line(frame)
+    calls = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    used = _variables_in(*calls)
+    for name in list(used):
+        function = variables.get(name)
+        function = getattr(function, "python_function", function)
+        if isinstance(function, types.FunctionType):
+            code = function.__code__
+            used |= {*code.co_names, *code.co_freevars} & variables.keys()
+    while True:
+        more = {
+            name
+            for node in nodes
+            if isinstance(node, ast.Assign) and _assigned(node) & used
+            for name in _variables_in(node.value)
+        }
+        if more <= used:
+            return used
+        used |= more
+
+
+def _changes_objects(
+    line: ast.AST, variables: Mapping[str, Any], state: type[Any]
+) -> bool:
+    """Returns whether a statement sets `trainable` or a plain attribute of an object of
+    the program, or calls `adapt`, itself or in a function of the program."""
+    for node in ast.walk(line):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr="trainable")]) | ast.Call(
+                ast.Attribute(attr="adapt")
+            ):
+                return True
+            case ast.Assign(targets=[ast.Attribute(ast.Name(name), attribute)]):
+                owner = variables.get(name)
+                kind: type = type(owner)
+                value = getattr(owner, "__dict__", {}).get(attribute)
+                if isinstance(value, bool | int | float | str) and (
+                    object_graph.is_user_code(kind) and not isinstance(owner, state)
+                ):
+                    return True
+            case ast.Call(called):
+                function = _called(called, variables)
+                is_users = object_graph.is_user_function(function)
+                tree = _source_tree(function) if is_users else None
+                if tree is not None and _changes_objects(tree, {}, state):
+                    return True
+    return False
+
+
+def _line(frame: types.FrameType) -> int:
+    """Returns the number of the running line in the source code of a frame."""
+    return frame.f_lineno - max(1, frame.f_code.co_firstlineno) + 1
+
+
+def _running_loops(
+    frame: types.FrameType, tree: ast.AST | None
+) -> Iterator[ast.For | ast.While]:
+    """Yields the loops of a frame that are running."""
+    line = _line(frame)
+    for loop in [] if tree is None else _own_nodes(tree):
+        if isinstance(loop, ast.For | ast.While) and (
+            loop.lineno <= line <= (loop.end_lineno or 0)
+        ):
+            yield loop
 
 
 def _draws(

@@ -48,6 +48,7 @@ from tfpreempt.core.source_code import (
     draws_of_loops,
     is_updated,
     set_at_begin,
+    set_at_steps,
     updated_keys,
 )
 
@@ -105,6 +106,12 @@ _DRAWN_BY_THE_STEP = (
     "the step draws random numbers with %s, whose state cannot be saved: a restarted "
     "run draws the first numbers again. Use a tf.random.Generator that is in the "
     "tf.train.Checkpoint, keras.random with a SeedGenerator, or tf.random.stateless_*."
+)
+_SET_AT_STEPS = (
+    "the loop changes state at certain steps only: %s. A run that restarts after such "
+    "a step does not execute the statement again, and has the earlier state. Let the "
+    "condition hold at later steps too (step >= 10 instead of step == 10), or keep the "
+    "value in a named State."
 )
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
@@ -280,6 +287,8 @@ class UnsavedStateCheck:
                     unread, self._loop.unread = self._loop.unread, {}
                     if drawn := draws_of_loops(frames, State):
                         _log.warning(_DRAWN_BY_THE_LOOP, ", ".join(drawn))
+                    if lines := set_at_steps(frames, State):
+                        _log.warning(_SET_AT_STEPS, "; ".join(lines))
             finally:
                 for each in frames:
                     _drop_copy(each)
