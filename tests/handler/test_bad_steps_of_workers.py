@@ -20,9 +20,11 @@ from tfpreempt.core.journal import Journal
 from tfpreempt.errors import (
     BadStepsError,
     CoordinationServiceUnavailableError,
+    PeerTimeoutError,
     UsageError,
     WorkerMismatchError,
 )
+from tfpreempt.handler import bad_steps
 from tfpreempt.handler.bad_steps import BadStepRecords, BadSteps
 from tfpreempt.handler.session import Session
 
@@ -289,6 +291,18 @@ def test_other_options_of_a_worker_are_refused(start: Start) -> None:
     for error in pair.run(lambda worker: worker.records.read()):
         assert isinstance(error, WorkerMismatchError)
         assert "on_bad_step differs between the workers" in str(error)
+
+
+def test_a_worker_without_options_is_named_as_a_possible_cause(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_steps, "START_TIMEOUT", 0.2)
+    for worker in start().workers:
+        with pytest.raises(PeerTimeoutError) as caught:
+            worker.records.read()
+        assert "on_bad_step must be given on every worker" in str(
+            caught.value.__notes__
+        )
 
 
 @pytest.mark.parametrize("finder", [0, 1])

@@ -227,6 +227,7 @@ class BadStepRecords:
         Raises:
             BadStepsError: more steps are left out than the limit.
             WorkerMismatchError: a worker has other options.
+            PeerTimeoutError: a worker is missing, or has no options.
         """
         self._records = self._agree() if self.is_shared else self._read()
         self.positions = positions(self._records, self.options.crashes)
@@ -241,14 +242,18 @@ class BadStepRecords:
     def _agree(self) -> list[Mapping[str, Any]]:
         """Returns the chief's records of earlier starts, on every worker."""
         session, mine = self._session, repr(self.options)
-        plan, _, problems = rendezvous.agree(
-            session.executor.store,
-            f"tfpreempt/{session.incarnation}/start/{session.start_count}/bad-steps",
-            session.cluster,
-            lambda: ({"options": mine, "records": self._read()}, None),
-            lambda plan: (None if plan["options"] == mine else mine, None),
-            START_TIMEOUT,
-        )
+        try:
+            plan, _, problems = rendezvous.agree(
+                session.executor.store,
+                f"tfpreempt/{session.incarnation}/start/{session.start_count}/bad-steps",
+                session.cluster,
+                lambda: ({"options": mine, "records": self._read()}, None),
+                lambda plan: (None if plan["options"] == mine else mine, None),
+                START_TIMEOUT,
+            )
+        except errors.PeerTimeoutError as error:
+            add_note(error, "on_bad_step must be given on every worker, or on none")
+            raise
         if problems:
             given = "; ".join(f"worker {i}: {each}" for i, each in problems.items())
             raise errors.WorkerMismatchError(
