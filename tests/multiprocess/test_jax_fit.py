@@ -174,6 +174,30 @@ def test_layers_in_another_order_are_refused(
     assert "tower_2/kernel has the position of model/" in told
 
 
+SEVERAL_AT_ONCE = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "jax"
+import keras, numpy, tfpreempt.keras
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+if not keras.__version__.startswith("3.16"):
+    read = ArrayDataAdapter.get_jax_iterator
+    ArrayDataAdapter.get_jax_iterator = lambda self, super_batch=None: read(self)
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse", steps_per_execution=2)
+x = numpy.ones((8, 4))
+model.fit(x, x[:, :1], callbacks=[tfpreempt.keras.PreemptionCallback(sys.argv[1])])
+"""
+
+
+def test_steps_of_several_batches_in_one_array_are_refused(tmp_path: Path) -> None:
+    """Since Keras 3.16. A restart put a batch in the place of such an array."""
+    program = tmp_path / "program.py"
+    program.write_text(SEVERAL_AT_ONCE, encoding="utf-8")
+    told = run(tmp_path / "run", code=1, program=program)
+    assert "ConfigurationError: steps_per_execution is 2, and this version of" in told
+
+
 EAGER = """
 import logging, os, signal, sys, types
 os.environ["KERAS_BACKEND"] = "jax"

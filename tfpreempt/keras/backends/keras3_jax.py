@@ -9,6 +9,7 @@ values; then Keras' loop takes the state out of the variables before the next st
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -61,6 +62,14 @@ class Keras3JaxFit(Keras3Fit):
                 "PreemptionCallback does not support KERAS_NNX_ENABLED on JAX yet: an "
                 "exact resume was not tested. Train without it, or without the "
                 "callback."
+            )
+        reads = inspect.signature(self.adapter.get_jax_iterator).parameters
+        if self.steps_per_execution > 1 and "super_batch" in reads:  # since Keras 3.16
+            raise errors.ConfigurationError(
+                f"steps_per_execution is {self.steps_per_execution}, and this version "
+                "of Keras on JAX reads the batches of a step as one array; a position "
+                "in such arrays cannot be restored yet. Compile with "
+                "steps_per_execution=1, or install Keras 3.15."
             )
         if self._distribution is not None:
             private_api.check_available("keras_fit_distribution")
