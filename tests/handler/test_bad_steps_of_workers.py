@@ -177,6 +177,11 @@ def notice(worker: Worker, grace: float | None = None) -> None:
     )
 
 
+def request_save(chief: Worker) -> None:
+    """A periodic save is due; has no effect in the round of a bad step."""
+    chief.session.coordinator.periodic()
+
+
 @pytest.mark.parametrize(
     ("finds", "expected"),
     [
@@ -352,9 +357,31 @@ def test_a_bad_step_near_a_periodic_save_is_recorded(
 ) -> None:
     pair = start()
     chief = pair.workers[0]
-    chief.before[4] = lambda: chief.session.coordinator.periodic() and None
+    chief.before[4] = lambda: request_save(chief)
     pair.workers[finder].finds = {found_at: found_at}
     assert pair.train() == [None, None]
     assert chief.bad_steps == [(found_at, f"bad {found_at}")]
     for each in pair.workers:
         assert "leave False True" in each.calls
+
+
+def test_a_bad_step_does_not_delay_an_open_periodic_round(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round of the bad step opens only after the periodic save, which needs the
+    worker. A wait for the round would take the grace period of a notice."""
+    monkeypatch.setattr(bad_steps, "OPENS_WITHIN", 2 * LIMIT)
+    pair = start()
+    chief, other = pair.workers
+    flags = [each.session.step_flag for each in pair.workers]
+
+    def find() -> None:
+        wait_until(lambda: all(each.flag for each in flags), "the round", LIMIT)
+        other.records.end_because_of((1, 0, 3), "bad")
+
+    chief.before[4] = lambda: request_save(chief)
+    other.before[4] = find
+    assert pair.train() == [None, None]
+    assert chief.bad_steps == [(3, "bad")]
+    for worker in pair.workers:
+        assert "leave False True" in worker.calls

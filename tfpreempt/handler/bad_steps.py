@@ -418,8 +418,10 @@ class BadStepRecords:
             ),
             veto=dataclasses.asdict(self._veto),
         )
-        # Usually the next boundary is the agreed boundary then.
-        self._session.is_noticed(OPENS_WITHIN)
+        # Usually the next boundary is the agreed boundary then. If a periodic save is
+        # open, the round opens only after the save, for which this worker is needed.
+        if coordinator.state.notice is None:
+            self._session.is_noticed(OPENS_WITHIN)
         if self.can_record:
             # Another worker may have found an earlier step, which caused this one.
             vetoes = [self._veto, *map(Veto.parse, coordinator.notes.vetoes)]
