@@ -541,6 +541,32 @@ def train_from_a_milestone_on(handler: Any) -> None:
         print(shown)
 
 
+def test_callbacks_of_keras_in_a_loop_are_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ReduceLROnPlateau counted the epochs from 0 after a restart, without a word."""
+    kinds = keras.callbacks
+    plateau = kinds.ReduceLROnPlateau("loss")
+    both = kinds.CallbackList([plateau], model=keras.Sequential())
+    history = kinds.History()
+    history.set_model(keras.Sequential())
+    both.on_train_begin()
+    history.on_train_begin()
+    with program.handler() as handler:
+        for epoch in range(2):
+            handler.run(add, 1.0)
+            for each in (both, history):
+                each.on_train_batch_end(0)
+            history.on_epoch_end(epoch, {})
+            if epoch > 5:
+                both.on_epoch_end(epoch, {"loss": 1.0})
+    found = [each for each in caplog.messages if "The loop changes state" in each]
+    [message] = found
+    assert message.startswith(
+        "The loop changes state that is not in the commits: both. A restarted run"
+    )
+
+
 def unfreeze(model: Any) -> None:
     for layer in model.layers:
         layer.trainable = True

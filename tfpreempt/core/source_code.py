@@ -144,6 +144,24 @@ def set_at_steps(
     return found
 
 
+def called_callbacks(frames: Sequence[types.FrameType]) -> dict[str, Any]:
+    """Returns the callbacks of Keras with a count of epochs (`wait`), such as
+    EarlyStopping, whose hooks running loops call: the callback or the CallbackList, by
+    name."""
+    found: dict[str, Any] = {}
+    for frame in frames:
+        variables = {**frame.f_globals, **frame.f_locals}
+        for loop in _running_loops(frame, _source_tree(frame)):
+            for node in _own_nodes(loop):
+                match node:
+                    case ast.Call(ast.Attribute(ast.Name(name), hook)):
+                        value = variables.get(name)
+                        many = [value, *(getattr(value, "callbacks", None) or ())]
+                        if hook in _AT_END and any(hasattr(x, "wait") for x in many):
+                            found[name] = value
+    return found
+
+
 def _is_at_a_step(node: ast.If, steps: set[str]) -> bool:
     """Returns whether a condition holds at certain steps, but not at all later steps:
     `step == 10` and `step % 10 == 0`, not `step >= 10`."""

@@ -44,6 +44,7 @@ from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.object_graph import ObjectPath
 from tfpreempt.core.reachable_values import reachable
 from tfpreempt.core.source_code import (
+    called_callbacks,
     derived_keys,
     draws_of_loops,
     is_updated,
@@ -287,6 +288,8 @@ class UnsavedStateCheck:
                     unread, self._loop.unread = self._loop.unread, {}
                     if drawn := draws_of_loops(frames, State):
                         _log.warning(_DRAWN_BY_THE_LOOP, ", ".join(drawn))
+                    called = called_callbacks(frames).items()
+                    found = {id(x): name for name, x in called if id(x) not in saved}
                     if lines := set_at_steps(frames, State):
                         _log.warning(_SET_AT_STEPS, "; ".join(lines))
             finally:
