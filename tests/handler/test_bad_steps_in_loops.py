@@ -380,11 +380,11 @@ def test_bad_arguments_are_named(
         PreemptionCheckpointHandler(None, None, tmp_path, **options)
 
 
-def test_several_workers_are_refused() -> None:
+def test_crashes_are_refused_with_several_workers() -> None:
     session: Any = types.SimpleNamespace(cluster=types.SimpleNamespace(num_workers=2))
     nothing: Any = None
     with pytest.raises(errors.ConfigurationError, match="in a run of 2 workers"):
-        LoopBadSteps(BadSteps(), session, nothing, nothing)
+        LoopBadSteps(BadSteps(crashes=2), session, nothing, nothing)
 
 
 @pytest.mark.parametrize(
@@ -419,3 +419,24 @@ def test_a_step_without_a_loss_is_named_once(
         for number in itertools.islice(itertools.count(), 5):
             handler.run(lambda number: {"cost": number}, number)
     assert caplog.text.count("has returned dict; with on_bad_step, expected the") == 1
+
+
+def test_a_refused_save_is_captured_first(tmp_path: Path) -> None:
+    """Other workers may wait in a collective operation of the capture."""
+    state = JsonState("state", 1)
+    synced: list[str] = []
+    state.sync = lambda: synced.append("synced")  # type: ignore[method-assign]
+    with (
+        current_session.new_process(),
+        PreemptionCheckpointHandler(None, None, tmp_path) as handler,
+    ):
+        handler.run(lambda: None)
+        synced.clear()
+        run = handler._run
+        run.before_save = lambda: errors.SaveError("a bad step")
+        with pytest.raises(errors.SaveError, match="a bad step"):
+            handler.save()
+        assert synced == ["synced"]
+        assert handler.checkpoints() == []
+        assert [*(tmp_path / ".staging").glob("*")] == []
+        run.before_save = lambda: None

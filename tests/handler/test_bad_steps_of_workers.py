@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from tfpreempt.errors import (
     WorkerMismatchError,
 )
 from tfpreempt.handler import bad_steps
-from tfpreempt.handler.bad_steps import BadStepRecords, BadSteps
+from tfpreempt.handler.bad_steps import BadStepRecords, BadSteps, LoopBadSteps
 from tfpreempt.handler.session import Session
 
 pytestmark = pytest.mark.timeout(60)
@@ -111,6 +112,8 @@ class Pair:
         chief: options of worker 0.
     """
 
+    kind: type[Worker] = Worker
+
     def __init__(
         self,
         folder: Path,
@@ -119,9 +122,14 @@ class Pair:
     ) -> None:
         store = InMemoryStore()
         self.workers = [
-            Worker(0, store, folder, chief or BadSteps()),
-            Worker(1, store, folder, others or BadSteps()),
+            self.kind(0, store, folder, chief or BadSteps()),
+            self.kind(1, store, folder, others or BadSteps()),
         ]
+
+    def stop(self) -> None:
+        """Stops the threads of the workers."""
+        for worker in self.workers:
+            worker.session.executor.stop()
 
     def run(self, call: Callable[[Worker], Any]) -> list[BaseException | None]:
         """Calls a function for both workers at the same time; returns the errors."""
@@ -161,8 +169,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield started
     for pair in pairs:
-        for worker in pair.workers:
-            worker.session.executor.stop()
+        pair.stop()
 
 
 def notice(worker: Worker, grace: float | None = None) -> None:
@@ -385,3 +392,104 @@ def test_a_bad_step_does_not_delay_an_open_periodic_round(
     assert chief.bad_steps == [(3, "bad")]
     for worker in pair.workers:
         assert "leave False True" in worker.calls
+
+
+class LoopWorker(Worker):
+    """A worker with a custom loop.
+
+    Attributes:
+        losses: the losses, by step; other losses are 0.
+        base: number of steps before this start.
+    """
+
+    def __init__(
+        self, number: int, store: InMemoryStore, folder: Path, options: BadSteps
+    ) -> None:
+        super().__init__(number, store, folder, options)
+        self.losses: dict[int, float] = {}
+        self.base, self.stop_at, self.candidate = 0, 0, None
+        self.contents = SimpleNamespace(needs_every_worker=False)
+        self.before_save: Callable[[], Exception | None] = lambda: None
+        self.captured: list[str] = []
+        self.options = options
+
+    @property
+    def directory(self) -> Any:
+        return SimpleNamespace(**{**vars(super().directory), "contents": self.contents})
+
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        return self.base + self.steps_made
+
+    def stage(self, name: str) -> FakeSave:
+        """Like `Run.capture`."""
+        refusal = self.before_save()
+        self.captured.append(name)
+        if refusal is not None:
+            raise refusal
+        return FakeRun.stage(self, name)
+
+    def train(self, all_reduce: threading.Barrier) -> None:
+        """Like `PreemptionCheckpointHandler.run`."""
+        here: Any = self
+        guard = LoopBadSteps(self.options, self.session, here, None)
+        self.left_out: list[int] = []
+        flag = self.session.step_flag
+        while self.step < STEPS:
+            self.before.get(self.step, lambda: None)()
+            leaves_out = guard.leaves_out((self.step,), {})
+            flag.started += 1
+            guard.check()
+            if flag.flag:
+                self.session.wait_at_boundary()
+            if self.left_at is not None:
+                return
+            if leaves_out:
+                self.left_out.append(self.step)
+                self.base += 1
+                continue
+            all_reduce.wait(LIMIT)
+            self.steps_made += 1
+            guard.add(self.losses.get(self.step - 1, 0.0))
+
+
+class LoopPair(Pair):
+    kind = LoopWorker
+
+
+@pytest.mark.parametrize("bad", [[{}, {4: 4}], [{4: 4}, {}], [{4: 4}, {4: 4}]])
+@pytest.mark.parametrize("noticed", [None, 0, 1])
+def test_the_workers_of_a_loop_leave_the_same_step_out(
+    tmp_path: Path, bad: list[dict[int, int]], noticed: int | None
+) -> None:
+    def start() -> LoopPair:
+        pair = LoopPair(tmp_path)
+        for each, found in zip(pair.workers, bad, strict=True):
+            assert isinstance(each, LoopWorker)
+            each.losses = dict.fromkeys(found, math.nan)
+        return pair
+
+    pair = start()
+    if noticed is not None:
+        worker = pair.workers[noticed]
+        worker.before[5] = lambda: notice(worker)
+    try:
+        assert pair.train() == [None, None]
+        chief, other = pair.workers
+        assert [step for step, _ in chief.bad_steps] == [4]
+        assert other.bad_steps == []
+        for each in pair.workers:
+            assert isinstance(each, LoopWorker)
+            assert each.commits == []
+            assert "leave False True" in each.calls
+            # Also by a worker with a bad step: a capture may be a collective operation.
+            assert len(each.captured) == 1
+            assert each.contents.needs_every_worker
+        again = start()
+        pair.stop()
+        pair = again
+        assert pair.train() == [None, None]
+        assert [each.left_out for each in pair.workers] == [[4], [4]]  # type: ignore[attr-defined]
+        assert [each.step for each in pair.workers] == [STEPS, STEPS]
+    finally:
+        pair.stop()

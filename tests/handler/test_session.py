@@ -98,6 +98,7 @@ class FakeRun:
     steps_made = 0
     snapshots: Any = None
     left_at: int | None = None
+    before_save = staticmethod(lambda: None)
     source = SimpleNamespace(contents=SimpleNamespace(unrestored_variables=lambda: ()))
     cluster = LOCAL
 

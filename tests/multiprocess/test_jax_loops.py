@@ -179,3 +179,25 @@ def test_process_0_loads_compiled_functions(tmp_path: Path, start: Start) -> Non
         ended(processes, 0, 0)
         assert [each.lines("final") for each in processes] == expected
         assert int(processes[0].wait_line("loaded")) >= 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("word", "bad", "starts"),
+    [("replicated", "bad", 1), ("sharded", "spoiled", 2)],
+)
+def test_a_bad_step_of_one_process_is_left_out(
+    tmp_path: Path, start: Start, word: str, bad: str, starts: int
+) -> None:
+    directory = tmp_path / "run"
+    for codes in [[RESTART] * 2] * starts + [[0, 0]]:
+        words = (str(directory), word, f"{bad}=10", "steps=20")
+        with start(tmp_path, *words) as processes:
+            ended(processes, *codes)
+            final = [each.lines("final") for each in processes]
+    found = records(directory, "badstep")[-1]
+    assert (found["batch"], found["worker"]) == (10, 0)
+    words = (str(tmp_path / "clean"), word, "without=10", "steps=19")
+    with start(tmp_path, *words) as processes:
+        ended(processes, 0, 0)
+        assert [each.lines("final") for each in processes] == final

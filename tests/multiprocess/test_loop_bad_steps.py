@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from tests.multiprocess.harness import (
     PROGRAMS,
     RESTART,
+    Place,
     Zygote,
+    place,
     records,
     worker_environment,
 )
@@ -59,3 +62,44 @@ def test_the_result_is_that_of_data_without_the_batch(
     found = records(directory, "badstep")
     left_out = [each["batch"] for each in found if not each["is_sought"]]
     assert left_out == [int(bad)], found
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "1 4 loss",
+        *(
+            pytest.param(words, marks=THOROUGH)
+            for words in (
+                *("0 5 loss", "1 4 variable", "1 8 close", "1 8 unclosed", "1 3 save"),
+                *("0 3 save", "1 5 loss 5", "0 4 loss 4"),
+            )
+        ),
+    ],
+)
+def test_two_workers(here: Place, zygote: Zygote, words: str) -> None:
+    """The values of all workers are read in each save, by a collective operation."""
+    program, (worker, bad, kind, *holds) = "loop_bad_steps_workers.py", words.split()
+    given = (worker, bad, kind)
+    if holds:
+        here.hold()
+    cluster = here.start(program, *given, *holds, world=2)
+    if holds:
+        for each in cluster:
+            each.wait_line("holding")
+        cluster[0].send(signal.SIGTERM)
+        cluster.wait_record("notice", worker=0)
+        here.release()
+    cluster.expect(RESTART, RESTART)
+    if kind == "variable":  # the next start finds the step
+        here.start(program, *given, world=2).expect(RESTART, RESTART)
+    cluster = here.start(program, *given, world=2)
+    cluster.expect(0, 0)
+    found = records(here.checkpoints, "badstep")[-1]
+    assert (found["batch"], found["worker"]) == (int(bad), 0)
+    with place(zygote) as other:
+        undisturbed = other.start(program, worker, bad, "without", world=2)
+        undisturbed.expect(0, 0)
+        expected = [each.lines("final") for each in undisturbed]
+    assert [each.lines("final") for each in cluster] == expected

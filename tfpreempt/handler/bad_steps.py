@@ -440,10 +440,15 @@ class BadStepRecords:
             raise _exit_fn_returned()
         return self._veto is not None
 
+    @property
+    def refusal(self) -> VetoError | None:
+        """The error to raise in a save, if this worker has found a bad step."""
+        return None if self._veto is None else VetoError(self._veto)
+
     def veto(self) -> None:
         """Raises VetoError if this worker has found a bad step; called in a save."""
-        if self._veto is not None:
-            raise VetoError(self._veto)
+        if (refusal := self.refusal) is not None:
+            raise refusal
 
     # --- the records -----------------------------------------------------------------
 
@@ -591,20 +596,21 @@ class LoopBadSteps:
         checkpoint: checkpoint object of the program; None for named States alone.
 
     Raises:
-        ConfigurationError: an option is not supported in loops, or there are several
+        ConfigurationError: an option is not supported in loops, or with several
             workers.
         BadStepsError: more steps are left out than the limit.
+        WorkerMismatchError: a worker has other options.
     """
 
     def __init__(
         self, options: BadSteps, session: Session, run: Run, checkpoint: Any
     ) -> None:
-        if session.cluster.num_workers > 1:
+        num_workers = session.cluster.num_workers
+        if num_workers > 1 and options.crashes is not None:
             raise errors.ConfigurationError(
-                f"on_bad_step was given in a run of {session.cluster.num_workers} "
-                "workers; expected one process, because the workers of a custom loop "
-                "do not agree on bad steps yet. Leave on_bad_step out, or train in one "
-                "process"
+                f"crashes is {options.crashes!r} in a run of {num_workers} workers; "
+                "expected None, because an error of a step on one worker ends the step "
+                "of every worker. Leave crashes out, or train in one process"
             )
         if options.spike_factor is not None:
             raise errors.ConfigurationError(
@@ -624,9 +630,10 @@ class LoopBadSteps:
         self._failed_at = -1  # newest step that has raised an error
         self._has_warned = False
         self._records.read()
+        run.directory.contents.needs_every_worker = self._records.is_shared
         found = [each for each in self._records.positions if each >= _step(run.step)]
         self._left_out = {number for fit, _, number in found if not fit}
-        if self._left_out:
+        if self._left_out and self._records.can_record:
             log.warning(
                 "run() will return None without training at these calls, because "
                 "earlier starts have found bad steps (counted from 0; see %s): %s%s",
@@ -714,6 +721,9 @@ class LoopBadSteps:
         """Ends the process if a step was bad, by its loss or by a variable. Call
         between two steps.
 
+        With several workers, the method returns, and all workers end together at the
+        next boundary on which they agree.
+
         Args:
             will_save: whether a save may follow. If False, the variables are checked
                 only before the first step, and in the search for a bad step.
@@ -723,9 +733,12 @@ class LoopBadSteps:
             BadStepsError: the limit was reached, the journal cannot be written, or a
                 variable is NaN or infinite for another reason than a step.
         """
+        if self._records.is_stopping():
+            return
         if (found := self._find()) is not None:
             number, why = found
             self._records.end_because_of(_step(number), why)
+            return
         is_first = self._run.steps_made == 0
         if not (will_save or is_first or self._is_searching):
             return
@@ -737,12 +750,23 @@ class LoopBadSteps:
             self._records.check_restored(why)
         self._records.check_variables(why, self._last)
 
-    def _check_before_save(self) -> None:
+    def _check_before_save(self) -> Exception | None:
         """Calls `check` before a save, unless just called for the same state. Some
         saves follow no call of the handler, such as the save at the end of a program
-        that does not call `close`."""
-        if self._unread or not self._records.are_finite:
-            self.check()
+        that does not call `close`.
+
+        Returns:
+            With several workers, the error that this worker must raise in the save,
+            because this worker has found a bad step.
+        """
+        try:
+            if self._unread or not self._records.are_finite:
+                self.check()
+        except errors.BadStepsError as error:
+            if self._records.is_shared:
+                return error
+            raise
+        return self._records.refusal
 
     def _find(self) -> tuple[int, str] | None:
         """Reads the losses; returns the first bad step, with the reason, or None.
@@ -828,7 +852,9 @@ class LoopBadSteps:
             found = self._find() if isinstance(error, Exception) else None
         if found is None:
             return False
-        self._records.add_before(error, _step(found[0]), found[1])
+        # Recorded before; or the chief or the next start finds the step.
+        if not self._records.is_stopping() and self._records.can_record:
+            self._records.add_before(error, _step(found[0]), found[1])
         return True
 
 

@@ -355,7 +355,13 @@ class CollectiveSaves:
 
     def keep_error(self, run: Run, error: Exception) -> None:
         """Keeps the error of an asynchronous save for `raise_error`. Thread-safe."""
-        self._errors[run.start.token] = f"{type(error).__name__}: {error}"
+        if not self.is_vetoed(error):
+            self._errors[run.start.token] = f"{type(error).__name__}: {error}"
+
+    def is_vetoed(self, error: Exception) -> bool:
+        """Returns whether a save has failed because a worker has found a bad step: all
+        workers stop soon, and the chief records the step then. Thread-safe."""
+        return isinstance(error, VetoError) or bool(self.coordinator.notes.vetoes)
 
     def raise_error(self, run: Run) -> None:
         """Raises the error of a run's newest failed asynchronous save, once.

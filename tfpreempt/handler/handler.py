@@ -125,8 +125,8 @@ class PreemptionCheckpointHandler:
             this program run code. Only for programs on JAX.
         on_bad_step: which steps to leave out, such as steps with a NaN loss; see
             `BadSteps`. After such a step the process exits, and after the restart
-            `run()` returns None for the step. None: no step is left out. Only in one
-            process, and in loops that call `run()`.
+            `run()` returns None for the step. None: no step is left out. Pass the same
+            value on every worker. Only in loops that call `run()`.
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
@@ -406,7 +406,9 @@ class PreemptionCheckpointHandler:
 
         Returns:
             The commit on the chief. None with `wait=False`, and on the other workers,
-            because the chief may still be writing the commit.
+            because the chief may still be writing the commit. None on every worker if
+            one of several workers has found a bad step (`on_bad_step`): no commit is
+            made, and all workers exit soon.
 
         Raises:
             ConfigurationError: a metric is not a number.
@@ -419,6 +421,11 @@ class PreemptionCheckpointHandler:
             self._run.directory.set_metrics(self._run.step, check_metrics(metrics))
         self._session.save(self._run, wait=wait)
         if not (wait and self._session.cluster.is_chief):
+            return None
+        if (
+            self._bad_steps is not None
+            and not self._session.saves.last_save_is_committed(self._run, 0.0)
+        ):
             return None
         return next(reversed(self.checkpoints()), None)
 

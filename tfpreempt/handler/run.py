@@ -96,7 +96,9 @@ class Run:
         is_alive: function that returns whether the run will reach more boundaries;
             called on any thread.
         before_save: function called on the main thread before the state is captured;
-            raises an error if the state must not be saved.
+            raises an error if the state must not be saved. Or returns the error, which
+            is raised after the capture: the other workers may wait in a collective
+            operation of the capture.
 
     Attributes:
         directory: the checkpoint directory.
@@ -139,7 +141,7 @@ class Run:
     amid: str = ""
     async_save: dataclasses.InitVar[bool] = False
     is_alive: Callable[[], bool] = lambda: True
-    before_save: Callable[[], None] = lambda: None
+    before_save: Callable[[], Exception | None] = lambda: None
     steps_made: int = 0
     stop_at: int = 0
     base: int = dataclasses.field(init=False)
@@ -435,7 +437,7 @@ class Run:
             *args: arguments of the program, as in `stage`.
             **kwargs: keyword arguments of the program, as in `stage`.
         """
-        self.before_save()
+        refusal = self.before_save()
         if self.snapshots is not None:
             self.snapshots.give_up()
         self.saved_at = self.steps_made
@@ -446,6 +448,10 @@ class Run:
         attempt = f"{self.start.token}-{name}"
         save = Save(self.directory, self.step, attempt, cancel_token)
         save.capture(*args, **kwargs)
+        if refusal is not None:
+            if self.directory.cluster.is_chief:
+                save.discard()
+            raise refusal
         return save
 
     def write(self, save: Save) -> Save:
@@ -507,11 +513,11 @@ class Run:
         """
         if self.snapshots is None:
             return False
-        self.before_save()
+        refusal = self.before_save()
         if self.counter is not None:
             self.counter.assign(self.step)
         attempt = f"{self.start.token}-{name}"
-        return self.snapshots.capture(self.step, attempt)
+        return self.snapshots.capture(self.step, attempt) and refusal is None
 
     # --- the end ---------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from tfpreempt.core.replay import read_replay
 from tfpreempt.errors import (
     HandlerClosedError,
     NestedRunError,
+    SaveError,
     TfpreemptError,
     UsageError,
 )
@@ -548,7 +549,8 @@ class Session:
         Returns:
             On the chief, the directory of the commit. On the other workers, the
             checkpoint directory; on the chief too, if the commit has no directory (flat
-            files), or if a save_fn left no files to commit.
+            files), if a save_fn left no files to commit, or if a worker has found a bad
+            step.
 
         Raises:
             CheckpointError: the directory cannot be written, or a worker's part did not
@@ -562,10 +564,16 @@ class Session:
                 "of the callback, or call save_all_states() before or after the fit."
             )
         self.ready(run, "save()")
-        if not wait and run.saves_async:
-            self.saves.save_async(run, "save")
-            return run.directory.path
-        commit = self.saves.save(run, "save")
+        commit = None
+        try:
+            if not wait and run.saves_async:
+                self.saves.save_async(run, "save")
+            else:
+                commit = self.saves.save(run, "save")
+        except SaveError as error:
+            if not self.saves.is_vetoed(error):
+                raise
+            log.warning("the state was not saved: %s", error)
         if commit is None or not os.path.isdir(commit.path):
             return run.directory.path
         return commit.path

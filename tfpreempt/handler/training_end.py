@@ -167,6 +167,8 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
         close_failed(session, run, "")
         return
     failure = None
+    if session.cluster.num_workers > 1:
+        run.before_save()  # a bad last step stops all workers before the final save
     # Wait for the other workers only with the last open run: a worker may have opened
     # further runs and not used them.
     is_last = list(session.runs) == [run]

@@ -20,7 +20,7 @@ import numpy as np
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.core import object_graph
 from tfpreempt.jax.pytree_state import PyTreeState
-from tfpreempt.jax.shards import local_numbers, unread
+from tfpreempt.jax.shards import local_numbers, local_shards, unread
 
 SAVED_WHOLE: tuple[type, ...] = ()
 REPLACED: tuple[type, ...] = (jax.Array,)
@@ -140,31 +140,34 @@ def _local(array: jax.Array, size: int) -> list[Any]:
 
 def not_finite(checkpoint: Any, states: Iterable[State]) -> Iterator[tuple[str, bool]]:
     """Yields the floating-point leaves of `PyTreeState`s that are not finite, by path,
-    and whether they contain NaN.
+    and whether they contain NaN. Reads only the elements on this worker, and needs no
+    other worker.
 
     Args:
         checkpoint: checkpoint object of another framework.
         states: named States.
     """
-    leaves = {
-        state.described(path): leaf
+    parts = [
+        (state.described(path), part)
         for state in states
         if isinstance(state, PyTreeState)
         for path, leaf in state._leaves().items()
         if isinstance(leaf, jax.Array | np.ndarray | np.generic)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
         if not (isinstance(leaf, jax.Array) and leaf.is_deleted())
-    }
+        for part in (local_shards(leaf) if isinstance(leaf, jax.Array) else [leaf])
+    ]
     # A sum is finite only if all elements are; a sum in 16 bits would often overflow.
-    sums = {
-        what: jnp.sum(leaf, dtype=None if leaf.dtype.itemsize > 2 else jnp.float32)
-        if isinstance(leaf, jax.Array)
-        else np.sum(leaf, dtype=np.float64)
-        for what, leaf in leaves.items()
-    }
-    for what, total in sums.items():  # waits for the device only now
+    sums = [
+        jnp.sum(part, dtype=None if part.dtype.itemsize > 2 else jnp.float32)
+        if isinstance(part, jax.Array)
+        else np.sum(part, dtype=np.float64)
+        for _, part in parts
+    ]
+    # The device is waited for only now.
+    for (what, part), total in zip(parts, sums, strict=True):
         if not np.isfinite(float(total)):
-            elements = np.asarray(leaves[what], np.float64)
+            elements = np.asarray(part, np.float64)
             if not np.isfinite(elements).all():
                 yield what, bool(np.isnan(elements).any())
 

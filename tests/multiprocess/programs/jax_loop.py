@@ -11,6 +11,9 @@ grace=S        seconds of the grace period
 early          notices are handled after the loop, too; process 1 then holds
 cached         compiled functions are kept; `loaded` counts functions
 steps=N        ends after N steps
+bad=N          the loss of process 1 is NaN in step N, which is left out
+spoiled=N      the same; the loss is finite, and the state becomes NaN
+without=N      the data lack the batch N
 """
 
 from __future__ import annotations
@@ -127,17 +130,20 @@ def main() -> None:
         config,
         save_freq=None if "hold" in WORDS else 7,
         compile_cache="cached" in WORDS,
+        on_bad_step=tfpreempt.BadSteps() if {"bad", "spoiled"} & WORDS.keys() else None,
     ) as handler:
         say("starts", handler.total_run_calls)
         if "late" in WORDS:
             initialize()
 
-        def step() -> None:
+        def step(number: int) -> float:
             if "late" in WORDS:
-                return
-            number = handler.total_run_calls
+                return 0.0
+            number += number >= int(WORDS.get("without", number + 1))
             random = np.random.default_rng(number)
             x = random.normal(size=(24, 8)).astype("float32")
+            if PROCESS == 1 and WORDS.get("spoiled") == str(number):
+                x[12:] = np.nan  # the rows of this process
             batch = placed(x, by_row), placed(x[:, :4], by_row)
             state.value = jax.block_until_ready(train(state.value, *batch))
             if PROCESS == 1 and WORDS.get("fail") == str(number):
@@ -145,9 +151,11 @@ def main() -> None:
             if WORDS.get("hold") == str(number):
                 hold()
             time.sleep(0.01)
+            is_bad = PROCESS == 1 and WORDS.get("bad") == str(number)
+            return float("nan") if is_bad else 0.0
 
         while handler.total_run_calls < STEPS:
-            handler.run(step)
+            handler.run(step, handler.total_run_calls)
             say("step", handler.total_run_calls)
     say("loaded", len(loaded))
     found = hashlib.sha256()

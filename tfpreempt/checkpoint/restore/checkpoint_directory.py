@@ -198,11 +198,15 @@ class Directory:
         """Returns whether a save needs every worker.
 
         True if the capture of a value is a collective operation, or if a commit needs
-        the State of every worker.
+        the part of every worker.
         """
+        return self.contents.needs_peers() or self.needs_parts()
+
+    def needs_parts(self) -> bool:
+        """Returns whether a commit is useless without the part of every worker."""
         states = self.registry.in_order()
-        needs_parts = any(each._needs_every_worker() for each in states)
-        return self.contents.needs_peers() or needs_parts
+        needed = any(each._needs_every_worker() for each in states)
+        return needed or self.contents.needs_every_worker
 
     def try_states(self) -> None:
         """Tries to save the named States to temporary files, and logs a warning for

@@ -104,7 +104,7 @@ class Save(StagedSave):
         directory = self.directory
         states = directory.registry.in_order()
         captured = self._captured if self.is_async else None
-        self._needs_every_worker = any(each._needs_every_worker() for each in states)
+        self._needs_every_worker = directory.needs_parts()
         with self._discarded_on_failure("save"):
             try:
                 directory.contents.capture(self, *args, **kwargs)

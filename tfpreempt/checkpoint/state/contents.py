@@ -96,9 +96,12 @@ class Contents:
         can_be_async: whether saves can be written while training continues.
         needs_prefix: whether a restore needs files in TensorFlow's format, which have a
             common prefix. If so, a restore skips a commit that contains only States.
+        needs_every_worker: whether a commit is useless without the part of each worker,
+            because the part confirms that the worker has found no bad step.
     """
 
     states: Sequence[State] = ()
+    needs_every_worker: bool = False
     can_be_async: ClassVar[bool] = True
     needs_prefix: ClassVar[bool] = False
 
