@@ -295,6 +295,28 @@ def test_a_random_op_without_a_saved_state_is_named(
     assert (is_named in caplog.text) == (kind == "kernel")
 
 
+@pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_begin"])
+def test_a_layer_that_is_adapted_in_a_fit_is_named(
+    hook: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart had the mean from before the fit, without a word."""
+    with machine("keras") as on:
+        on.start()
+        layers = on.keras.layers
+        norm = layers.Normalization()
+        norm.adapt(np.zeros((4, 3), "float32"))
+
+        def on_epoch_end(*_: Any, **__: Any) -> None:
+            norm.adapt(np.ones((4, 3), "float32"))
+
+        on_epoch_end.__name__ = hook
+        model = on.keras.Sequential([norm, layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        fit(on, model, on.callback(**{hook: on_epoch_end}))
+        is_named = "training calls norm.adapt(np.ones((4, 3), 'float32')). A layer"
+        assert (is_named in caplog.text) == (hook == "on_epoch_end")
+
+
 @LINES
 def test_a_recurrent_layer_is_not_named(
     on: Machine, caplog: pytest.LogCaptureFixture

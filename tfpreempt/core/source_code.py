@@ -162,6 +162,29 @@ def called_callbacks(frames: Sequence[types.FrameType]) -> dict[str, Any]:
     return found
 
 
+def calls_of_adapt(locations: Iterable[ObjectPath]) -> dict[str, None]:
+    """Returns the calls `layer.adapt(data)` in functions of the program, but not in
+    hooks of a beginning, which a restart calls again.
+
+    Args:
+        locations: result of `reachable`.
+    """
+    functions = [
+        each.value
+        for each in locations
+        if object_graph.is_user_function(each.value)
+        if each.value.__name__ not in _AT_BEGIN
+    ]
+    return {
+        ast.unparse(node): None
+        for tree in map(_source_tree, functions)
+        if tree is not None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "adapt"
+    }
+
+
 def _is_at_a_step(node: ast.If, steps: set[str]) -> bool:
     """Returns whether a condition holds at certain steps, but not at all later steps:
     `step == 10` and `step % 10 == 0`, not `step >= 10`."""

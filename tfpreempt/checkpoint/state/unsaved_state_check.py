@@ -45,6 +45,7 @@ from tfpreempt.core.object_graph import ObjectPath
 from tfpreempt.core.reachable_values import reachable
 from tfpreempt.core.source_code import (
     called_callbacks,
+    calls_of_adapt,
     derived_keys,
     draws_of_loops,
     is_updated,
@@ -87,6 +88,12 @@ _UNREAD_IN_A_FIT = (
     "attribute of the fitted model; keep the contents of a queue in a tf.Variable."
 )
 
+_ADAPTS_IN_A_FIT = (
+    "training calls %s. A layer keeps the adapted values beside its variables, in no "
+    "commit, so a restarted run has the values from before the fit. Call adapt() in "
+    "on_train_begin, or normalize with variables of the model, such as a "
+    "BatchNormalization."
+)
 _ITEMS = 100  # items compared, of a list that a function replaces
 _BY_THE_STEP = (
     "The step changes state that is not in the commits",
@@ -322,6 +329,9 @@ class UnsavedStateCheck:
             call = _Call(roots, values, saved, self.registry, called)
             call.leave_out(kept)
             self._call = call
+            locations = reachable(roots, _is_searched, frozenset(called))
+            if adapting := calls_of_adapt(locations):
+                _log.warning(_ADAPTS_IN_A_FIT, ", ".join(adapting))
 
     def compare(self) -> None:
         """Logs a warning with the values that have changed since `watch`, and that no
