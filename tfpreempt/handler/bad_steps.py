@@ -29,6 +29,7 @@ import dataclasses
 import logging
 import math
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -420,8 +421,9 @@ class BadStepRecords:
         )
         # Usually the next boundary is the agreed boundary then. If a periodic save is
         # open, the round opens only after the save, for which this worker is needed.
-        if coordinator.state.notice is None:
-            self._session.is_noticed(OPENS_WITHIN)
+        end = coordinator.clock.monotonic() + OPENS_WITHIN
+        while coordinator.state.notice is None and coordinator.clock.monotonic() < end:
+            time.sleep(0.005)
         if self.can_record:
             # Another worker may have found an earlier step, which caused this one.
             vetoes = [self._veto, *map(Veto.parse, coordinator.notes.vetoes)]
