@@ -28,6 +28,7 @@ def quiet() -> Any:
     return types.SimpleNamespace(
         state=types.SimpleNamespace(notice=None, round=1),
         deadlines=types.SimpleNamespace(peer_timeout=SECONDS),
+        notes=types.SimpleNamespace(vetoes=[]),
         is_saving=False,
     )
 
