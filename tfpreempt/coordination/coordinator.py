@@ -175,6 +175,11 @@ class Coordinator:
                 ends = [t for t in (end, give_up) if t is not None]
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
 
+    def wait_until_open(self, limit: float) -> None:
+        """Waits until a round is open, at most `limit` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.state.notice is not None, limit)
+
     def main_deadline(self) -> float | None:
         """Returns the deadline of the wait for a directive, on the monotonic clock.
 

@@ -29,7 +29,6 @@ import dataclasses
 import logging
 import math
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -421,9 +420,7 @@ class BadStepRecords:
         )
         # Usually the next boundary is the agreed boundary then. If a periodic save is
         # open, the round opens only after the save, for which this worker is needed.
-        end, never = coordinator.clock.monotonic() + OPENS_WITHIN, threading.Event()
-        while coordinator.state.notice is None and coordinator.clock.monotonic() < end:
-            never.wait(0.005)
+        coordinator.wait_until_open(OPENS_WITHIN)
         if self.can_record:
             # Another worker may have found an earlier step, which caused this one.
             vetoes = [self._veto, *map(Veto.parse, coordinator.notes.vetoes)]
