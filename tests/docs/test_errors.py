@@ -19,6 +19,7 @@ UNSEEN = {
     "DemoFailedError": "`tfpreempt demo` prints what it says",
     "NothingRunsError": "`tfpreempt simulate` and `demo` print what it says",
     "SessionClosedError": "the source that closed the session ends with it",
+    "VetoError": "the save names the bad step, and all workers stop",
 }
 """Errors of which nobody outside meets the class, and who handles each."""
 
