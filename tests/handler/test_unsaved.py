@@ -593,6 +593,39 @@ def train_in_phases(handler: Any) -> None:
             handler.run(add, trainer.phase)
 
 
+def train_with_changes_that_a_restart_repeats(handler: Any) -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    learner: Any = types.SimpleNamespace(adapt=add)
+    start, warmup, loss = handler.total_run_calls, False, 0.0
+    for step in range(start, 3):
+        if step % 2 == 0:
+            model.trainable = True
+        else:
+            model.trainable = False
+        if step == 1:
+            model.layers[0].trainable = False
+            model.layers[0].trainable = True
+        for phase in ("train", "test"):
+            if phase == "train":
+                model.layers[0].trainable = True
+        if step == start:
+            warmup = True
+        if step == 1:
+            loss = learner.adapt(loss)
+        handler.run(lambda on: model.loss if on else None, warmup)
+        if step % 2 == 0:
+            loss = add(1.0)
+    assert loss == 1.0
+
+
+def train_folds(handler: Any) -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    for fold in range(2):
+        if fold == 0:
+            model.trainable = False
+        train_from_a_milestone_on(handler)
+
+
 def train_in_saved_phases(handler: Any) -> None:
     kept = JsonState("phase", 1)
     for step in range(3):
@@ -614,6 +647,8 @@ def train_in_saved_phases(handler: Any) -> None:
         ),
         (train_in_phases, "trainer.phase = 2"),
         (train_in_saved_phases, None),
+        (train_with_changes_that_a_restart_repeats, None),
+        (train_folds, None),
     ],
 )
 def test_changes_at_certain_steps_of_a_loop_are_named(

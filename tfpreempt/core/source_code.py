@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import functools
 import inspect
 import itertools
@@ -110,25 +111,31 @@ def set_at_steps(
         if (tree := _source_tree(frame)) is None:
             continue
         variables = {**frame.f_globals, **frame.f_locals}
-        loops = list(_running_loops(frame, tree))
+        if not (loops := list(_running_loops(frame, tree))):
+            continue
         nodes = list(dict.fromkeys(each for loop in loops for each in _own_nodes(loop)))
         steps = {"total_run_calls", "iterations"}
         for each in nodes + loops:
             match each:
                 case ast.For(target=target) | ast.AugAssign(target=target):
-                    steps |= _variables_in(target)
+                    names = _variables_in(target)
+                    steps |= {x for x in names if isinstance(variables.get(x), int)}
+        first = set[str]()  # such as `start = handler.total_run_calls`
         used = _used_by_the_step(frame, nodes, variables)
         for line in (line for loop in loops for line in _lines(loop)):
             used -= _assigned(line)
         for node in _own_nodes(tree):
             if isinstance(node, ast.Assign) and is_restored(node.value, variables):
                 used -= _assigned(node)
-        ifs = [n for n in nodes if isinstance(n, ast.If) and _is_at_a_step(n, steps)]
+                first |= _assigned(node) - steps
         lines = {
-            line: used - {name for other in node.orelse for name in _assigned(other)}
-            for node in ifs
+            line: used
+            for node in nodes
+            if isinstance(node, ast.If) and _is_at_a_step(node, steps)
+            if not _variables_in(node.test) & first
             for line in _own_nodes(ast.Module(node.body, []))
             if isinstance(line, ast.Assign | ast.Expr)
+            if not _is_set_again(line, node)
         }
         elsewhere = {
             ast.unparse(each)
@@ -141,6 +148,7 @@ def set_at_steps(
             if (text := ast.unparse(line)) not in elsewhere
             if _assigned(line) & names or _changes_objects(line, variables, state)
         }
+        break  # a restart runs the loops of the callers from the beginning
     return found
 
 
@@ -180,9 +188,17 @@ def calls_of_adapt(locations: Iterable[ObjectPath]) -> dict[str, None]:
         for tree in map(_source_tree, functions)
         if tree is not None
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "adapt"
+        if _is_adapt(node)
     }
+
+
+def _is_adapt(node: ast.AST) -> bool:
+    """Returns whether a statement is `layer.adapt(data)`. The method of a layer returns
+    None, so `fast = learner.adapt(data)` calls another method."""
+    match node:
+        case ast.Expr(ast.Call(ast.Attribute(attr="adapt"))):
+            return True
+    return False
 
 
 def _is_at_a_step(node: ast.If, steps: set[str]) -> bool:
@@ -194,6 +210,19 @@ def _is_at_a_step(node: ast.If, steps: set[str]) -> bool:
         and {_name(part) for part in ast.walk(each)} & steps
         for each in ast.walk(node.test)
     )
+
+
+def _is_set_again(line: ast.AST, node: ast.If) -> bool:
+    """Returns whether an `if` statement sets the target of a line a second time: after
+    the line, or in its `else`."""
+    others = {
+        ast.unparse(target)
+        for each in ast.walk(node)
+        if isinstance(each, ast.Assign) and each is not line
+        for target in each.targets
+    }
+    targets = line.targets if isinstance(line, ast.Assign) else ()
+    return any(ast.unparse(each) in others for each in targets)
 
 
 def _assigned(line: ast.AST) -> set[str]:
@@ -225,8 +254,8 @@ def _used_by_the_step(
         function = variables.get(name)
         function = getattr(function, "python_function", function)
         if isinstance(function, types.FunctionType):
-            code = function.__code__
-            used |= {*code.co_names, *code.co_freevars} & variables.keys()
+            inside = _variables_in(*filter(None, [_source_tree(function)]))
+            used |= inside.difference(function.__code__.co_varnames) & variables.keys()
     while True:
         more = {
             name
@@ -246,9 +275,9 @@ def _changes_objects(
     the program, or calls `adapt`, itself or in a function of the program."""
     for node in ast.walk(line):
         match node:
-            case ast.Assign(targets=[ast.Attribute(attr="trainable")]) | ast.Call(
-                ast.Attribute(attr="adapt")
-            ):
+            case ast.Assign(targets=[ast.Attribute(attr="trainable")]):
+                return True
+            case ast.Expr() if _is_adapt(node):
                 return True
             case ast.Assign(targets=[ast.Attribute(ast.Name(name), attribute)]):
                 owner = variables.get(name)
@@ -318,8 +347,9 @@ def _called(node: ast.expr, variables: Mapping[str, Any]) -> Any:
             return variables.get(name)
         case ast.Attribute(value=value, attr=name):
             module = _called(value, variables)
-            is_module = isinstance(module, types.ModuleType)
-            return getattr(module, name, None) if is_module else None
+            if isinstance(module, types.ModuleType):
+                with contextlib.suppress(ImportError):  # of a lazy module
+                    return getattr(module, name, None)
     return None
 
 

@@ -327,7 +327,10 @@ def hidden_draws(function: Any) -> Sequence[str]:
     found = dict[str, None]()
     for each in functions:
         for trace in each._list_all_concrete_functions():
-            graph = trace.graph.as_graph_def()
+            try:
+                graph = trace.graph.as_graph_def()
+            except ValueError:  # constants of more than 2 GB
+                continue
             bodies = [graph.node, *(part.node_def for part in graph.library.function)]
             # Only random ops with a hidden counter have the attribute seed2. The ops of
             # recurrent layers for a GPU have it too, and draw only for a dropout.
