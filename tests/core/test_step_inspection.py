@@ -260,6 +260,7 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
     """Returns the names of the variables that this loop updates."""
     step = handler.total_run_calls
     lr, best, least, total, number = 0.1, 9.0, 9.0, 0.0, 0
+    lowest, at = 9.0, 0
     epoch = id(kept)
     for loss in losses:
         loss = loss * 2
@@ -269,6 +270,8 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
         best = min(best, loss, target)
         if loss < least:
             least = loss
+        if loss < lowest:
+            lowest, at = loss, number
         total += loss
         lr *= 0.9
         with contextlib.nullcontext():
@@ -288,7 +291,7 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
         seen = seen + 1
         return seen * 2
 
-    seen = inside + tried
+    seen = inside + tried + at
     frame = sys._getframe()
     places = reachable({"": frame}, object_graph.is_user_code)
     assert any(place.value is losses for place in places)
@@ -302,4 +305,4 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
 def test_a_loop_updates_variables_of_its_own() -> None:
     """The step and the epoch have saved values, and the target is set in each pass."""
     handler = types.SimpleNamespace(total_run_calls=0)
-    assert a_loop(handler, Cell(), [1.0]) == {"best", "least", "total", "lr"}
+    assert a_loop(handler, Cell(), [1.0]) == {"best", "least", "lowest", "total", "lr"}

@@ -398,6 +398,23 @@ def with_a_loop_that_skips(handler: Any) -> None:
         handler.run(abs, next(batches))
 
 
+def with_a_call_that_skips(handler: Any) -> None:
+    begin = handler.total_run_calls
+    batches = iter([*range(9)])
+    next(itertools.islice(batches, begin, begin), None)
+    for _ in range(4):
+        handler.run(abs, next(batches))
+
+
+def with_skipped_batches_in_a_variable(handler: Any) -> None:
+    begin = handler.total_run_calls
+    batches = iter([*range(9)])
+    for _ in range(begin):
+        _ = next(batches)
+    for _ in range(4):
+        handler.run(abs, next(batches))
+
+
 def with_a_saved_loader(handler: Any) -> None:
     loader = Loader()
     kept = LoaderState("loader", loader)
@@ -426,6 +443,8 @@ def in_a_generator(handler: Any) -> None:
         (over_a_dataset, "batches"),
         (with_islice, None),
         (with_a_loop_that_skips, None),
+        (with_a_call_that_skips, None),
+        (with_skipped_batches_in_a_variable, None),
         (with_a_saved_loader, None),
         (in_a_generator, None),
     ],
@@ -524,6 +543,15 @@ def train_with_a_milestone(handler: Any) -> None:
         handler.run(add, scaled)
 
 
+def train_with_a_milestone_in_a_while_loop(handler: Any) -> None:
+    noise = 0.5
+    while handler.total_run_calls < 3:
+        step = handler.total_run_calls
+        if step == 1:
+            noise = 1.0
+        handler.run(add, noise)
+
+
 def train_from_a_milestone_on(handler: Any) -> None:
     noise = 0.5 if handler.total_run_calls < 1 else 1.0
     size = 1
@@ -596,6 +624,7 @@ def train_in_phases(handler: Any) -> None:
 def train_with_changes_that_a_restart_repeats(handler: Any) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     learner: Any = types.SimpleNamespace(adapt=add)
+    meter = Trainer()
     start, warmup, loss = handler.total_run_calls, False, 0.0
     for step in range(start, 3):
         if step % 2 == 0:
@@ -615,6 +644,7 @@ def train_with_changes_that_a_restart_repeats(handler: Any) -> None:
         handler.run(lambda on: model.loss if on else None, warmup)
         if step % 2 == 0:
             loss = add(1.0)
+            meter.loss = 0.5
     assert loss == 1.0
 
 
@@ -640,6 +670,7 @@ def train_in_saved_phases(handler: Any) -> None:
     ("train", "named"),
     [
         (train_with_a_milestone, "noise = 1.0"),
+        (train_with_a_milestone_in_a_while_loop, "noise = 1.0"),
         (train_from_a_milestone_on, None),
         (
             train_with_unfreezing,

@@ -94,7 +94,8 @@ def set_at_steps(
     Counted are variables from which the loop computes the arguments of its step,
     attributes of the program's objects, `trainable` of a layer, and `layer.adapt()`.
     Leaves out variables that each pass sets, or that are set from a State or from the
-    number of completed steps.
+    number of completed steps, and attributes that are set in each n-th step, such as
+    the newest validation loss.
 
     Args:
         frames: the frames of the running functions.
@@ -120,6 +121,9 @@ def set_at_steps(
                 case ast.For(target=target) | ast.AugAssign(target=target):
                     names = _variables_in(target)
                     steps |= {x for x in names if isinstance(variables.get(x), int)}
+                case ast.Assign() if {*map(_name, ast.walk(each.value))} & steps:
+                    names = _assigned(each)  # `step = handler.total_run_calls`
+                    steps |= {x for x in names if isinstance(variables.get(x), int)}
         first = set[str]()  # such as `start = handler.total_run_calls`
         used = _used_by_the_step(frame, nodes, variables)
         for line in (line for loop in loops for line in _lines(loop)):
@@ -136,6 +140,7 @@ def set_at_steps(
             for line in _own_nodes(ast.Module(node.body, []))
             if isinstance(line, ast.Assign | ast.Expr)
             if not _is_set_again(line, node)
+            if not (_is_periodic(node) and _sets_attribute(line))
         }
         elsewhere = {
             ast.unparse(each)
@@ -209,6 +214,19 @@ def _is_at_a_step(node: ast.If, steps: set[str]) -> bool:
         and isinstance(each.ops[0], ast.Eq | ast.In)
         and {_name(part) for part in ast.walk(each)} & steps
         for each in ast.walk(node.test)
+    )
+
+
+def _is_periodic(node: ast.If) -> bool:
+    """Returns whether a condition contains a remainder, such as `step % 100`."""
+    return any(isinstance(each, ast.Mod) for each in ast.walk(node.test))
+
+
+def _sets_attribute(line: ast.AST) -> bool:
+    """Returns whether a statement sets an attribute other than `trainable`."""
+    targets = line.targets if isinstance(line, ast.Assign) else ()
+    return any(
+        isinstance(each, ast.Attribute) and each.attr != "trainable" for each in targets
     )
 
 
@@ -360,7 +378,7 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     Examples: `step = handler.total_run_calls` and `best = state.value`; and a variable
     that each pass of a loop sets from other variables. Also an iterator that skips the
     items of earlier steps: by `itertools.islice`, by an argument of a function, or by
-    calls of `next(iterator)` alone in a loop.
+    a loop of a single statement, such as `next(iterator)`.
 
     Args:
         frame: the frame.
@@ -382,6 +400,8 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     iterators = {name for name, it in variables.items() if isinstance(it, Iterator)}
     tree = _source_tree(frame)
     derived, counted = set[str](), set[str]()
+    loops = list(_running_loops(frame, tree))
+    running = {x for loop in loops for x in (loop, *_own_nodes(loop))}
     own = [] if tree is None else _own_nodes(tree)
     for node in sorted(own, key=lambda node: getattr(node, "lineno", 0)):
         match node:
@@ -390,8 +410,12 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
             case ast.withitem(optional_vars=ast.expr() as target):
                 derived |= _variables_in(target)
         match node:
-            case ast.For(iter=times, body=[ast.Expr(ast.Call(ast.Name("next"), it))]):
-                counted |= _variables_in(*it) if is_counted(times) else set()
+            case _ if node in running:
+                pass
+            case ast.For(iter=times, body=[ast.Expr() | ast.Assign() as skip]):
+                counted |= _variables_in(skip) if is_counted(times) else set()
+            case ast.Expr(value) if is_counted(value):  # `skip(iterator, step)`
+                counted |= _variables_in(value)
         body = _lines(node) if isinstance(node, ast.For | ast.While) else []
         for line in [node, *body]:
             match line:
@@ -539,11 +563,12 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                 case ast.If(test=test, body=body):
                     tested = _texts(test)
                     keys |= {
-                        _key(target, outer)
+                        _key(part, outer)
                         for line in body
                         if isinstance(line, ast.Assign)
                         for target in line.targets
-                        if ast.unparse(target) in tested
+                        for part in getattr(target, "elts", [target])
+                        if ast.unparse(part) in tested
                     }
                 case ast.Name(name, ast.Load()) | ast.Attribute(_, name, ast.Load()):
                     read |= set() if is_at_end else {name}

@@ -622,8 +622,6 @@ class LoopBadSteps:
         self._checkpoint = checkpoint
         self._unread: list[tuple[int, Any]] = []  # number of a step, loss
         self._last: Position = (0, 0, 0)  # the newest trained step
-        # Names of variables that were infinite at the start, as a mask is.
-        self._infinite: frozenset[str] | None = None
         self._unreadable = -1  # newest step that was left out and could not be read
         self._handled: BaseException | None = None  # newest error of a step
         self._failed_at = -1  # newest step that has raised an error
@@ -744,7 +742,7 @@ class LoopBadSteps:
         # Not before: the run of a handler that is dropped before training must not be
         # kept alive by a cycle.
         self._run.before_save = self._check_before_save
-        why = self._find_not_finite()
+        why = self._find_nan()
         if is_first and self._run.candidate is not None:
             self._records.check_restored(why)
         self._records.check_variables(why, self._last)
@@ -781,22 +779,13 @@ class LoopBadSteps:
             self._unread.pop(0)
         return None
 
-    def _find_not_finite(self) -> str:
-        """Returns a text that names a variable with NaN, or with infinity unless the
-        variable was infinite at the start; "" if there is none."""
-        found = [
-            each
-            for adapter in frameworks.adapters("values")
-            for each in adapter.not_finite(self._checkpoint, REGISTRY.in_order())
-        ]
-        if self._infinite is None:
-            self._infinite = frozenset(what for what, has_nan in found if not has_nan)
-        bad = [
-            f"{what} contains {'NaN' if has_nan else 'infinity'}"
-            for what, has_nan in found
-            if has_nan or what not in self._infinite
-        ]
-        return bad[0] if bad else ""
+    def _find_nan(self) -> str:
+        """Returns a text that names a variable with NaN; "" if there is none. Infinity
+        is often the initial value of a mask or of the smallest loss."""
+        for adapter in frameworks.adapters("values"):
+            for what in adapter.with_nan(self._checkpoint, REGISTRY.in_order()):
+                return f"{what} contains NaN"
+        return ""
 
     # --- errors ----------------------------------------------------------------------
 

@@ -138,10 +138,9 @@ def _local(array: jax.Array, size: int) -> list[Any]:
     return [*unread(array).shards.values()] if is_large else local_numbers(array)
 
 
-def not_finite(checkpoint: Any, states: Iterable[State]) -> Iterator[tuple[str, bool]]:
-    """Yields the floating-point leaves of `PyTreeState`s that are not finite, by path,
-    and whether they contain NaN. Reads only the elements on this worker, and needs no
-    other worker.
+def with_nan(checkpoint: Any, states: Iterable[State]) -> Iterator[str]:
+    """Yields the floating-point leaves of `PyTreeState`s that contain NaN, by path.
+    Reads only the elements on this worker, and needs no other worker.
 
     Args:
         checkpoint: checkpoint object of another framework.
@@ -166,10 +165,9 @@ def not_finite(checkpoint: Any, states: Iterable[State]) -> Iterator[tuple[str, 
     ]
     # The device is waited for only now.
     for (what, part), total in zip(parts, sums, strict=True):
-        if not np.isfinite(float(total)):
-            elements = np.asarray(part, np.float64)
-            if not np.isfinite(elements).all():
-                yield what, bool(np.isnan(elements).any())
+        is_finite = np.isfinite(float(total))
+        if not is_finite and np.isnan(np.asarray(part, np.float64)).any():
+            yield what
 
 
 def hidden_draws(function: Any) -> Sequence[str]:

@@ -171,11 +171,9 @@ class Values(Protocol):
         """Returns the immutable arrays in an object or a State."""
         ...
 
-    def not_finite(
-        self, checkpoint: Any, states: Iterable[State]
-    ) -> Iterator[tuple[str, bool]]:
+    def with_nan(self, checkpoint: Any, states: Iterable[State]) -> Iterator[str]:
         """Yields texts that name the floating-point variables of a checkpoint, and the
-        arrays of named States, that are not finite, and whether they contain NaN."""
+        arrays of named States, that contain NaN."""
         ...
 
     def hidden_draws(self, function: Any) -> Sequence[str]:

@@ -32,6 +32,7 @@ from tfpreempt.checkpoint.tensors.variables import (
     attach,
     local_parts,
     out_of_scope,
+    unequal_parts,
     walk,
 )
 from tfpreempt.core import private_api
@@ -287,10 +288,9 @@ def arrays(thing: Any) -> Sequence[Any]:
     return ()
 
 
-def not_finite(checkpoint: Any, states: Iterable[Any]) -> Iterator[tuple[str, bool]]:
-    """Yields the floating-point variables of a Checkpoint that are not finite, by path,
-    and whether they contain NaN. Leaves out metrics of Keras 3, which never change a
-    weight.
+def with_nan(checkpoint: Any, states: Iterable[Any]) -> Iterator[str]:
+    """Yields the floating-point variables of a Checkpoint that contain NaN, by path.
+    Leaves out metrics of Keras 3, which never change a weight.
 
     Args:
         checkpoint: the Checkpoint; None for no variables.
@@ -300,17 +300,15 @@ def not_finite(checkpoint: Any, states: Iterable[Any]) -> Iterator[tuple[str, bo
     if checkpoint is not None:
         attach(checkpoint)
         for path, each in walk(checkpoint):
-            for part in local_parts(each)[:1]:  # replicas of a variable are equal
+            for part in unequal_parts(each):
                 if part.dtype.is_floating:
                     named.setdefault(id(part), (path, part))
     found = list(named.values())
     for (path, part), total in zip(
         found, sums([part for _, part in found]), strict=True
     ):
-        if not math.isfinite(total):
-            elements = np.asarray(part.numpy(), np.float64)
-            if not np.isfinite(elements).all():
-                yield f"the variable {path!r}", bool(np.isnan(elements).any())
+        if not math.isfinite(total) and np.isnan(np.float64(part.numpy())).any():
+            yield f"the variable {path!r}"
 
 
 def hidden_draws(function: Any) -> Sequence[str]:

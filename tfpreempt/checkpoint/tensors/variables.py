@@ -276,6 +276,13 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
     return (inner,) if isinstance(inner, tf.Variable) else ()
 
 
+def unequal_parts(variable: Any) -> tuple[Any, ...]:
+    """Returns the `local_parts` of a variable whose values may differ: only the first
+    part, unless the variable is reduced across replicas when read."""
+    parts = local_parts(variable)
+    return parts if is_on_read(variable) else parts[:1]
+
+
 def device_prefixes() -> tuple[str, ...]:
     """Returns the prefixes of the names of this process's CPUs and GPUs."""
     host = private_api.eager_context.context().host_address_space()

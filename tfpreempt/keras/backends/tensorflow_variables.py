@@ -17,6 +17,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfpreempt.checkpoint.tensors.gather import read_parts, sums
@@ -26,6 +27,7 @@ from tfpreempt.checkpoint.tensors.variables import (
     attached,
     local_parts,
     reached,
+    unequal_parts,
 )
 from tfpreempt.keras.fit_protocol import FitVariables, WorkerVariable
 
@@ -57,13 +59,13 @@ class TensorFlowVariables(FitVariables):
         return of_worker(self._model, untracked)
 
     def sums(self, variables: Sequence[Any]) -> Sequence[float]:
-        # Replicas of a variable are equal.
-        parts = [local_parts(each)[:1] for each in variables]
+        parts = [unequal_parts(each) for each in variables]
         totals = iter(sums([part for each in parts for part in each]))
-        return [next(totals) if each else 0.0 for each in parts]
+        return [sum(next(totals) for _ in each) for each in parts]
 
     def elements(self, variable: Any) -> Any:
-        return local_parts(variable)[0].numpy().ravel()
+        parts = unequal_parts(variable)
+        return np.concatenate([part.numpy().ravel() for part in parts])
 
     def hold(self) -> HeldValues:
         return HeldValues(self.checkpoint, attach(self.checkpoint))
