@@ -69,9 +69,10 @@ step."""
 class BadSteps:
     """The steps that `on_bad_step` of a callback or handler leaves out of training.
 
-    A step is bad if its loss is NaN or infinite, or if the step makes a variable NaN or
-    infinite. After a bad step the process exits with the restart code; the next start
-    resumes from the last commit, and leaves the batches of the step out.
+    A step is bad if its loss is NaN or infinite, or if the step makes a variable NaN;
+    in a fit, also if the step makes a weight infinite. After a bad step the process
+    exits with the restart code; the next start resumes from the last commit, and leaves
+    the batches of the step out.
     docs/fit/bad-steps.md describes the details.
 
     Args:
@@ -681,7 +682,9 @@ class LoopBadSteps:
                     if is_end_of_data(error):
                         raise
                     # Perhaps the reason why the step is left out.
-                    log.warning("a batch that is left out cannot be read: %s", error)
+                    log.warning(
+                        "the batch of a step that is left out cannot be read: %s", error
+                    )
                     self._unreadable = self._run.step
 
     # --- the losses and the variables ------------------------------------------------
@@ -728,7 +731,7 @@ class LoopBadSteps:
         Raises:
             SystemExit: a step was bad; the next start leaves the step out.
             BadStepsError: the limit was reached, the journal cannot be written, or a
-                variable is NaN or infinite for another reason than a step.
+                variable is NaN for another reason than a step.
         """
         if self._records.is_stopping():
             return
