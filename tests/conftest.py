@@ -108,9 +108,13 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)  # after the fixtures of the file
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Freezes the objects of a finished file, such as models of TensorFlow: later
-    garbage collections took up to 16 s to traverse them."""
+    garbage collections took up to 16 s to traverse them. Reaps the children that the
+    file left: a fit names killed children of its process."""
     if nextitem is None or nextitem.path != item.path:
         gc.freeze()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 _passed: set[str] = set()

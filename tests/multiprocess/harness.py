@@ -421,7 +421,8 @@ def worker_environment(
     """Returns the environment of a worker that runs in a directory."""
     environment = {
         name: value
-        for name, value in os.environ.items()
+        # pytest sets a variable for each test, and cases run in threads.
+        for name, value in ((each, os.environ.get(each, "")) for each in os.environ)
         if not name.startswith(("TFPREEMPT_", "TF_CONFIG", "PYTEST_"))
     }
     environment["TFPREEMPT_PLATFORM"] = "generic"  # no metadata server is asked
