@@ -58,6 +58,7 @@ class Worker(FakeRun):
         self.journal = Journal(folder / f"{number}", number)
         self.session = Session(self.cluster, store, "test", 5.0, [])
         self.session.runs.add(self)  # type: ignore[arg-type]
+        self.contents = SimpleNamespace(needs_every_worker=False)
         here: Any = self
         self.records = BadStepRecords(options, self.session, here)
         self.finds: dict[int, int] = {}  # bad step by the step after which it is found
@@ -65,7 +66,8 @@ class Worker(FakeRun):
 
     @property
     def directory(self) -> Any:
-        return SimpleNamespace(**{**vars(super().directory), "mirror": None})
+        fields = {"mirror": None, "contents": self.contents}
+        return SimpleNamespace(**{**vars(super().directory), **fields})
 
     def record(self, event: Event) -> None:
         self.events.append(event)
@@ -222,6 +224,7 @@ def test_all_workers_stop_without_a_commit(
     assert other.bad_steps == []
     is_found = bool(chief.bad_steps)
     for worker in pair.workers:
+        assert worker.contents.needs_every_worker
         assert not (is_found and worker.commits)
         assert f"leave {not is_found} True" in worker.calls
 
@@ -408,13 +411,8 @@ class LoopWorker(Worker):
         super().__init__(number, store, folder, options)
         self.losses: dict[int, float] = {}
         self.base, self.stop_at, self.candidate = 0, 0, None
-        self.contents = SimpleNamespace(needs_every_worker=False)
         self.before_save: Callable[[], Exception | None] = lambda: None
         self.options = options
-
-    @property
-    def directory(self) -> Any:
-        return SimpleNamespace(**{**vars(super().directory), "contents": self.contents})
 
     @property
     def step(self) -> int:  # type: ignore[override]

@@ -14,7 +14,6 @@ import pytest
 from tests.checkpoint.fakes import open_directory, save
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import JournalMirror
-from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli.inspect.replay import _copy_bad_steps
 from tfpreempt.core.cluster import LOCAL
 from tfpreempt.core.events import BadStep
@@ -22,7 +21,6 @@ from tfpreempt.core.journal import Journal
 from tfpreempt.handler.bad_steps import positions
 from tfpreempt.keras import BadSteps, PreemptionCallback
 from tfpreempt.keras.bad_steps import BadStepGuard, problem
-from tfpreempt.keras.fit.fit_state import WorkerRecord
 from tfpreempt.storage.local import LocalStore
 
 
@@ -125,11 +123,8 @@ def test_a_commit_needs_the_confirmation_of_each_worker(
     tmp_path: Path, is_needed: bool
 ) -> None:
     """A worker that was killed may have found a bad step."""
-    registry, own = StateRegistry(), WorkerRecord("tfpreempt.own", dict)
-    own.unregister()
-    own.needs_every_worker = is_needed
-    registry.add(own)
-    directory = open_directory(tmp_path, world=2, registry=registry)
+    directory = open_directory(tmp_path, world=2)
+    directory.contents.needs_every_worker = is_needed
     assert directory.needs_peers() == is_needed
     if is_needed:
         with pytest.raises(errors.SaveError, match=r"workers \[1\] .*on_bad_step="):

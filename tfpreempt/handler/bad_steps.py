@@ -29,7 +29,7 @@ import dataclasses
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,9 @@ class BadStepRecords:
         session: the session of this process.
         run: the run of the fit or handler.
 
+    Raises:
+        ConfigurationError: an option is not supported with several workers.
+
     Attributes:
         options: the options; default options without `on_bad_step`.
         positions: the steps to leave out, in the order in which they were found.
@@ -203,6 +206,17 @@ class BadStepRecords:
         self._finite_at = -1
         self._veto: Veto | None = None  # of several workers, after a bad step
         self._left_at: int | None = None  # value of `Run.left_at` before the stop
+        if not self.is_shared:
+            return
+        if self.options.crashes is not None:
+            raise errors.ConfigurationError(
+                f"crashes is {self.options.crashes!r} in a run of "
+                f"{session.cluster.num_workers} workers; expected None, because an "
+                "error of a step on one worker ends the step of every worker. Leave "
+                "crashes out, or train in one process"
+            )
+        # The part of a worker confirms that the worker has found no bad step.
+        run.directory.contents.needs_every_worker = True
 
     @property
     def is_active(self) -> bool:
@@ -517,20 +531,35 @@ class BadStepRecords:
     def _record(self, position: Position, why: str, *, is_crash: bool = False) -> None:
         self._run.record(self._event(position, why, is_crash=is_crash))
 
-    def add_before(self, error: BaseException, position: Position, why: str) -> None:
-        """Records a bad step before an error of the program, which the caller raises.
+    def add_before(
+        self, error: BaseException, find: Callable[[], tuple[Position, str] | None]
+    ) -> bool:
+        """Records the bad step before an error of the program, which the caller raises.
 
         Args:
-            error: the error.
-            position: the step.
-            why: the reason.
+            error: the error, which ends the process before the losses are read.
+            find: function that reads the losses; returns the first bad step with the
+                reason, or None.
+
+        Returns:
+            Whether a step was bad.
 
         Raises:
             BadStepsError: the limit was reached.
         """
-        self.add(position, why, cause=error)
-        where = f"{why} at {name_steps([position])}"
-        add_note(error, f"{where}; the next start leaves this step out")
+        found = None
+        # Ignore errors: JAX may raise the error of a step when the loss is read.
+        with contextlib.suppress(Exception):
+            found = find() if isinstance(error, Exception) else None
+        if found is None:
+            return False
+        # Recorded before; or the chief or the next start finds the step.
+        if not self.is_stopping() and self.can_record:
+            position, why = found
+            self.add(position, why, cause=error)
+            where = f"{why} at {name_steps([position])}"
+            add_note(error, f"{where}; the next start leaves this step out")
+        return True
 
     def _event(
         self,
@@ -605,13 +634,6 @@ class LoopBadSteps:
     def __init__(
         self, options: BadSteps, session: Session, run: Run, checkpoint: Any
     ) -> None:
-        num_workers = session.cluster.num_workers
-        if num_workers > 1 and options.crashes is not None:
-            raise errors.ConfigurationError(
-                f"crashes is {options.crashes!r} in a run of {num_workers} workers; "
-                "expected None, because an error of a step on one worker ends the step "
-                "of every worker. Leave crashes out, or train in one process"
-            )
         if options.spike_factor is not None:
             raise errors.ConfigurationError(
                 f"spike_factor is {options.spike_factor!r} for a custom loop; expected "
@@ -628,7 +650,6 @@ class LoopBadSteps:
         self._failed_at = -1  # newest step that has raised an error
         self._has_warned = False
         self._records.read()
-        run.directory.contents.needs_every_worker = self._records.is_shared
         found = [each for each in self._records.positions if each >= _step(run.step)]
         self._left_out = {number for fit, _, number in found if not fit}
         if self._left_out and self._records.can_record:
@@ -736,8 +757,7 @@ class LoopBadSteps:
         if self._records.is_stopping():
             return
         if (found := self._find()) is not None:
-            number, why = found
-            self._records.end_because_of(_step(number), why)
+            self._records.end_because_of(*found)
             return
         is_first = self._run.steps_made == 0
         if not (will_save or is_first or self._is_searching):
@@ -768,7 +788,7 @@ class LoopBadSteps:
             raise
         return self._records.refusal
 
-    def _find(self) -> tuple[int, str] | None:
+    def _find(self) -> tuple[Position, str] | None:
         """Reads the losses; returns the first bad step, with the reason, or None.
 
         The loss of a bad step stays unread: the state in memory must never be saved.
@@ -778,7 +798,7 @@ class LoopBadSteps:
             # The program may have donated the loss to a computation of JAX.
             value = 0.0 if getattr(loss, "is_deleted", bool)() else float(loss)
             if not math.isfinite(value):
-                return number, f"the loss is {value}"
+                return _step(number), f"the loss is {value}"
             self._unread.pop(0)
         return None
 
@@ -818,7 +838,7 @@ class LoopBadSteps:
         self._handled = error
         is_retry = number == self._failed_at  # only starts count
         self._failed_at = number
-        if not (self._add_before(error) or is_retry):
+        if not (self._records.add_before(error, self._find) or is_retry):
             self._records.crashed(_step(number), error)
 
     def loop_failed(self, error: BaseException) -> None:
@@ -832,21 +852,7 @@ class LoopBadSteps:
             BadStepsError: the limit was reached.
         """
         if error is not self._handled and not isinstance(error, errors.BadStepsError):
-            self._add_before(error)
-
-    def _add_before(self, error: BaseException) -> bool:
-        """Records the bad step before an error, if a step was bad; returns whether a
-        step was bad."""
-        found = None
-        # Ignore errors: JAX may raise the error of a step when the loss is read.
-        with contextlib.suppress(Exception):
-            found = self._find() if isinstance(error, Exception) else None
-        if found is None:
-            return False
-        # Recorded before; or the chief or the next start finds the step.
-        if not self._records.is_stopping() and self._records.can_record:
-            self._records.add_before(error, _step(found[0]), found[1])
-        return True
+            self._records.add_before(error, self._find)
 
 
 def _step(number: int) -> Position:

@@ -5,7 +5,6 @@ handler/bad_steps.py describes the search for bad steps.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Mapping
@@ -103,13 +102,6 @@ class BadStepGuard:
         self._last: Position = (0, 0, 0)  # the newest trained step
         if options is None:
             return
-        if self._records.is_shared and options.crashes is not None:
-            raise errors.ConfigurationError(
-                f"crashes is {options.crashes!r} in a run of "
-                f"{session.cluster.num_workers} workers; expected None, because an "
-                "error of a step on one worker ends the step of every worker. Leave "
-                "crashes out, or train in one process"
-            )
         root = type(fit.model).train_step.__module__.partition(".")[0]
         if options.spike_factor is not None and root not in ("keras", "tf_keras"):
             raise errors.ConfigurationError(
@@ -248,7 +240,7 @@ class BadStepGuard:
         elif len(self._unread) >= self._options.check_every:
             self._check_losses()
 
-    def find(self) -> tuple[int, str] | None:
+    def find(self) -> tuple[Position, str] | None:
         """Reads the losses; returns the first bad step, with the reason, or None.
 
         The loss of a bad step stays unread: the state in memory must never be saved.
@@ -260,7 +252,7 @@ class BadStepGuard:
             trained = batch - left_out * self._records.size
             factor = self._options.spike_factor
             if why := problem(self._mean, trained, mean, self._records.size, factor):
-                return batch, why
+                return self._position(batch), why
             self._mean = mean
             self._unread.pop(0)
         return None
@@ -304,8 +296,8 @@ class BadStepGuard:
         if self._records.is_shared:
             self.check()
             return
-        found, where = self.find(), f"of epoch {self._epoch}"
-        why = "" if found is None else f"{found[1]} at batch {found[0]} {where}"
+        found = self.find()
+        why = "" if found is None else f"{found[1]} at {name_steps([found[0]])}"
         if not why and self.is_active and not self._records.are_finite:
             self._fit.sync()
             why = find_not_finite(self._fit, self._variables)
@@ -313,12 +305,6 @@ class BadStepGuard:
             raise errors.SaveError(
                 f"{why}, so the state is not saved; the older commits are unchanged"
             )
-
-    @property
-    def has_veto(self) -> bool:
-        """Whether each worker must confirm a commit: its own losses and variables are
-        good."""
-        return self._records.is_shared
 
     def veto(self) -> None:
         """Raises SaveError if a step was bad, in a save of several workers."""
@@ -343,8 +329,7 @@ class BadStepGuard:
         if self._records.is_stopping():
             return
         if (found := self.find()) is not None:
-            batch, why = found
-            self._records.end_because_of(self._position(batch), why)
+            self._records.end_because_of(*found)
 
     def failed(self, error: BaseException, batch: int) -> None:
         """Records a crash of a step; the caller raises the error.
@@ -387,19 +372,7 @@ class BadStepGuard:
         Raises:
             BadStepsError: the limit was reached.
         """
-        found = None
-        # Ignore errors: JAX may raise the error of a step when the loss is read.
-        with contextlib.suppress(Exception):
-            found = self.find() if isinstance(error, Exception) else None
-        if found is None:
-            return False
-        if self._records.is_stopping() or not self._records.can_record:
-            return (
-                True  # recorded before; or the chief or the next start finds the step
-            )
-        batch, why = found
-        self._records.add_before(error, self._position(batch), why)
-        return True
+        return self._records.add_before(error, self.find)
 
     def _position(self, batch: int) -> Position:
         return self._fit_number, self._epoch, batch

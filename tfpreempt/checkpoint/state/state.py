@@ -227,8 +227,7 @@ class State(metaclass=_Complete):
     def _needs_every_worker(self) -> bool:
         """Returns whether a commit is useless if the file of a worker is missing.
 
-        True for a State whose value is divided among the workers, and for a State with
-        which each worker confirms the commit.
+        True for a State whose value is divided among the workers.
         """
         return False
 

@@ -78,16 +78,10 @@ class WorkerRecord(FitRecord):
             number of workers; else None.
         randoms: saved random generators of every worker in the commit; set together
             with `part`.
-        needs_every_worker: whether a commit needs the file of every worker, because the
-            file confirms that the worker has found no bad step.
     """
 
     part: tuple[int, int] | None = None
     randoms: Sequence[bytes | None] = ()
-    needs_every_worker = False
-
-    def _needs_every_worker(self) -> bool:
-        return self.needs_every_worker
 
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int

@@ -145,7 +145,6 @@ class Training:
                     self.run,
                 ),
             )
-            self._state.own.needs_every_worker = self._steps.guard.has_veto
             self._functions = TracedFunctions(
                 self.fit, self._steps, self._state.attributes
             )
