@@ -34,7 +34,15 @@ import traceback
 import types
 import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Protocol
 
 import numpy as np
@@ -250,8 +258,11 @@ class UnsavedStateCheck:
         if call is None:
             return
         with self._errors_logged():
-            self._warn(call.changed(), call.unread, call.values, _BY_THE_STEP)
-            drawn = [op for op in call.hidden_draws() if op not in self._named]
+            locations = call.search()
+            changed = call.changed(locations)
+            self._warn(changed, call.unread, call.values, _BY_THE_STEP)
+            draws = call.hidden_draws(locations)
+            drawn = [op for op in draws if op not in self._named]
             self._named.update(drawn)
             if drawn:
                 _log.warning(_DRAWN_BY_THE_STEP, ", ".join(drawn[:3]))
@@ -285,7 +296,7 @@ class UnsavedStateCheck:
             try:
                 values: list[Values] = frameworks.adapters("values")
                 if self._loop is not None:
-                    found = self._loop.changed(roots)
+                    found = self._loop.changed(self._loop.search(roots))
                 else:
                     saved = self._saved(values)
                     self._loop = _Call(roots, values, saved, self.registry)
@@ -327,9 +338,8 @@ class UnsavedStateCheck:
             call = _Call(roots, values, saved, self.registry, called)
             call.leave_out(kept)
             self._call = call
-            locations = reachable(roots, _is_searched, frozenset(called))
-            if adapting := calls_of_adapt(locations):
-                _log.warning(_ADAPTS_IN_A_FIT, ", ".join(adapting))
+            if call.adapting:
+                _log.warning(_ADAPTS_IN_A_FIT, ", ".join(call.adapting))
 
     def compare(self) -> None:
         """Logs a warning with the values that have changed since `watch`, and that no
@@ -337,7 +347,7 @@ class UnsavedStateCheck:
         if (call := self._call) is None:
             return
         with self._errors_logged():
-            found = call.changed().values()
+            found = call.changed(call.search()).values()
             new = [name for name in found if name not in self._named]
             unread = [name for name in call.unread if name not in self._named]
             self._named.update(new, unread)
@@ -482,6 +492,7 @@ class _Call:
     Attributes:
         values: adapters of the frameworks.
         unread: iterators whose position is not saved, by name.
+        adapting: calls of `layer.adapt` in functions that a library calls.
     """
 
     def __init__(
@@ -498,7 +509,7 @@ class _Call:
         frames = [each for each in roots.values() if isinstance(each, types.FrameType)]
         # A frame would keep its local variables alive: later frames are given again.
         self._roots = {} if frames else roots
-        locations, held = self._locations(roots), self._held()
+        locations, held = self.search(roots), self._held()
         fresh = set[Any]().union(
             *(derived_keys(frame, saved, State) for frame in frames)
         )
@@ -514,8 +525,10 @@ class _Call:
             if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
             if not (_is_local(location) and ("name", location.key) in fresh)
         }
+        self.adapting: Collection[str] = ()
         if self._called:  # a restart calls hooks of the beginning again
             self.leave_out(set_at_begin(locations, self._updated))
+            self.adapting = calls_of_adapt(locations)
         self.unread = {
             location.path: location.value
             for location in locations
@@ -525,8 +538,13 @@ class _Call:
             or any(each.restarts(location.value) for each in values)
         }
 
-    def _locations(self, roots: Mapping[str, Any]) -> list[ObjectPath]:
-        return reachable(roots, _is_searched, self._called)
+    def search(self, roots: Mapping[str, Any] | None = None) -> list[ObjectPath]:
+        """Returns the locations of the values that the call can reach.
+
+        Args:
+            roots: the current frames of a loop, as at the beginning; None for a call.
+        """
+        return reachable(roots or self._roots, _is_searched, self._called)
 
     def leave_out(self, locations: Iterable[ObjectPath]) -> None:
         """Excludes the values at some locations from the comparison."""
@@ -536,24 +554,24 @@ class _Call:
                 if not _is_scalar(thing):
                     self._before.pop(id(thing), None)
 
-    def hidden_draws(self) -> list[str]:
-        """Returns the random ops, in the traced functions that the call can reach,
-        whose state cannot be saved."""
+    def hidden_draws(self, locations: Iterable[ObjectPath]) -> list[str]:
+        """Returns the random ops, in the traced functions at some locations, whose
+        state cannot be saved."""
         return [
             op
-            for location in self._locations(self._roots)
+            for location in locations
             for each in self.values
             for op in each.hidden_draws(location.value)
         ]
 
-    def changed(self, roots: Mapping[str, Any] | None = None) -> dict[Any, str]:
+    def changed(self, locations: Iterable[ObjectPath]) -> dict[Any, str]:
         """Returns the names of the values that the call has changed, by key, without
         arrays that the States have.
 
         Args:
-            roots: the current frames of a loop, as at the beginning; None for a call.
+            locations: result of `search` after the call.
         """
-        things = self._things(self._locations(roots or self._roots))
+        things = self._things(locations)
         held = self._held()
         changed = {
             key: (location, self._arrays(thing), mark)
