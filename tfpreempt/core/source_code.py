@@ -72,12 +72,8 @@ def draws_of_loops(
     running = {frame.f_code for frame in frames}
     found = dict[str, None]()
     for frame in frames:
-        variables = {**frame.f_globals, **frame.f_locals}
-        nodes = [
-            node
-            for loop in _running_loops(frame, _source_tree(frame))
-            for node in _own_nodes(loop)
-        ]
+        variables = _variables_of(frame)
+        nodes = _nodes_of_running_loops(frame)
         kept = {inner for node in nodes if is_kept(node) for inner in ast.walk(node)}
         others = [node for node in nodes if node not in kept]
         found |= dict.fromkeys(map(ast.unparse, _draws(others, variables, draws)))
@@ -107,13 +103,13 @@ def set_at_steps(
         names = {_name(each) for each in ast.walk(value)}
         return bool(names & {"total_run_calls", *states})
 
-    found = dict[str, None]()
+    # A restart runs the loops of the callers from the beginning.
     for frame in frames:
-        if (tree := _source_tree(frame)) is None:
+        tree = _source_tree(frame)
+        loops = list(_running_loops(frame, tree))
+        if tree is None or not loops:
             continue
-        variables = {**frame.f_globals, **frame.f_locals}
-        if not (loops := list(_running_loops(frame, tree))):
-            continue
+        variables = _variables_of(frame)
         nodes = list(dict.fromkeys(each for loop in loops for each in _own_nodes(loop)))
         steps = {"total_run_calls", "iterations"}
         for each in nodes + loops:
@@ -133,7 +129,7 @@ def set_at_steps(
                 used -= _assigned(node)
                 first |= _assigned(node) - steps
         lines = {
-            line: used
+            line: None  # in the order of the source code
             for node in nodes
             if isinstance(node, ast.If) and _is_at_a_step(node, steps)
             if not _variables_in(node.test) & first
@@ -147,14 +143,13 @@ def set_at_steps(
             for each in _own_nodes(tree)
             if isinstance(each, ast.Assign | ast.Expr) and each not in lines
         }
-        found |= {
+        return {
             text: None
-            for line, names in lines.items()
+            for line in lines
             if (text := ast.unparse(line)) not in elsewhere
-            if _assigned(line) & names or _changes_objects(line, variables, state)
+            if _assigned(line) & used or _changes_objects(line, variables, state)
         }
-        break  # a restart runs the loops of the callers from the beginning
-    return found
+    return {}
 
 
 def called_callbacks(frames: Sequence[types.FrameType]) -> dict[str, Any]:
@@ -163,15 +158,14 @@ def called_callbacks(frames: Sequence[types.FrameType]) -> dict[str, Any]:
     name."""
     found: dict[str, Any] = {}
     for frame in frames:
-        variables = {**frame.f_globals, **frame.f_locals}
-        for loop in _running_loops(frame, _source_tree(frame)):
-            for node in _own_nodes(loop):
-                match node:
-                    case ast.Call(ast.Attribute(ast.Name(name), hook)):
-                        value = variables.get(name)
-                        many = [value, *(getattr(value, "callbacks", None) or ())]
-                        if hook in _AT_END and any(hasattr(x, "wait") for x in many):
-                            found[name] = value
+        variables = _variables_of(frame)
+        for node in _nodes_of_running_loops(frame):
+            match node:
+                case ast.Call(ast.Attribute(ast.Name(name), hook)):
+                    value = variables.get(name)
+                    many = [value, *(getattr(value, "callbacks", None) or ())]
+                    if hook in _AT_END and any(hasattr(x, "wait") for x in many):
+                        found[name] = value
     return found
 
 
@@ -203,7 +197,8 @@ def _is_adapt(node: ast.AST) -> bool:
     match node:
         case ast.Expr(ast.Call(ast.Attribute(attr="adapt"))):
             return True
-    return False
+        case _:
+            return False
 
 
 def _is_at_a_step(node: ast.If, steps: set[str]) -> bool:
@@ -331,6 +326,17 @@ def _running_loops(
             yield loop
 
 
+def _nodes_of_running_loops(frame: types.FrameType) -> list[ast.AST]:
+    """Returns the nodes of the loops of a frame that are running, loop by loop."""
+    loops = _running_loops(frame, _source_tree(frame))
+    return [node for loop in loops for node in _own_nodes(loop)]
+
+
+def _variables_of(frame: types.FrameType) -> dict[str, Any]:
+    """Returns the variables that the code of a frame can read, by name."""
+    return {**frame.f_globals, **frame.f_locals}
+
+
 def _draws(
     nodes: Iterable[ast.AST],
     variables: Mapping[str, Any],
@@ -396,7 +402,7 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     def is_counted(node: ast.AST) -> bool:
         return any(map(is_saved, ast.walk(node))) or bool(_variables_in(node) & counted)
 
-    variables = {**frame.f_globals, **frame.f_locals}
+    variables = _variables_of(frame)
     iterators = {name for name, it in variables.items() if isinstance(it, Iterator)}
     tree = _source_tree(frame)
     derived, counted = set[str](), set[str]()
