@@ -33,6 +33,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.data_order import first_positions
 from tfpreempt.checkpoint.tensors.data_order import with_permutation
+from tfpreempt.checkpoint.tensors.iterator_state import nodes_of
 from tfpreempt.checkpoint.tensors.shuffle_seeds import DRAWS_SEEDS
 from tfpreempt.data.slices import with_batch_size
 
@@ -323,9 +324,7 @@ def _check_draws_nothing(load: Any) -> None:
         ConfigurationError: the function contains such a random op.
     """
     graph = load.get_concrete_function(tf.TensorSpec([], tf.int64)).graph
-    parts = graph.as_graph_def()
-    bodies = [parts.node, *(each.node_def for each in parts.library.function)]
-    nodes = [node for body in bodies for node in body]
+    nodes = nodes_of(graph)
     # Random ops with a hidden counter have the attribute seed2. RngReadAndSkip has its
     # counter in a variable.
     drawing = {node.op for node in nodes if "seed2" in node.attr}

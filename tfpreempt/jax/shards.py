@@ -517,6 +517,14 @@ def local_shards(array: jax.Array) -> list[jax.Array]:
     return [array] if array.is_fully_addressable else [*_shards(array).values()]
 
 
+def wide_sum(array: jax.Array) -> jax.Array:
+    """Returns the sum of the elements of a floating-point array, in at least 32 bits,
+    because a sum in 16 bits would often be infinite."""
+    return jax.numpy.sum(
+        array, dtype=jax.numpy.promote_types(array.dtype, jax.numpy.float32)
+    )
+
+
 def _is_key(array: jax.Array) -> bool:
     return bool(jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key))
 

@@ -20,7 +20,7 @@ import numpy as np
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.core import object_graph
 from tfpreempt.jax.pytree_state import PyTreeState
-from tfpreempt.jax.shards import local_numbers, local_shards, unread
+from tfpreempt.jax.shards import local_numbers, local_shards, unread, wide_sum
 
 SAVED_WHOLE: tuple[type, ...] = ()
 REPLACED: tuple[type, ...] = (jax.Array,)
@@ -156,9 +156,9 @@ def with_nan(checkpoint: Any, states: Iterable[State]) -> Iterator[str]:
         if not (isinstance(leaf, jax.Array) and leaf.is_deleted())
         for part in (local_shards(leaf) if isinstance(leaf, jax.Array) else [leaf])
     ]
-    # A sum is finite only if all elements are; a sum in 16 bits would often overflow.
+    # A sum is finite only if all elements are.
     sums = [
-        jnp.sum(part, dtype=None if part.dtype.itemsize > 2 else jnp.float32)
+        wide_sum(part)
         if isinstance(part, jax.Array)
         else np.sum(part, dtype=np.float64)
         for _, part in parts

@@ -390,13 +390,22 @@ def hidden_state(*datasets: Any, allows_checks: bool = False) -> str | None:
             if not (allows_checks and problem.startswith(_WITHOUT_STATE)):
                 return problem
             # TensorFlow names only the first op: look for further ops.
-            graph = function.graph.as_graph_def()
-            bodies = [graph.node, *(each.node_def for each in graph.library.function)]
-            for kind in sorted({node.op for body in bodies for node in body}):
+            for kind in sorted({node.op for node in nodes_of(function.graph)}):
                 is_stateful = function.graph.op_def_for_type(kind).is_stateful
                 if is_stateful and not kind.startswith(_WITHOUT_STATE):
                     return f"{kind} is stateful."
     return None
+
+
+def nodes_of(graph: tf.Graph) -> list[Any]:
+    """Returns the nodes of a graph and of the functions that the graph contains.
+
+    Raises:
+        ValueError: the constants of the graph have more than 2 GB.
+    """
+    parts = graph.as_graph_def()
+    bodies = [parts.node, *(each.node_def for each in parts.library.function)]
+    return [node for body in bodies for node in body]
 
 
 def _functions(*datasets: Any) -> Iterator[Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import math
 import sys
@@ -25,6 +24,7 @@ from tfpreempt.checkpoint.state.encoding import decode, encode
 from tfpreempt.checkpoint.tensors.gather import sums
 from tfpreempt.checkpoint.tensors.iterator_state import (
     KEEP_SERVICE_OUT,
+    nodes_of,
     reads_data_service,
 )
 from tfpreempt.checkpoint.tensors.shuffle_seeds import parts
@@ -326,15 +326,14 @@ def hidden_draws(function: Any) -> Sequence[str]:
     for each in functions:
         for trace in each._list_all_concrete_functions():
             try:
-                graph = trace.graph.as_graph_def()
+                nodes = nodes_of(trace.graph)
             except ValueError:  # constants of more than 2 GB
                 continue
-            bodies = [graph.node, *(part.node_def for part in graph.library.function)]
             # Only random ops with a hidden counter have the attribute seed2. The ops of
             # recurrent layers for a GPU have it too, and draw only for a dropout.
             found |= {
                 f"{node.op} ({node.name})": None
-                for node in itertools.chain.from_iterable(bodies)
+                for node in nodes
                 if "seed2" in node.attr
                 and (node.attr["seed"].i or node.attr["seed2"].i)
                 and ("dropout" not in node.attr or node.attr["dropout"].f > 0)

@@ -34,6 +34,7 @@ from tfpreempt.jax.shards import (
     placed,
     start_copies,
     unread,
+    wide_sum,
 )
 from tfpreempt.keras.backends.named_variables import NamedVariables, assign
 from tfpreempt.keras.fit_protocol import Fit, FitVariables, WorkerVariable
@@ -122,14 +123,7 @@ class JaxVariables(ArrayCheckpoint, FitVariables):
         self._saved_names = names
 
     def sums(self, variables: Sequence[Any]) -> Sequence[float]:
-        # A sum in 16 bits would often be infinite.
-        found = [
-            [
-                jnp.sum(part, dtype=jnp.promote_types(part.dtype, jnp.float32))
-                for part in local_shards(each.value)
-            ]
-            for each in variables
-        ]
+        found = [[*map(wide_sum, local_shards(each.value))] for each in variables]
         # The device is waited for only now.
         return [sum(map(float, each)) for each in found]
 
