@@ -434,6 +434,15 @@ def in_a_generator(handler: Any) -> None:
         next(training)
 
 
+def check_named(
+    caplog: pytest.LogCaptureFixture, begins: str, named: str | None, then: str
+) -> None:
+    """Checks that one warning begins with these texts; that none does without names."""
+    found = [each for each in caplog.messages if begins.rstrip() in each]
+    expected = f"{begins}{named}{then}"
+    assert [each[: len(expected)] for each in found] == ([expected] if named else [])
+
+
 @pytest.mark.parametrize(
     ("loop", "named"),
     [
@@ -456,9 +465,7 @@ def test_an_iterator_that_a_loop_reads_outside_of_its_step_is_named(
     iterator: a restarted loop trained with the first batches again without a word."""
     with program.handler() as handler:
         loop(handler)
-    found = [each for each in caplog.messages if "The loop reads from" in each]
-    expected = [f"The loop reads from {named}, but the commits lack "]
-    assert [each[: len(expected[0])] for each in found] == (expected if named else [])
+    check_named(caplog, "The loop reads from ", named, ", but the commits lack ")
 
 
 def drawn_batches(count: int) -> Iterator[Any]:
@@ -525,9 +532,7 @@ def test_random_numbers_that_a_loop_draws_outside_of_its_step_are_named(
     with program.handler() as handler:
         train(handler)
     begins = "the loop draws random numbers outside of its step: "
-    found = [each for each in caplog.messages if begins in each]
-    expected = [f"{begins}{named}. A commit has the state of "]
-    assert [each[: len(expected[0])] for each in found] == (expected if named else [])
+    check_named(caplog, begins, named, ". A commit has the state of ")
 
 
 def add(number: float) -> float:
@@ -689,9 +694,7 @@ def test_changes_at_certain_steps_of_a_loop_are_named(
     with program.handler() as handler:
         train(handler)
     begins = "the loop changes state at certain steps only: "
-    found = [each for each in caplog.messages if begins in each]
-    expected = [f"{begins}{named}. A run that restarts after"]
-    assert [each[: len(expected[0])] for each in found] == (expected if named else [])
+    check_named(caplog, begins, named, ". A run that restarts after")
 
 
 def add_noise(noise: Callable[[], Any]) -> Callable[[], Any]:

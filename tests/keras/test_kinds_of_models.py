@@ -993,10 +993,8 @@ def test_stock_tensorflow_restores_the_latest_checkpoint(
         np.testing.assert_array_equal(mine, theirs)
 
 
-@LINES
-def test_data_that_shuffle_themselves_without_a_seed_are_named(
-    on: Machine, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def shuffled_rows(on: Machine, line: str) -> Any:
+    """Returns a class of data that shuffle their rows after each epoch."""
     utils = on.keras.utils
 
     class Rows(utils.PyDataset if line == "keras" else utils.Sequence):
@@ -1014,11 +1012,19 @@ def test_data_that_shuffle_themselves_without_a_seed_are_named(
         def on_epoch_end(self) -> None:
             np.random.shuffle(self.order)
 
+    return Rows
+
+
+@LINES
+def test_data_that_shuffle_themselves_without_a_seed_are_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = shuffled_rows(on, line)
     given = {"y": None, "batch_size": None, "epochs": 1}
-    on.run(lambda: on.fit(None, x=Rows(), **given), seed=None)
+    on.run(lambda: on.fit(None, x=rows(), **given), seed=None)
     assert "change between epochs" in caplog.text
     caplog.clear()
-    on.run(lambda: on.fit(None, x=Rows(), **given, ours=on.preemption(restore=False)))
+    on.run(lambda: on.fit(None, x=rows(), **given, ours=on.preemption(restore=False)))
     assert "change between epochs" not in caplog.text
 
 
@@ -1029,22 +1035,14 @@ def test_data_that_depend_on_the_model_are_named_by_a_restart(
 ) -> None:
     """A restart calls `on_epoch_end` again. Hard samples, which the weights of an
     earlier epoch have chosen, were other samples then, without a word."""
-    utils = on.keras.utils
 
-    class Hard(utils.PyDataset if line == "keras" else utils.Sequence):
+    class Hard(shuffled_rows(on, line)):  # type: ignore[misc]
         def __init__(self, model: Any) -> None:
             super().__init__()
-            self.model, self.order = model, np.arange(SAMPLES)
-
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> Any:
-            rows = self.order[index * BATCH : (index + 1) * BATCH]
-            return X[rows], Y[rows]
+            self.model = model
 
         def on_epoch_end(self) -> None:
-            np.random.shuffle(self.order)
+            super().on_epoch_end()
             if reads == "weights":
                 weights = np.sum(self.model.get_weights()[0])
                 self.order = np.roll(self.order, int(1e5 * weights))
