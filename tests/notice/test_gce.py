@@ -148,10 +148,9 @@ def test_no_get_hangs_past_the_time_of_an_announced_notice() -> None:
             assert fake.requests[-1].query["timeout_sec"] == "60"
 
 
-def test_a_watch_can_be_used_again(fake: FakeGce) -> None:
-    watch = GceWatch(url=fake.url)
+def test_a_watch_after_another_watch_waits_for_changes_again(fake: FakeGce) -> None:
     for requests in (2, 4):
-        with Heard(watch, ("preempted",)):
+        with Heard(GceWatch(url=fake.url), ("preempted",)):
             assert wait_until(lambda requests=requests: len(fake.requests) == requests)
         assert gce_threads() == []
 

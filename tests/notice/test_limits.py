@@ -44,9 +44,9 @@ def test_a_hanging_get_may_outlast_its_timeout_by_a_little(
     answer = Answer(url="", status=200, headers=headers, body=b'"FALSE"')
     recorder = Recorder(answer, answer)
     recorder.is_asked_in_place_of_servers(monkeypatch)
-    poller = GceWatch(["preempted"]).poller()
+    watch = GceWatch(["preempted"])
     for _ in range(2):
-        poller.poll(lambda topic, told: None)
+        watch.poll()
     (_, plain), (target, hanging) = recorder.asked
     assert plain == 3
     assert parse_qs(urlsplit(target).query)["timeout_sec"] == ["60"]
@@ -62,11 +62,11 @@ def test_only_the_first_look_at_azures_events_may_take_minutes(
     document = Answer(url="", status=200, headers={}, body=body)
     recorder = Recorder(late, document, document)
     recorder.is_asked_in_place_of_servers(monkeypatch)
-    poller = AzureWatch(vm_name="trainer_0").poller()
+    watch = AzureWatch(vm_name="trainer_0")
     with pytest.raises(errors.NoticeError):
-        poller.poll(lambda topic, told: None)
+        watch.poll()
     for _ in range(2):
-        poller.poll(lambda topic, told: None)
+        watch.poll()
     assert [seconds for _, seconds in recorder.asked] == [150, 150, 10]
 
 

@@ -6,10 +6,8 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable
 
 import pytest
-from typing_extensions import Unpack
 
 from tests.fakes.clock import FakeClock
 from tests.notice.rigs import wait_until
@@ -18,9 +16,6 @@ from tfpreempt.notice import polling
 from tfpreempt.notice.metadata_watch import (
     ActiveNotice,
     MetadataWatch,
-    Poller,
-    Report,
-    WatchOptions,
     quick_retry_seconds,
 )
 from tfpreempt.notice.source import TimedSource
@@ -29,15 +24,25 @@ GOES_AT = 1_700_000_100.0
 Levels = dict[str, str | None]
 
 
-class ScriptedPoller(Poller):
+class Watch(MetadataWatch):
     """Answers each poll with the next answer of the test."""
 
-    def __init__(self) -> None:  # it has no session
+    name = "shared"
+    _known = ("a", "b")
+
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        super().__init__(
+            self._known,
+            1.0,
+            url="http://nobody",
+            clock=clock,
+            wait=lambda stop, seconds: stop.wait(min(seconds, 0.001)),
+        )
         self.script: queue.Queue[Levels | BaseException | None] = queue.Queue()
         self.asked = 0
         self.closed = 0
 
-    def poll(self, report: Report) -> float:
+    def poll(self) -> float:
         self.asked += 1
         said = self.script.get(timeout=10.0)
         if said is None:
@@ -45,7 +50,9 @@ class ScriptedPoller(Poller):
         if isinstance(said, BaseException):
             raise said
         for topic, detail in said.items():
-            report(topic, None if detail is None else ActiveNotice(detail, GOES_AT))
+            self.report(
+                topic, None if detail is None else ActiveNotice(detail, GOES_AT)
+            )
         return 0.0
 
     def close(self) -> None:
@@ -53,39 +60,19 @@ class ScriptedPoller(Poller):
         self.script.put(None)
 
 
-class Watch(MetadataWatch):
-    name = "shared"
-    _known = ("a", "b")
-
-    def __init__(
-        self, make_poller: Callable[[], Poller], **options: Unpack[WatchOptions]
-    ) -> None:
-        super().__init__(("a", "b"), 1.0, url="http://nobody", **options)
-        self.poller = make_poller  # type: ignore[method-assign]  # a test's own
-
-
 class Bench:
     def __init__(self) -> None:
-        self.pollers: list[ScriptedPoller] = []
         self.heard: list[str] = []
         self.clock = FakeClock(wall=GOES_AT - 100.0)
-        self.watch = Watch(
-            self.make_poller,
-            clock=self.clock,
-            wait=lambda stop, seconds: stop.is_set(),
-        )
-
-    def make_poller(self) -> ScriptedPoller:
-        self.pollers.append(ScriptedPoller())
-        return self.pollers[-1]
+        self.watch = Watch(self.clock)
 
     def say(self, said: Levels | BaseException) -> None:
         """Answers a question, and returns when the next one is asked."""
-        poller = self.pollers[-1]
-        assert wait_until(lambda: poller.asked > 0)
-        before = poller.asked
-        poller.script.put(said)
-        assert wait_until(lambda: poller.asked > before)
+        watch = self.watch
+        assert wait_until(lambda: watch.asked > 0)
+        before = watch.asked
+        watch.script.put(said)
+        assert wait_until(lambda: watch.asked > before)
 
 
 def threads() -> int:
@@ -106,8 +93,8 @@ def test_each_source_hears_its_own_topic_once() -> None:
 
 
 def test_the_thread_lives_from_the_first_start_to_the_last_close() -> None:
-    bench = Bench()
-    for number in (1, 2):
+    for _ in range(2):
+        bench = Bench()
         first, second = bench.watch.source("a"), bench.watch.source("b")
         assert threads() == 0
         first.start(bench.heard.append)
@@ -117,7 +104,7 @@ def test_the_thread_lives_from_the_first_start_to_the_last_close() -> None:
         assert threads() == 1
         second.close()
         assert threads() == 0
-        assert [poller.closed for poller in bench.pollers] == [1] * number
+        assert bench.watch.closed == 1
 
 
 def test_a_late_source_gets_the_active_notice_and_a_closed_one_none() -> None:
@@ -193,15 +180,14 @@ def test_a_notice_after_the_last_close_is_not_reported(
     release, entered = threading.Event(), threading.Event()
     heard: list[str] = []
 
-    class Late(ScriptedPoller):
-        def poll(self, report: Report) -> float:
+    class Late(Watch):
+        def poll(self) -> float:
             entered.set()
             release.wait(10.0)
-            report("a", ActiveNotice("too late"))
+            self.report("a", ActiveNotice("too late"))
             return 0.0
 
-    watch = Watch(Late)
-    source = watch.source("a")
+    source = Late().source("a")
     source.start(heard.append)
     assert entered.wait(10.0)
     source.close()
@@ -211,12 +197,14 @@ def test_a_notice_after_the_last_close_is_not_reported(
 
 
 def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
-    class Idle(ScriptedPoller):
-        def poll(self, report: Report) -> float:
-            report("a", ActiveNotice("up"))
+    class Idle(Watch):
+        def poll(self) -> float:
+            self.report("a", ActiveNotice("up"))
             return 0.001
 
-    watch = Watch(Idle)
+    watch = Idle()
+    longest = watch.source("b")
+    longest.start(lambda detail: None)
     counts: list[int] = []
 
     def use() -> None:
@@ -234,6 +222,8 @@ def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
     for user in users:
         user.join(30.0)
     assert counts == [1] * 200
+    assert threads() == 1
+    longest.close()
     assert threads() == 0
 
 

@@ -28,8 +28,6 @@ from tfpreempt.notice.metadata_session import (
 from tfpreempt.notice.metadata_watch import (
     ActiveNotice,
     MetadataWatch,
-    Poller,
-    Report,
     WatchOptions,
 )
 
@@ -137,6 +135,11 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 class AwsWatch(MetadataWatch):
     """Watches the entries of the metadata service that announce the instance's end.
 
+    A poll requests every topic; the token is renewed before it expires. A rebalance
+    recommendation from before the creation of the watch is ignored: the previous
+    process has already exited because of the recommendation. Otherwise every process
+    that is restarted on the instance would exit again.
+
     | topic | is a notice | source |
     |---|---|---|
     | `spot-interruption` | two minutes before the interruption of a Spot instance | `aws:spot-interruption` |
@@ -165,28 +168,13 @@ class AwsWatch(MetadataWatch):
         **options: Unpack[WatchOptions],
     ) -> None:
         super().__init__(topics, interval, **options)
-
-    def poller(self) -> Poller:
-        return AwsPoller(self)
-
-
-class AwsPoller(Poller):
-    """Polls every topic, and renews the token before it expires.
-
-    A rebalance recommendation from before the creation of the poller is ignored: the
-    previous process has already exited because of the recommendation. Otherwise every
-    process that is restarted on the instance would exit again.
-    """
-
-    def __init__(self, watch: MetadataWatch) -> None:
-        super().__init__(watch)
         # Round down, because the service's times are whole seconds.
-        self._began = math.floor(self._clock.wall())
+        self._began = math.floor(self.clock.wall())
         self._has_passed_over = False
         self._token = ""
         self._renew_at = 0.0
 
-    def poll(self, report: Report) -> float:
+    def poll(self) -> float:
         """Requests every topic once; raises the first error if all topics fail."""
         failures: dict[str, errors.NoticeError] = {}
         for name, log in self._failures.items():
@@ -198,12 +186,12 @@ class AwsPoller(Poller):
                 failures[name] = error
             else:
                 log.note_success()
-                report(name, notice)
+                self.report(name, notice)
         if len(failures) == len(self._failures):
             raise next(iter(failures.values()))
         for name, failure in failures.items():
-            self._failures[name].note_failure(failure, self._interval)
-        return self._interval
+            self._failures[name].note_failure(failure, self.interval)
+        return self.interval
 
     def _read(self, answer: Answer, read: Read) -> ActiveNotice | None:
         if answer.status == 404:
@@ -224,7 +212,7 @@ class AwsPoller(Poller):
     def _get(self, path: str) -> Answer:
         """Requests an entry; renews the token if the service rejects the token."""
         for is_second in (False, True):
-            if not self._token or self._clock.monotonic() >= self._renew_at:
+            if not self._token or self.clock.monotonic() >= self._renew_at:
                 self._fetch_token()
             headers = {TOKEN_HEADER: self._token}
             answer = self._session.request(
@@ -257,4 +245,4 @@ class AwsPoller(Poller):
         self._token = token
         # Renew the token early, but wait at least a second: with a lifetime of 0 there
         # would be requests without end.
-        self._renew_at = self._clock.monotonic() + max(0.9 * seconds, 1.0)
+        self._renew_at = self.clock.monotonic() + max(0.9 * seconds, 1.0)

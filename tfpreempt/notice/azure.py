@@ -26,8 +26,6 @@ from tfpreempt.notice.metadata_session import (
 from tfpreempt.notice.metadata_watch import (
     ActiveNotice,
     MetadataWatch,
-    Poller,
-    Report,
     WatchOptions,
 )
 from tfpreempt.notice.polling import FailureLog
@@ -165,9 +163,11 @@ class AzureWatch(MetadataWatch):
     ) -> None:
         super().__init__(kinds, interval, **options)
         self._vm_name = vm_name
-
-    def poller(self) -> AzurePoller:
-        return AzurePoller(self, self._vm_name)
+        # Log malformed events separately: an error must not hide valid events, or delay
+        # polls.
+        self._oddities = FailureLog("azure:events")
+        self._seconds = FIRST_REQUEST_SECONDS
+        self._seen: set[str] = set()  # ids of the events of the newest poll
 
     def acknowledge(self) -> tuple[str, ...]:
         """Acknowledges the scheduled events, so that Azure starts them immediately.
@@ -185,52 +185,7 @@ class AzureWatch(MetadataWatch):
             NoticeError: the service did not accept the acknowledgement, so the events
                 start at the scheduled time.
         """
-        return self.poller().acknowledge()
-
-
-class AzurePoller(Poller):
-    """Polls the events of this machine. The topics are the kinds of events.
-
-    Args:
-        watch: the watch, which has the address of the service and the kinds of events.
-        vm_name: name of this machine; None: the poller requests the name.
-    """
-
-    def __init__(self, watch: MetadataWatch, vm_name: str | None) -> None:
-        super().__init__(watch)
-        self._kinds = watch.topics
-        self._vm_name = vm_name
-        # Log malformed events separately: an error must not hide valid events, or delay
-        # polls.
-        self._oddities = FailureLog("azure:events")
-        self._seconds = FIRST_REQUEST_SECONDS
-        self._known: set[str] = set()
-
-    def poll(self, report: Report) -> float:
-        """Requests the events once, and reports the events of this machine."""
-        listed = self._ask_events(self._seconds)
-        self._seconds = REQUEST_SECONDS
-        now = self._clock.wall()
-        for kind in self._kinds:
-            events = [event for event in listed if event.kind == kind]
-            if not events or any(event.id not in self._known for event in events):
-                # Report "no notice" before a new event: a source reports a notice only
-                # at the change from no notice to a notice.
-                report(kind, None)
-            if events:
-                detail = "; ".join(event.detail for event in events[:5])
-                # A started event has no time left.
-                times = [
-                    now if event.is_started else event.starts_at for event in events
-                ]
-                known = [time for time in times if time is not None]
-                report(kind, ActiveNotice(detail, min(known, default=None)))
-        self._known = {event.id for event in listed}
-        return self._interval
-
-    def acknowledge(self) -> tuple[str, ...]:
-        """Acknowledges events; see `AzureWatch.acknowledge`."""
-        deadline = self._clock.monotonic() + ACKNOWLEDGE_SECONDS
+        deadline = self.clock.monotonic() + ACKNOWLEDGE_SECONDS
         machine = self._machine(self._seconds_until(deadline))
         ids = tuple(
             event.id
@@ -243,22 +198,44 @@ class AzurePoller(Poller):
             self._request(EVENTS_TARGET, seconds, body.encode())
         return ids
 
+    def poll(self) -> float:
+        """Requests the events once, and reports the events of this machine."""
+        listed = self._ask_events(self._seconds)
+        self._seconds = REQUEST_SECONDS
+        now = self.clock.wall()
+        for kind in self.topics:
+            events = [event for event in listed if event.kind == kind]
+            if not events or any(event.id not in self._seen for event in events):
+                # Report "no notice" before a new event: a source reports a notice only
+                # at the change from no notice to a notice.
+                self.report(kind, None)
+            if events:
+                detail = "; ".join(event.detail for event in events[:5])
+                # A started event has no time left.
+                times = [
+                    now if event.is_started else event.starts_at for event in events
+                ]
+                known = [time for time in times if time is not None]
+                self.report(kind, ActiveNotice(detail, min(known, default=None)))
+        self._seen = {event.id for event in listed}
+        return self.interval
+
     def _seconds_until(self, deadline: float) -> float:
         """Returns the timeout of a request that must end by a deadline."""
-        return max(0.01, deadline - self._clock.monotonic())
+        return max(0.01, deadline - self.clock.monotonic())
 
     def _ask_events(self, seconds: float) -> list[ScheduledEvent]:
         """Returns the events of the watched kinds for this machine."""
         machine = self._machine(seconds)
         listed, odd = read_events(self._request(EVENTS_TARGET, seconds))
         if odd is not None:
-            self._oddities.note_failure(odd, self._interval)
+            self._oddities.note_failure(odd, self.interval)
         else:
             self._oddities.note_success()
         return [
             event
             for event in listed
-            if event.kind in self._kinds and machine in event.machines
+            if event.kind in self.topics and machine in event.machines
         ]
 
     def _machine(self, seconds: float) -> str:

@@ -32,8 +32,6 @@ from tfpreempt.notice.metadata_session import (
 from tfpreempt.notice.metadata_watch import (
     ActiveNotice,
     MetadataWatch,
-    Poller,
-    Report,
     WatchOptions,
 )
 
@@ -230,6 +228,8 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 class GceWatch(MetadataWatch):
     """Watches the entries of the metadata server that announce this machine's end.
 
+    Polls by hanging GETs: requests that the server answers when an entry changes.
+
     | topic | is a notice | source |
     |---|---|---|
     | `preempted` | when the entry is TRUE | `gce:preempted` |
@@ -261,44 +261,26 @@ class GceWatch(MetadataWatch):
     ) -> None:
         super().__init__(topics, HANG_BETWEEN_SINGLES_SECONDS, **options)
         self._lead_seconds = maintenance_lead_seconds
-
-    def poller(self) -> Poller:
-        return GcePoller(self, self._lead_seconds)
-
-
-class GcePoller(Poller):
-    """Polls by hanging GETs: requests that the server answers when an entry changes.
-
-    Args:
-        watch: the watch, which has the address of the server and the topics.
-        lead_seconds: `maintenance_lead_seconds` of the watch.
-    """
-
-    def __init__(self, watch: MetadataWatch, lead_seconds: float | None) -> None:
-        super().__init__(watch)
-        self._topics = {name: TOPICS[name] for name in watch.topics}
-        self._lead_seconds = lead_seconds
-        self._first = watch.topics[0]
-        self._hangs_on_all = len(watch.topics) > 1
+        self._hangs_on_all = len(self.topics) > 1
         self._etag: str | None = None
         self._hang_seconds = HANG_SECONDS
         # Times at which announced maintenances become notices.
         self._due: dict[str, float] = {}
 
-    def poll(self, report: Report) -> float:
+    def poll(self) -> float:
         """Waits up to `HANG_SECONDS` for a change of an entry; reports all topics."""
         try:
-            return self._poll(report)
+            return self._poll()
         except errors.NoticeError:
             # Begin without an ETag: waiting for the next change could miss changes made
             # since the failed request. Try the directory again, too: a server that is
             # starting up may refuse the directory at first.
-            self._etag, self._hangs_on_all = None, len(self._topics) > 1
+            self._etag, self._hangs_on_all = None, len(self.topics) > 1
             raise
 
-    def _poll(self, report: Report) -> float:
-        began, before = self._clock.monotonic(), self._etag
-        first = self._topics[self._first].path
+    def _poll(self) -> float:
+        began, before = self.clock.monotonic(), self._etag
+        first = TOPICS[self.topics[0]].path
         target = DIRECTORY if self._hangs_on_all else first
         answer = self._get(target, hangs=True)
         if target == DIRECTORY and answer.status in {400, *HIDDEN}:
@@ -309,16 +291,16 @@ class GcePoller(Poller):
         if self._hangs_on_all:
             values = self._carried(answer)
         else:
-            values = {self._first: self._single_value(self._first, answer)}
+            values = {self.topics[0]: self._single_value(self.topics[0], answer)}
         for name, value in values.items():
             if value is not ABSENT:
-                self._report_topic(name, report, value)
-        missing = [name for name in self._topics if name not in values]
+                self._report_topic(name, value)
+        missing = [name for name in self.topics if name not in values]
         for name in missing:
-            self._report_topic(name, report)
+            self._report_topic(name)
         self._etag = answer.headers.get("etag") if answer.status == 200 else None
         self._hang_seconds = self._next_hang(missing)
-        is_early = self._clock.monotonic() - began < POLL_SECONDS
+        is_early = self.clock.monotonic() - began < POLL_SECONDS
         if self._etag is None or (self._etag == before and is_early):
             return POLL_SECONDS
         return PAUSE_SECONDS
@@ -329,20 +311,19 @@ class GcePoller(Poller):
             raise answer.refused("200")
         tree = answer.fields("a JSON object with the instance's entries")
         found = {
-            name: pick(tree, topic.path.removeprefix(DIRECTORY))
-            for name, topic in self._topics.items()
+            name: pick(tree, TOPICS[name].path.removeprefix(DIRECTORY))
+            for name in self.topics
         }
         return {name: value for name, value in found.items() if value is not ABSENT}
 
-    def _report_topic(self, name: str, report: Report, value: object = ABSENT) -> None:
+    def _report_topic(self, name: str, value: object = ABSENT) -> None:
         """Reports the state of a topic; logs an error, so the next topic is reported.
 
         Args:
             name: the topic.
-            report: function called with the topic and its notice, or None.
             value: value of the entry; `ABSENT`: the method requests the entry.
         """
-        topic, now = self._topics[name], self._clock.wall()
+        topic, now = TOPICS[name], self.clock.wall()
         try:
             if value is ABSENT:
                 value = self._single_value(name, self._get(topic.path))
@@ -350,11 +331,11 @@ class GcePoller(Poller):
         except SessionClosedError:
             raise
         except errors.NoticeError as error:
-            self._failures[name].note_failure(error, self._interval)
+            self._failures[name].note_failure(error, self.interval)
         else:
             if value is not ABSENT:
                 self._failures[name].note_success()
-                report(name, self._within_lead(name, notice, now))
+                self.report(name, self._within_lead(name, notice, now))
 
     def _single_value(self, name: str, answer: Answer) -> object:
         """Returns the value of an entry.
@@ -367,7 +348,7 @@ class GcePoller(Poller):
             The value; None if the machine has no such entry; `ABSENT` if the value is
             unknown.
         """
-        topic = self._topics[name]
+        topic = TOPICS[name]
         if answer.status in topic.quiet:
             return None if answer.status == 404 else ABSENT
         if answer.status in HIDDEN:
@@ -378,7 +359,7 @@ class GcePoller(Poller):
             )
             # Log the error, and raise nothing, because further topics must be
             # requested.
-            self._failures[name].note_failure(hidden, self._interval)
+            self._failures[name].note_failure(hidden, self.interval)
             return ABSENT
         if answer.status != 200:
             raise answer.refused("200")
@@ -419,12 +400,12 @@ class GcePoller(Poller):
         Args:
             missing: topics that the last answer for the directory did not contain.
         """
-        if any(not self._topics[name].quiet for name in missing):
+        if any(not TOPICS[name].quiet for name in missing):
             # behind a proxy: poll often, because a preemption leaves little time
             longest = POLL_SECONDS
         else:
             longest = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
-        until_due = min(self._due.values(), default=math.inf) - self._clock.wall()
+        until_due = min(self._due.values(), default=math.inf) - self.clock.wall()
         return max(1, math.ceil(min(longest, until_due)))
 
     def _get(self, path: str, *, hangs: bool = False) -> Answer:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, TypedDict
 
 from tfpreempt import errors
@@ -40,12 +39,6 @@ class ActiveNotice:
     since: float | None = None
 
 
-_Levels = dict[str, ActiveNotice | None]
-
-Report = Callable[[str, ActiveNotice | None], None]
-"""Function that takes a topic and the topic's active notice; None if there is none."""
-
-
 def quick_retry_seconds(failures: int) -> float:
     """Returns the seconds to wait before the next poll after failed polls.
 
@@ -58,50 +51,6 @@ def quick_retry_seconds(failures: int) -> float:
         failures: number of consecutive failed polls, from 1 on.
     """
     return retry_seconds(failures, 0.1, 2.0) * _jitter.uniform(0.5, 1.0)
-
-
-class Poller:
-    """Polls a service for all topics of a watch, on one thread.
-
-    Args:
-        watch: the watch, which has the address of the service and the topics.
-    """
-
-    def __init__(self, watch: MetadataWatch) -> None:
-        self._session = MetadataSession(watch.url)
-        self._clock = watch.clock
-        self._interval = watch.interval
-        self._failures = {
-            topic: FailureLog(f"{watch.name}:{topic}") for topic in watch.topics
-        }
-
-    def poll(self, report: Report) -> float:
-        """Polls once, and reports every topic for which the service gave an answer.
-
-        For any other topic, the last reported state stays valid.
-
-        Args:
-            report: function called with a topic and the topic's notice, or None if the
-                topic has no notice.
-
-        Returns:
-            The seconds until the next poll.
-
-        Raises:
-            NoticeError: the poll failed.
-        """
-        raise NotImplementedError
-
-    def failure(self, topic: str) -> str:
-        """Returns the error of the last poll for a topic; "" if there was no error.
-
-        Call it on the polling thread, or while no poll is running.
-        """
-        return self._failures[topic].text
-
-    def close(self) -> None:
-        """Ends a running `poll()`. Any thread may call the method."""
-        self._session.close()
 
 
 class WatchOptions(TypedDict, total=False):
@@ -122,12 +71,11 @@ class WatchOptions(TypedDict, total=False):
 class MetadataWatch:
     """Watches several topics of a service with one thread; has a source for each topic.
 
-    The thread runs from the start of the first source until the last source is closed.
-    If a topic has an active notice when a further source is started, the new source
-    reports the notice at once. After all sources are closed, `source` may be called
-    again.
+    The thread runs from the start of the first source until the last source is closed;
+    then the watch is over. If a topic has an active notice when a further source is
+    started, the new source reports the notice at once.
 
-    Subclasses define the name of the service, its topics and its address.
+    Subclasses define the name of the service, its topics and its address, and poll.
 
     Args:
         topics: the topics to watch; a string is a single topic.
@@ -139,6 +87,9 @@ class MetadataWatch:
     Raises:
         ConfigurationError: there are no topics, a topic is unknown, the address is
             invalid, or the interval is not positive.
+
+    Attributes:
+        levels: for every topic reported so far, the active notice, or None.
     """
 
     name: ClassVar[str]
@@ -171,22 +122,49 @@ class MetadataWatch:
             self.url = checked_base_url(url, "url")
         self.interval = check_seconds(f"the interval of {kind}", interval)
         self.clock = SystemClock() if clock is None else clock
-        self._wait = wait
+        self._session = MetadataSession(self.url)
+        self._failures = {
+            topic: FailureLog(f"{self.name}:{topic}") for topic in self.topics
+        }
         self._lock = threading.Lock()
         self._sources: tuple[_TopicSource, ...] = ()
-        self._loop: PollingLoop | None = None
-        # The active notice of every topic. Each polling thread gets a new dict, so that
-        # a late report of an earlier thread can be recognized and ignored.
-        self._levels: _Levels = {}
+        self.levels: dict[str, ActiveNotice | None] = {}
+        self._loop = PollingLoop(
+            self.name,
+            self.poll,
+            retry=quick_retry_seconds,
+            wait=wait,
+            cut_off=self.close,
+        )
 
     @staticmethod
     def _find_url(environment: Mapping[str, str]) -> str:
         """Returns the address of the service for a watch without the argument `url`."""
         raise NotImplementedError
 
-    def poller(self) -> Poller:
-        """Returns a new poller, for a new polling thread."""
+    def poll(self) -> float:
+        """Polls once, and reports every topic for which the service gave an answer.
+
+        For any other topic, the last reported state stays valid.
+
+        Returns:
+            The seconds until the next poll.
+
+        Raises:
+            NoticeError: the poll failed.
+        """
         raise NotImplementedError
+
+    def failure(self, topic: str) -> str:
+        """Returns the error of the last poll for a topic; "" if there was no error.
+
+        Call it on the polling thread, or while no poll is running.
+        """
+        return self._failures[topic].text
+
+    def close(self) -> None:
+        """Ends a running `poll()`, and refuses later polls; callable on any thread."""
+        self._session.close()
 
     def source(self, topic: str) -> NoticeSource:
         """Returns a new source of a topic.
@@ -215,23 +193,14 @@ class MetadataWatch:
 
     def notice(self, topic: str) -> ActiveNotice | None:
         """Returns the active notice of a topic, or None."""
-        return self._levels.get(topic)
+        return self.levels.get(topic)
 
     def join(self, source: _TopicSource) -> None:
         """Adds a source that is being started; the first source starts the thread."""
         with self._lock:
-            self._sources = (*self._sources, source)
-            if self._loop is None:
-                poller = self.poller()
-                report = functools.partial(self._report, self._levels)
-                self._loop = PollingLoop(
-                    self.name,
-                    lambda: poller.poll(report),
-                    retry=quick_retry_seconds,
-                    wait=self._wait,
-                    cut_off=poller.close,
-                )
+            if not self._sources:
                 self._loop.start()
+            self._sources = (*self._sources, source)
             notice = self.notice(source.topic)
         if notice is not None:
             source.send(notice.detail)
@@ -240,17 +209,20 @@ class MetadataWatch:
         """Removes a source that is being closed; the last source ends the thread."""
         with self._lock:
             self._sources = tuple(each for each in self._sources if each is not source)
-            if self._sources or self._loop is None:
-                return
-            ended, self._loop, self._levels = self._loop, None, {}
-        ended.close()
+            is_over = not self._sources
+        if is_over:
+            self._loop.close()
 
-    def _report(self, levels: _Levels, topic: str, notice: ActiveNotice | None) -> None:
+    def report(self, topic: str, notice: ActiveNotice | None) -> None:
+        """Keeps the state of a topic, and sends a new notice to the sources.
+
+        Args:
+            topic: the topic.
+            notice: the active notice; None if there is none.
+        """
         with self._lock:
-            if self._levels is not levels:
-                return  # all sources of this thread were closed
-            is_news = levels.get(topic) is None
-            levels[topic] = notice
+            is_news = self.levels.get(topic) is None
+            self.levels[topic] = notice
             sources = [each for each in self._sources if each.topic == topic]
         if notice is not None and is_news:
             for each in sources:

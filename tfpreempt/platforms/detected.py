@@ -189,7 +189,7 @@ def _log_platform(
         for each in sources
     ]
     why = f" ({'; '.join(evidence)})" if evidence else ""
-    so_far = " so far, and metadata servers are asked" if asks else ""
+    so_far = " until a metadata server of a cloud answers" if asks else ""
     _log_once(f"platform {name}{why}{so_far}; watches {', '.join(texts)}")
 
 

@@ -32,6 +32,9 @@ class FakeAzure(FakeServer):
         vm_name: name of this machine.
         first_call_seconds: seconds until the first request for events is answered; the
             real service takes up to two minutes.
+
+    Attributes:
+        vm_name: name of this machine, in the spelling that events use.
     """
 
     headers = {"Content-Type": "application/json; charset=utf-8"}
@@ -39,18 +42,13 @@ class FakeAzure(FakeServer):
     def __init__(
         self, *, vm_name: str = "trainer_0", first_call_seconds: float = 0.0
     ) -> None:
-        self._vm_name = vm_name
+        self.vm_name = vm_name
         self._first_call_seconds = first_call_seconds
         self._events: dict[str, dict[str, object]] = {}
         self._numbers = itertools.count(1)
         self._incarnation = 1
         self._document: str | None = None
         super().__init__()
-
-    @property
-    def vm_name(self) -> str:
-        """Name of this machine, in the spelling that events use."""
-        return self._vm_name
 
     def environment(self) -> dict[str, str]:
         return {"TFPREEMPT_AZURE_METADATA": self.host}
@@ -80,7 +78,7 @@ class FakeAzure(FakeServer):
             "EventId": identity,
             "EventType": kind,
             "ResourceType": "VirtualMachine",
-            "Resources": [self._vm_name] if resources is None else list(resources),
+            "Resources": [self.vm_name] if resources is None else list(resources),
             "EventStatus": status,
             "NotBefore": _earliest(kind) if not_before is None else not_before,
             "Description": "",
@@ -125,7 +123,7 @@ class FakeAzure(FakeServer):
                 400, {"error": "Bad request. api-version was not specified"}
             )
         if request.path == NAME and request.query.get("format") == "text":
-            return Reply(body=self._vm_name.encode())
+            return Reply(body=self.vm_name.encode())
         if request.path != EVENTS:
             return self.reply(404, {"error": "Not found"})
         seconds, self._first_call_seconds = self._first_call_seconds, 0.0

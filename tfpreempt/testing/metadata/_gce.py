@@ -33,6 +33,9 @@ class FakeGce(FakeServer):
             they have dashes, as in paths.
         hides_directory: whether the server answers requests for the directory
             `instance/` with 403, as a proxy for metadata concealment does.
+
+    Attributes:
+        hanging: number of hanging GETs that wait now, also for disconnected clients.
     """
 
     headers = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -48,13 +51,8 @@ class FakeGce(FakeServer):
         self._is_camel_case = is_camel_case
         self._hides_directory = hides_directory
         self._tree: dict[str, Any] = _new_tree()
-        self._hanging = 0
+        self.hanging = 0
         super().__init__()
-
-    @property
-    def hanging(self) -> int:
-        """Number of hanging GETs that wait now, also for disconnected clients."""
-        return self._hanging
 
     def environment(self) -> dict[str, str]:
         return {
@@ -139,7 +137,7 @@ class FakeGce(FakeServer):
         known = request.query.get("last_etag", _etag(self._find(path)))
         asked = request.query.get("timeout_sec", "")
         seconds = float(asked) if asked.isdigit() else self._longest_hang
-        self._hanging += 1
+        self.hanging += 1
         self.changed.notify_all()
         try:
             self.wait(
@@ -147,7 +145,7 @@ class FakeGce(FakeServer):
                 min(seconds, self._longest_hang),
             )
         finally:
-            self._hanging -= 1
+            self.hanging -= 1
 
     def _find(self, path: str) -> Any:
         at: Any = self._tree
