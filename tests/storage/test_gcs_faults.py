@@ -21,6 +21,7 @@ from tfpreempt.storage.gcs_client import Retry
 from tfpreempt.storage.object_store import ObjectNotFoundError
 from tfpreempt.storage.open_store import open_store
 from tfpreempt.storage.request_deadline import RETRY_SECONDS, Deadline
+from tfpreempt.testing._server import FakeServer, Reply
 
 pytestmark = pytest.mark.slow
 
@@ -324,6 +325,58 @@ def test_an_answer_that_is_no_http_is_reported(server, store, monkeypatch):
     monkeypatch.setattr(requests.Session, "request", garbled)
     with pytest.raises(errors.CheckpointError, match=r"BadStatusLine.* retry later"):
         store.stat("x", timeout=SHORT)
+
+
+class OtherServer(FakeServer):
+    """A server of another API: every request gets the same JSON."""
+
+    def __init__(self, body):
+        self._body = body
+        super().__init__()
+
+    def environment(self):
+        return {"STORAGE_EMULATOR_HOST": self.url}
+
+    def answer(self, request):
+        return Reply(body=self._body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[1]",
+        b"null",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"items": 3, "prefixes": 3, "size": [], "nextPageToken": 3}',
+        b'{"items": [{}], "prefixes": [null], "size": "x"}',
+        b'{"items": [null], "prefixes": [5], "size": "%s"}' % (b"9" * 5000),
+    ],
+)
+def test_an_answer_of_another_service_is_reported(monkeypatch, body):
+    """A start with local commits logs such an error, and restores a local commit."""
+    with OtherServer(body) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        store = open_store("gs://bucket/run")
+        for call in (
+            lambda: list(store.list()),
+            lambda: list(store.folders(timeout=LONG)),
+            lambda: put(store, "x", LARGE),
+            lambda: store.stat("x"),
+        ):
+            with pytest.raises(errors.CheckpointError, match="not in the form"):
+                call()
+
+
+def test_an_error_of_the_program_is_not_attributed_to_the_service(store, monkeypatch):
+    """Each ValueError of a call was reported as a malformed response."""
+
+    def faulty(*args, **kwargs):
+        raise ValueError("an error in the client")
+
+    monkeypatch.setattr(requests.Session, "request", faulty)
+    with pytest.raises(ValueError, match="an error in the client"):
+        store.stat("x", timeout=LONG)
 
 
 def test_corrupted_bytes_are_noticed(server, store):

@@ -8,6 +8,7 @@ import contextlib
 import io
 import socket
 import threading
+import urllib.request
 
 import obstore
 import obstore.exceptions
@@ -293,6 +294,22 @@ def test_a_deletion_that_is_refused(server, store, monkeypatch):
     monkeypatch.setattr(server, "may_delete", False)
     with pytest.raises(errors.SaveError, match="Data Contributor") as caught:
         store.delete("x")
+    assert caught.value.is_permanent
+
+
+@pytest.mark.parametrize("name", ["a//b", "a/../b"])
+def test_the_error_about_an_odd_name_says_what_to_do(scheme, server, store, name):
+    """Other programs write objects with such names, for example by an empty folder."""
+    key = f"{store._prefix}{name}"
+    if scheme == "az":
+        server.put(key, b"")
+    else:
+        url = f"{server.environment()['AWS_ENDPOINT_URL']}/bucket/{key}"
+        request = urllib.request.Request(url, data=b"", method="PUT")
+        urllib.request.urlopen(request, timeout=60).close()
+    with pytest.raises(errors.CheckpointError, match="Delete or move") as caught:
+        list(store.list())
+    assert name in str(caught.value)
     assert caught.value.is_permanent
 
 

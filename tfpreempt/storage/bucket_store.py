@@ -187,6 +187,8 @@ class BucketStore(abc.ABC):
         began = time.monotonic()
         try:
             yield
+        except errors.TfpreemptError:
+            raise
         except tuple(each for row in self.advice for each in row.kinds) as error:
             tried, cause = time.monotonic() - began, self.cause(error)
             row = next(row for row in self.advice if isinstance(cause, row.kinds))

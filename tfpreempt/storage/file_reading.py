@@ -130,6 +130,27 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
     return open(path, "rb", buffering=buffering, opener=lambda *_: descriptor)
 
 
+def open_inside(path: str, root: str) -> IO[bytes]:
+    """Opens a file for reading, and follows no link inside the root; the caller closes
+    the file.
+
+    Args:
+        path: path of the file.
+        root: directory inside which no link is followed; see `core/contained.py`.
+
+    Raises:
+        OSError: an operation of the storage failed; or the file, or a directory between
+            the root and the file, is a link; or the file is a pipe or a device.
+        CheckpointError: too many files are open; see `check_shortage`.
+    """
+    try:
+        descriptor = contained.open_file(path, os.O_RDONLY, root=root)
+    except OSError as error:
+        check_shortage(error, path)
+        raise
+    return open(path, "rb", opener=lambda *_: descriptor)
+
+
 def read(path: str, most: int) -> bytes:
     """Reads a small file.
 

@@ -53,7 +53,10 @@ class Files(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Deletes a file; a missing file is no error."""
+        """Deletes a file; a missing file is no error.
+
+        A directory stays. Whether a directory is an error depends on the class.
+        """
         ...
 
     def remove_dir(self, path: str) -> None:

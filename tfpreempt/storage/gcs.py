@@ -17,7 +17,12 @@ from tfpreempt import errors
 from tfpreempt.storage import gcs_client
 from tfpreempt.storage.bucket_store import CONTENT_TYPE, TOKEN, BucketStore
 from tfpreempt.storage.chunks import SeekableReader
-from tfpreempt.storage.gcs_client import NotFoundError, PreconditionFailedError
+from tfpreempt.storage.gcs_client import (
+    NotFoundError,
+    PreconditionFailedError,
+    parsing,
+    strings,
+)
 from tfpreempt.storage.gcs_transfer import GcsDownload, GcsUpload
 from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStat
 from tfpreempt.storage.request_deadline import Deadline
@@ -94,14 +99,17 @@ class GcsStore(BucketStore):
 
     def _keys(self, prefix: str, deadline: Deadline) -> Iterator[str]:
         for page in self._pages(deadline, prefix=prefix, fields="items(name)"):
-            for each in page.get("items", ()):
-                yield each["name"]
+            with parsing():
+                names = strings(each["name"] for each in page.get("items", ()))
+            yield from names
 
     def _folders(self, deadline: Deadline) -> Iterator[str]:
         for page in self._pages(
             deadline, prefix=self._prefix, delimiter="/", fields="prefixes"
         ):
-            yield from page.get("prefixes", ())
+            with parsing():
+                names = strings(page.get("prefixes", ()))
+            yield from names
 
     def _pages(
         self, deadline: Deadline, *, fields: str, **params: str
@@ -148,7 +156,8 @@ class GcsStore(BucketStore):
             object, or if there is no object.
         """
         there = self._resource(resource["name"], deadline)
-        token = (there or {}).get("metadata", {}).get(TOKEN)
+        with parsing():
+            token = (there or {}).get("metadata", {}).get(TOKEN)
         return there if token == resource["metadata"][TOKEN] else None
 
     def _resource(self, key: str, deadline: Deadline) -> dict[str, Any] | None:
@@ -173,7 +182,8 @@ def _new(key: str) -> dict[str, Any]:
 
 def _stat_of(resource: Mapping[str, Any]) -> ObjectStat:
     crc = resource.get("crc32c")
-    return ObjectStat(
-        size=int(resource.get("size", 0)),  # the service may omit zeros
-        crc32c=gcs_client.decoded(crc) if crc else None,
-    )
+    with parsing():
+        return ObjectStat(
+            size=int(resource.get("size", 0)),  # the service may omit zeros
+            crc32c=gcs_client.decoded(crc) if crc else None,
+        )

@@ -8,6 +8,7 @@ would change the random numbers that the program gets next.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import http.client
 import math
@@ -15,7 +16,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -92,6 +93,10 @@ class ServerError(GcsError):
     """The service failed."""
 
 
+class MalformedResponseError(GcsError):
+    """A response with a success status is not in the form of the JSON API."""
+
+
 class TokenUnavailableError(auth.GoogleAuthError):
     """The server that issues credentials failed, perhaps temporarily."""
 
@@ -111,6 +116,8 @@ BROKEN = (
     http.client.HTTPException,
     ConnectionError,
 )
+# Python's errors for a value in a response that is missing or has another type.
+_MALFORMED = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 _RENEW = (
     "Renew the credentials (`gcloud auth application-default login`), or check the "
     "machine's service account and its access scopes."
@@ -145,6 +152,11 @@ ADVICE = (
     Advice(
         (ServerError, *BROKEN),
         "The service or the network failed for {tried:.1f} s; retry later.",
+    ),
+    Advice(
+        (MalformedResponseError,),
+        "The response is not in the form of Google Cloud Storage. Check "
+        "STORAGE_EMULATOR_HOST, and the proxies between this machine and the service.",
     ),
     Advice((GcsError,), "Check the service's answer and the network."),
 )
@@ -184,15 +196,15 @@ class GcsClient:
             The JSON object in the response; empty for DELETE.
 
         Raises:
-            GcsError: the service refuses the request, or failed in every attempt.
+            GcsError: the service refuses the request, or failed in every attempt; or
+                the response is no JSON object.
             google.auth.exceptions.GoogleAuthError: there are no valid credentials.
             Exception: one of `BROKEN`; the connection failed in every attempt.
         """
 
         def act() -> dict[str, Any]:
             answer = self.request(method, path, **options)
-            found: dict[str, Any] = {} if method == "DELETE" else answer.json()
-            return found
+            return {} if method == "DELETE" else json_of(answer)
 
         return Retry(deadline).run(act)
 
@@ -338,6 +350,45 @@ def cause(error: Exception) -> Exception:
     if isinstance(error, BROKEN) and (found := _WRAPPED.match(str(error))):
         return ConnectionError(found[1])
     return error
+
+
+@contextlib.contextmanager
+def parsing() -> Iterator[None]:
+    """Context in whose body the values of a response are read.
+
+    Raises:
+        MalformedResponseError: a value is missing or has another type than expected.
+    """
+    try:
+        yield
+    except _MALFORMED as error:
+        text = f"{type(error).__name__}: {error}"
+        raise MalformedResponseError(200, text) from error
+
+
+def json_of(answer: requests.Response) -> dict[str, Any]:
+    """Returns the JSON object in a response.
+
+    Raises:
+        MalformedResponseError: the response is no JSON object.
+    """
+    with parsing():
+        found = answer.json()
+        if not isinstance(found, dict):
+            raise TypeError(f"{answer.url} sent {answer.text[:40]!r}, no JSON object")
+        return found
+
+
+def strings(found: Iterable[Any]) -> list[str]:
+    """Returns strings of a response as a list, after a check that each is a string.
+
+    Raises:
+        TypeError: a value is not a string.
+    """
+    checked = list(found)
+    if wrong := [each for each in checked if not isinstance(each, str)]:
+        raise TypeError(f"{wrong[0]!r} is no name of an object")
+    return checked
 
 
 def encoded(crc32c: int) -> str:

@@ -28,6 +28,8 @@ from tfpreempt.storage.gcs_client import (
     Retry,
     decoded,
     encoded,
+    json_of,
+    parsing,
 )
 from tfpreempt.storage.request_deadline import Deadline
 
@@ -89,15 +91,17 @@ class GcsUpload:
             self._send_at_once()
             return
         made = self._retry.run(self._send_rest)
-        announced = made.get("crc32c")
-        if announced is None or decoded(announced) == self.crc32c:
-            return
+        with parsing():
+            announced = made.get("crc32c")
+            if announced is None or decoded(announced) == self.crc32c:
+                return
+            generation = made["generation"]
         name = self._resource["name"]
         self._client.call(
             "DELETE",
             self._client.object_path(name),
             self._deadline,
-            params={"ifGenerationMatch": made["generation"]},
+            params={"ifGenerationMatch": generation},
         )
         raise errors.SaveError(
             f"The service received {name!r} with another crc32c than was sent, so the "
@@ -137,7 +141,7 @@ class GcsUpload:
             made = self._put(f"bytes */{self._size}")
         else:
             self._received = 0
-            self._url = self._client.request(
+            answer = self._client.request(
                 "POST",
                 self._client.uploads,
                 params={"uploadType": "resumable", **self._conditions},
@@ -146,7 +150,9 @@ class GcsUpload:
                     "X-Upload-Content-Length": str(self._size),
                 },
                 json=self._resource,
-            ).headers["Location"]
+            )
+            with parsing():
+                self._url = answer.headers["Location"]
         if made is None:
             missing = f"bytes {self._received}-{self._size - 1}/{self._size}"
             made = self._put(missing, body=self)
@@ -180,10 +186,10 @@ class GcsUpload:
             self._url = ""
             raise ConnectionError("the service does not know this upload") from error
         if answer.status_code != 308:
-            made: dict[str, Any] = answer.json()
-            return made
+            return json_of(answer)
         match = _RECEIVED.fullmatch(answer.headers.get("Range", ""))
-        self._received = int(match[1]) + 1 if match else 0
+        with parsing():
+            self._received = int(match[1]) + 1 if match else 0
         if self._received > self._farthest:
             self._farthest = self._received
             self._retry.restart()
@@ -303,10 +309,12 @@ class GcsDownload:
                 "this machine and the server."
             )
         size = part.rpartition("/")[2]  # "*" if the server does not know the size
-        self._size = int(size) if is_part and size.isdecimal() else None
         self._generation = answer.headers.get("X-Goog-Generation")
-        if found := re.search(r"crc32c=([^,]+)", answer.headers.get("X-Goog-Hash", "")):
-            self.crc32c = decoded(found[1])
+        found = re.search(r"crc32c=([^,]+)", answer.headers.get("X-Goog-Hash", ""))
+        with parsing():
+            self._size = int(size) if is_part and size.isdecimal() else None
+            if found:
+                self.crc32c = decoded(found[1])
         # If the server ignores the range and sends the whole object, skip its start.
         ahead = 0 if is_part else self._at
         while ahead and (passed := answer.raw.read(min(ahead, _PIECE))):
