@@ -33,7 +33,7 @@ ALL     := not campaign and not bench
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
-	@echo "make test       each promise on real processes, 10,000 random schedules (18 minutes)"
+	@echo "make test       each promise on real processes, 10,000 random schedules (15 to 25 minutes)"
 	@echo "make test-thorough  the other cases of all matrices, short campaigns, notebooks"
 	@echo "make test-all   both, one after the other"
 	@echo "make test-more  those that need trackers (150 MB), Flax, Debian's chromium, Azurite (npm)"

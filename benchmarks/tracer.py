@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import inspect
+import itertools
 import json
 import os
+import queue
 import sys
 import threading
 from pathlib import Path
@@ -48,7 +50,9 @@ class Tracer:
     def __init__(self, package: Path, path: Path) -> None:
         self._package = f"{package}{os.sep}"
         self._path = path
-        self._calls: list[tuple[threading.Thread, CodeType]] = []
+        # The traced package searches the values that a program can reach, also the
+        # items of lists: a list would grow by each call of this search.
+        self._calls = queue.SimpleQueue[tuple[threading.Thread, CodeType]]()
         self._is_recording = False
         self._leave = os._exit
         os._exit = self.leave
@@ -73,7 +77,7 @@ class Tracer:
             return
         is_function = code.co_flags & inspect.CO_OPTIMIZED  # not a module or class body
         if is_function and not code.co_name.startswith("<"):
-            self._calls.append((threading.current_thread(), code))
+            self._calls.put((threading.current_thread(), code))
 
     def _write(self) -> None:
         self._is_recording = False
@@ -86,7 +90,9 @@ class Tracer:
                 line=code.co_firstlineno,
                 function=code.co_qualname,
             )
-            for thread, code in self._calls
+            for thread, code in itertools.islice(
+                iter(self._calls.get_nowait, None), self._calls.qsize()
+            )
         ]
         self._path.write_text(json.dumps([dataclasses.asdict(call) for call in calls]))
 
