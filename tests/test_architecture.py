@@ -569,9 +569,10 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
         "all that a directory consists of: each caller names the few that it needs",
     ),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
+    "cli/status/run_status.py:Worker": ((0, 17), "a value: the state of a worker"),
     "handler/handler.py:PreemptionCheckpointHandler.__init__": ((14,), "public"),
     "handler/run.py:Run": (
-        (22, 26),
+        (22, 27),
         "its counters and marks are read and written by the session, the rounds, the "
         "end of training and a fit: a value for each would be one more name to follow",
     ),

@@ -209,7 +209,7 @@ class Tracker(JsonState):
             self._before.clear()
             # Created after the handler, or killed before a commit; not restore=False.
             if run.candidate or not checkpoints_in(directory):
-                self._try(lambda: run.load_state(self))
+                self._try(lambda: run.states.load(self))
             if value := self.value:
                 # The run of a directory that was open too when the commit was made?
                 is_other = was_open and value["directory"] != directory

@@ -697,6 +697,25 @@ def test_a_takeover_ends_a_deletion_whose_directories_are_kept_open(tmp_path):
     assert [path.exists() for path in names] == [False, True]
 
 
+def test_a_directory_that_appears_before_a_deletion_does_not_keep_the_lease(tmp_path):
+    """In the lease's directory, the directory would keep the lease from its end."""
+    path = tmp_path / "planted"
+    path.write_bytes(b"")
+
+    class Swapping(LocalFiles):
+        def rename(self, source, target):
+            if source == str(path) and path.is_file():
+                path.unlink()
+                (path / "inside").mkdir(parents=True)
+            super().rename(source, target)
+
+    lease = acquired(tmp_path)
+    FencedFiles(Swapping(str(tmp_path)), lease).remove(str(path))
+    assert (path / "inside").is_dir()
+    lease.release()
+    assert is_free(tmp_path)
+
+
 @pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])
 def test_a_process_that_wakes_after_a_takeover_changes_no_foreign_file(tmp_path, name):
     """The process was frozen before its write, and wakes during the other's write."""

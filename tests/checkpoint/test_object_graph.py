@@ -342,7 +342,7 @@ def test_small_variables_are_not_divided_among_workers(tmp_path):
     graph = attach(checkpoint).graph
     for number in range(2):
         large = gather.LargeTensors(
-            small_bytes=100, worth_bytes=0, replication=lambda: lambda variable: True
+            small_bytes=100, worth_bytes=0, is_replicated=lambda variable: True
         )
         with gather.reading(checkpoint, are_others=False, graph=graph) as read:
             read.extract = large.extract

@@ -7,8 +7,11 @@ the directory, a pipe, a large sparse file, or a second name of a file elsewhere
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
+import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -24,15 +27,25 @@ from tests.checkpoint.fakes import (
     Words,
     open_directory,
     save,
+    write_part,
 )
+from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
-from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror.download_target import DownloadTarget
+from tfpreempt.checkpoint.mirror.import_commit import bring
+from tfpreempt.checkpoint.mirror.mirror_retention import Retention
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer
+from tfpreempt.checkpoint.mirror.store_selection import Scratch
+from tfpreempt.checkpoint.mirror.upload import Upload
 from tfpreempt.checkpoint.restore.restore import find_candidates
 from tfpreempt.checkpoint.state import state_file
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli import main
+from tfpreempt.core import contained
 from tfpreempt.storage import file_reading, os_errors
 from tfpreempt.storage.files import Files, LocalFiles
 
@@ -242,6 +255,37 @@ def test_nothing_outside_changes_and_nothing_waits(
     assert failed == [] or name in NEEDED
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1/ckpt.index",
+        "1/states/word.state",
+        "1/.metadata.json",
+        "1/.was-committed",
+        "1/.tfpreempt-put-aa",
+        "1/MANIFEST.json.tmp",
+        "dead.tfpreempt-intent.tmp",
+    ],
+)
+def test_a_directory_in_place_of_a_deleted_file_stays(
+    tmp_path: Path, made: Path, name: str
+) -> None:
+    """Such a directory was moved into the lease's directory: no later start ran."""
+    directory = shutil.copytree(made / "own", tmp_path / "ckpt")
+    path = directory / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    (path / "notes").write_text("mine")
+    for step in (3, 4, 5):
+        job = Job(directory, "own")
+        job.start()
+        job.commit(step)
+        job.close()
+    assert (path / "notes").read_text() == "mine"
+    steps = [each.step for each in catalog.scan(str(directory)) if each.is_committed]
+    assert steps == [5, 4]
+
+
 class WatchedNames(LocalFiles):
     """Another user creates each file just before tfpreempt does, and keeps it open."""
 
@@ -271,6 +315,175 @@ def test_no_file_of_another_user_becomes_part_of_a_commit(
             file.write(b"changed later")
     assert tree_of(directory) == before
     job.close()
+
+
+def test_no_commit_follows_the_highest_possible_sequence(tmp_path: Path) -> None:
+    """The manifest of the next commit was invalid: each start restored older ones."""
+    job = Job(tmp_path, "own")
+    job.start()
+    job.commit(1)
+    path = tmp_path / "1" / layout.MANIFEST
+    record = json.loads(path.read_bytes()) | {"sequence": (1 << 63) - 1}
+    path.write_bytes(json.dumps(record).encode())
+    marker = catalog.marker_bytes(path.read_bytes(), record["sequence"])
+    (path.parent / layout.MARKER).write_bytes(marker)
+    assert [each.is_committed for each in catalog.scan(str(tmp_path))] == [True]
+    for step in (2, 3, 4):
+        with pytest.raises(errors.CheckpointError, match="Delete the directory"):
+            job.commit(step)
+    assert [each.name for each in catalog.scan(str(tmp_path))] == ["1"]
+    job.close()
+
+
+@pytest.mark.parametrize("sequence", [(1 << 63) - 1, 10**19 - 1])
+def test_an_empty_folder_of_a_mirror_makes_no_invalid_commits(sequence: int) -> None:
+    store = FaultyObjectStore()
+    store.replace(f"1.{sequence}-00000000/x", b"")
+    mirror = Retention(store, RetentionPolicy(), 0)
+    with pytest.raises(errors.CheckpointError, match="Delete the directory"):
+        mirror.look()
+    assert mirror.highest_sequence == 0
+
+
+def test_a_commit_above_the_highest_sequence_is_not_called_planted() -> None:
+    """The run itself had written this commit, after a planted folder at the limit."""
+    store = FaultyObjectStore()
+    for sequence in (7, (1 << 62) - 1, 1 << 62, (1 << 62) + 1):
+        store.replace(f"1.{sequence}-00000000/x", b"")
+    with pytest.raises(errors.CheckpointError) as caught:
+        catalog.highest_sequence(catalog.copies(store))
+    message = str(caught.value)
+    planted = rf"Delete the directory '[^']*/1\.{(1 << 62) - 1}-00000000', which was"
+    assert re.search(planted, message)
+    assert "Move away all directories with a higher sequence" in message
+
+
+def uploaded(directory: Path) -> tuple[catalog.Entry, catalog.Entry]:
+    """Returns a new commit, and its copy in an object store."""
+    source, store = open_directory(directory, OwnContents()), FaultyObjectStore()
+    save(source, 5)
+    [commit] = catalog.scan(source.path)
+    Upload(store, commit).run()
+    [copy] = catalog.copies(store)
+    return commit, copy
+
+
+class SwappingFiles(LocalFiles):
+    """Another user replaces a directory by a link when the first file is synced."""
+
+    def __init__(self, root: str, directory: Path, outside: Path) -> None:
+        super().__init__(root)
+        self.directory, self.outside = directory, outside
+
+    def sync_dir(self, path: str) -> None:
+        super().sync_dir(path)
+        if self.directory.is_dir() and not self.directory.is_symlink():
+            self.directory.rename(f"{self.directory}.moved")
+            self.directory.symlink_to(self.outside)
+
+
+@pytest.mark.parametrize("is_parent", [True, False])
+def test_a_download_writes_nothing_through_a_link(
+    tmp_path: Path, made: Path, is_parent: bool
+) -> None:
+    directory, (_, copy) = tmp_path / "run", uploaded(tmp_path / "source")
+    outside = shutil.copytree(made / "outside", tmp_path / "outside")
+    staged = directory / layout.STAGING / f"{layout.FETCH}{copy.token}"
+    if is_parent:
+        shutil.copytree(made / "outside", outside / staged.name)
+    swapped = staged.parent if is_parent else staged
+    before = tree_of(outside)
+    files = SwappingFiles(str(directory), swapped, outside)
+    with pytest.raises(errors.CheckpointError):
+        bring(files, catalog.read(copy), str(directory))
+    assert swapped.is_symlink()
+    assert tree_of(outside) == before
+
+
+@pytest.mark.parametrize("is_parent", [True, False])
+def test_a_download_does_not_read_through_a_link(
+    tmp_path: Path, is_parent: bool
+) -> None:
+    """Matching files at the target of the link counted as downloaded."""
+    root, (commit, copy) = tmp_path / "run", uploaded(tmp_path / "source")
+    elsewhere, folder = tmp_path / "elsewhere", root / "staging" / "5"
+    elsewhere.mkdir()
+    root.mkdir()
+    target = DownloadTarget(
+        str(folder), catalog.read(copy), LocalFiles(str(root)), str(root)
+    )
+    assert commit.manifest is not None
+    [entry, *_] = commit.manifest.files
+    shutil.copytree(commit.path, elsewhere / "5" if is_parent else elsewhere / "x")
+    if is_parent:
+        (root / "staging").symlink_to(elsewhere)
+    else:
+        (root / "staging").mkdir()
+        folder.symlink_to(elsewhere / "x")
+    with pytest.raises(contained.LinkError):
+        target.is_intact(entry)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_worker_with_too_many_open_files_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    transfer = ShardTransfer(
+        FaultyObjectStore(), 1, [1], LocalFiles(str(tmp_path / "run"))
+    )
+    registry = StateRegistry()
+    word = Words("word", "mine", registry=registry, per_worker=True)
+    saver = open_directory(tmp_path / "run", worker=1, world=2, registry=registry)
+    part = write_part(saver, 3, "run-3")
+    assert word.text == "mine"
+
+    def refused(*args: object, **kwargs: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(contained, "open_file", refused)
+    with pytest.raises(errors.CheckpointError, match="ulimit -n"):
+        transfer.send(part)
+
+
+@pytest.mark.parametrize("name", ["word.state", ""])
+def test_a_worker_uploads_no_files_from_elsewhere(tmp_path: Path, name: str) -> None:
+    """A link in the staging directory made the worker upload the target of the link."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "word.state").write_text("secret")
+    store, worker = FaultyObjectStore(), 1
+    transfer = ShardTransfer(store, worker, [worker], LocalFiles(str(tmp_path / "run")))
+    registry = StateRegistry()
+    word = Words("word", "mine", registry=registry, per_worker=True)
+    saver = open_directory(tmp_path / "run", worker=1, world=2, registry=registry)
+    part = write_part(saver, 3, "run-3")
+    path = Path(part.staging, layout.worker_name(worker), name)
+    assert word.text == "mine"
+    assert path.exists()
+    path.rename(tmp_path / "moved")
+    path.symlink_to(outside / name)
+    with pytest.raises(errors.CheckpointError, match="Links are not followed"):
+        transfer.send(part)
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000,
+        b"\xff",
+        b"5",
+        b"[5]",
+        b'[{"token": "1-0", "sequence": Infinity}]',
+        b'[{"token": "1-0", "sequence": null}]',
+    ],
+)
+def test_a_corrupt_note_in_a_scratch_directory_stops_no_start(
+    tmp_path: Path, text: bytes
+) -> None:
+    (tmp_path / ".tfpreempt-mirror").write_bytes(text)
+    scratch = Scratch("gs://bucket/run", str(tmp_path))
+    assert scratch.settle([], LocalFiles(str(tmp_path)))
 
 
 def test_directories_may_lie_in_one_another_to_any_depth(tmp_path: Path) -> None:

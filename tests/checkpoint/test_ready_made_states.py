@@ -22,6 +22,7 @@ from tfpreempt.states import (
     NumpyRandomState,
     PythonRandomState,
     StepCounter,
+    random_states,
 )
 
 
@@ -303,6 +304,56 @@ def test_the_unused_half_of_a_64_bit_draw_is_kept():
     first = generator.integers(0, 100, 7, dtype=np.uint32)
     load(state, data)
     assert np.array_equal(generator.integers(0, 100, 7, dtype=np.uint32), first)
+
+
+def test_a_restored_generator_spawns_the_next_generator():
+    """The restarted run spawned the generators of the first steps again."""
+    generator, restarted = np.random.default_rng(1), np.random.default_rng(1)
+    generator.spawn(2)
+    data = saved(NumpyRandomState("x", generator, registry=None))
+    load(NumpyRandomState("x", restarted, registry=None), data)
+    [following], [same] = generator.spawn(1), restarted.spawn(1)
+    assert same.normal() == following.normal()
+
+
+@pytest.mark.parametrize("count", [10**15, -1, 1.5, True, "2"])
+def test_a_wrong_number_of_spawned_generators_is_an_error(count):
+    """A planted number filled the memory."""
+    generator = np.random.default_rng(1)
+    generator.spawn(2)
+    data = json.loads(saved(NumpyRandomState("x", generator, registry=None)))
+    data["dict"]["spawned"] = count
+    state = NumpyRandomState("x", np.random.default_rng(1), registry=None)
+    with pytest.raises(errors.CheckpointCorruptedError, match="spawned is"):
+        load(state, json.dumps(data).encode())
+
+
+def test_a_save_of_too_many_spawned_generators_is_refused(monkeypatch):
+    """A restart could not read the saved number."""
+    monkeypatch.setattr(random_states, "_MOST_SPAWNED", 1)
+    generator = np.random.default_rng(1)
+    generator.spawn(2)
+    with pytest.raises(errors.SaveError, match="spawned more than 1 generators"):
+        saved(NumpyRandomState("x", generator, registry=None))
+
+
+def test_many_spawned_generators_are_spawned_in_pieces():
+    generator, restarted = np.random.default_rng(1), np.random.default_rng(1)
+    generator.spawn(2_001)
+    restarted.spawn(1)
+    data = saved(NumpyRandomState("x", generator, registry=None))
+    load(NumpyRandomState("x", restarted, registry=None), data)
+    assert restarted.bit_generator.seed_seq.n_children_spawned == 2_001
+
+
+def test_more_spawned_generators_than_saved_cause_a_warning(caplog):
+    """The next spawned generators differed without a message."""
+    generator, restarted = np.random.default_rng(1), np.random.default_rng(1)
+    generator.spawn(1)
+    restarted.spawn(2)
+    data = saved(NumpyRandomState("x", generator, registry=None))
+    load(NumpyRandomState("x", restarted, registry=None), data)
+    assert "this process has already spawned 2" in caplog.text
 
 
 def test_another_kind_of_generator_is_a_mismatch():

@@ -38,7 +38,6 @@ from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer  # noqa: E4
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
 from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
 from tfpreempt.checkpoint.tensors import (  # noqa: E402
-    replica_parallel,
     tensor_contents,
     variables,
 )
@@ -173,8 +172,13 @@ def test_shares_are_even_and_hold_each_row_once(sizes, count):
     held = [sum(each.data.nbytes for each in share) for share in shares]
     assert sum(held) == sum(each.data.nbytes for each in tensors)
     assert max(held) <= 1.1 * min(held) + 2 * 256  # by a row
-    covered = replica_parallel._covered(each for share in shares for each in share)
-    assert covered == {each.name: [(0, each.shape[0])] for each in tensors}
+    for each in tensors:
+        slices = [part for share in shares for part in share if part.tensor is each]
+        ranges = [range(each.shape[0])[part.start :][: part.rows] for part in slices]
+        ranges.sort(key=lambda rows: rows.start)
+        ends = [rows.stop for rows in ranges]
+        assert [rows.start for rows in ranges] == [0, *ends[:-1]]
+        assert ends[-1] == each.shape[0]
 
 
 @pytest.mark.parametrize(
@@ -508,6 +512,23 @@ def test_a_late_worker_changes_no_file_of_a_commit(tmp_path):
     assert job.left_over() == []
 
 
+def test_a_worker_that_is_ahead_keeps_its_share_of_the_next_save(tmp_path):
+    """The other workers do not wait until the chief has committed a save."""
+    job = Job(tmp_path)
+    job.train(1)
+    [chief, other] = job.workers
+    captured = capture_part(chief.saver, 1, "run-1", None)
+    other.stage(1)
+    job.train(2)
+    ahead = other.stage(2)
+    captured.write()
+    captured.publish("save", [0, 1])
+    assert os.path.isdir(layout.parts_directory(ahead.staging, 1))
+    chief.stage(2).publish("save", [0, 1])
+    job.check(2)
+    assert job.left_over() == []
+
+
 # --- saves that are the chief's alone ------------------------------------------------
 
 
@@ -736,6 +757,7 @@ def test_the_share_of_a_given_up_worker_is_deleted_later(tmp_path):
     assert shares_on_disk(tmp_path)
     job.save(2)
     assert shares_on_disk(tmp_path) == []
+    assert len(chief.saver.ended_saves) == 1  # not the complete save
 
 
 def test_shares_that_cannot_be_deleted_are_deleted_later(tmp_path):

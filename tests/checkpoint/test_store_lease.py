@@ -339,3 +339,37 @@ def test_no_marker_is_made_of_a_manifest_that_arrives_changed():
     old.place.record_pending_marker(old.token, folder)
     steal(store)
     assert store.stat(f"{folder}/{layout.MARKER}") is None
+
+
+@pytest.mark.parametrize("number", [10**10 - 1, 10**18 - 1])
+def test_a_planted_record_with_many_digits_does_not_hide_the_lease(store, number):
+    """The next number has one more digit; every process then found the lease free."""
+    store.put_if_absent(f"lease/{number}", io.BytesIO(b"planted"))
+    store.put_if_absent(f"lease/{number}.over", io.BytesIO(b""))
+    place = ObjectStoreLease(store)
+    assert place.read_owner() is None
+    token = place.take(ELSEWHERE)
+    found = ObjectStoreLease(store).read_owner()
+    assert found is not None
+    assert found.token == token
+    assert place.has(token)
+
+
+def test_no_lease_follows_the_highest_number(store):
+    """The record of the next lease would not be recognized."""
+    number = 10**19 - 1
+    store.put_if_absent(f"lease/{number}", io.BytesIO(b"planted"))
+    store.put_if_absent(f"lease/{number}.over", io.BytesIO(b""))
+    before = list(store.list("lease/"))
+    with pytest.raises(errors.CheckpointError, match=f"lease/{number}'.* Delete all"):
+        acquired(store)
+    assert list(store.list("lease/")) == before
+
+
+@pytest.mark.parametrize("name", ["9" * 200, "9" * 20, "00000000012"])
+def test_an_object_whose_name_is_no_number_of_a_lease_is_ignored(store, name):
+    """A name of 1018 digits made the name of the next record too long."""
+    store.put_if_absent(f"lease/{name}", io.BytesIO(b"planted"))
+    lease = acquired(store)
+    assert lease.token == ObjectStoreLease(store).read_owner().token == "1"
+    assert f"lease/{name}" in store.list("lease/")

@@ -64,7 +64,7 @@ def test_a_restored_variable_is_matched_without_a_read(for_all_workers, tmp_path
 
 
 def kind(*shape, dtype="float32"):
-    return reader.VariableSpec(shape=shape, dtype=dtype)
+    return tf.TensorSpec(shape, dtype)
 
 
 def test_a_structure_that_differs_is_described():

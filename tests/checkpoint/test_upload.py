@@ -139,6 +139,19 @@ def test_only_objects_of_tfpreempt_are_deleted(tmp_path):
     assert {"other/MANIFEST.json", "7.x/file", "readme"} <= set(store.list())
 
 
+@pytest.mark.parametrize("name", ["", "/x", "../../x", "a\nb", "a\0b", "x" * 2000])
+def test_an_object_with_an_unsafe_name_does_not_stop_the_cleanup(tmp_path, name):
+    """The web pages of clouds create an object "<folder>/" for a folder."""
+    store = FaultyObjectStore()
+    dead = "1.1-00000000"
+    store._objects |= {f"{dead}/{name}": b"", f"{dead}/ckpt.index": b""}
+    uploaded(store, commit(tmp_path, 5))
+    uploaded(store, commit(tmp_path, 6))
+    Retention(store, RetentionPolicy(max_to_keep=1), 0).run()
+    assert len(folders(store)) == 1
+    assert list(store.list(dead)) == [f"{dead}/{name}"]
+
+
 def test_a_temporarily_unreadable_commit_is_not_deleted(tmp_path, broken):
     """Without its manifest, all files of the commit were deleted."""
     store = open_store(str(tmp_path / "mirror"))

@@ -38,10 +38,16 @@ ROOT = Path(__file__).parents[2]
 # command line it waits for SIGTERM, and continues as another incarnation.
 FAKE_SUPERVISOR = """
 import os, signal, sys
+from pathlib import Path
+from tfpreempt.handler.status_file import WorkerStatus, _pack, status_path
 out, waits = sys.argv[1], [int(step) for step in sys.argv[2:]]
 journal = f"{out}/checkpoints/journal"
 os.makedirs(journal)
 held = [open(f"{journal}/worker-{i}.jsonl", "a") for i in range(2)]
+for worker in range(2):
+    values = {"at": 1.0, "worker": worker, "num_workers": 2, "host": "host"}
+    now = WorkerStatus(**values, pid=os.getpid(), doing="training", step=0)
+    status_path(Path(journal), worker).write_bytes(_pack(now))
 told, restart = [], 0
 signal.signal(signal.SIGTERM, lambda *_: told.append(restart))
 for step in range(10):
@@ -72,7 +78,7 @@ for step in range(1000):
 
 def fake_job(directory: Path, *waits: int) -> list[str]:
     arguments = [str(directory), *map(str, waits)]
-    return [sys.executable, "-I", "-S", "-c", FAKE_SUPERVISOR, *arguments]
+    return [sys.executable, "-c", FAKE_SUPERVISOR, *arguments]
 
 
 def plan(count: int, seed: int = 0, workers: int = 2) -> tuple[Preemption, ...]:

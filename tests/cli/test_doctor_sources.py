@@ -14,28 +14,29 @@ import pytest
 from tfpreempt.cli.doctor.sources import SourceHealth, probe_sources
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource
-from tfpreempt.notice.metadata_watch import ActiveNotice, Poller, Report
+from tfpreempt.notice.metadata_watch import ActiveNotice, MetadataWatch
 from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.testing.notice import ScriptedSource
 
 
-class ScriptedPoller(Poller):
-    """Returns the given answers, or waits; also acts as its watch."""
+class ScriptedWatch(MetadataWatch):
+    """Returns the given answers, or waits."""
 
-    def __init__(self, levels: dict[str, str | None], *, hangs: bool = False) -> None:
-        self._levels = levels
+    name = "scripted"
+    _known = ("quiet", "up", "Preempt")
+
+    def __init__(self, answers: dict[str, str | None], *, hangs: bool = False) -> None:
+        super().__init__(self._known, 1.0, url="http://nobody")
+        self._answers = answers
         self._closed = threading.Event()
         self._hangs = hangs
 
-    def poller(self) -> Poller:
-        return self
-
-    def poll(self, report: Report) -> float:
+    def poll(self) -> float:
         if self._hangs:
             self._closed.wait(30)
-        for topic, level in self._levels.items():
-            report(topic, None if level is None else ActiveNotice(level))
+        for topic, level in self._answers.items():
+            self.report(topic, None if level is None else ActiveNotice(level))
         return 1.0
 
     def failure(self, topic: str) -> str:
@@ -46,12 +47,12 @@ class ScriptedPoller(Poller):
 
 
 def states(
-    *sources: Any, limit: float = 10.0, **pollers: ScriptedPoller
+    *sources: Any, limit: float = 10.0, **watches: ScriptedWatch
 ) -> list[SourceHealth]:
     watched = [NoticeSourceConfig(source, 5.0) for source in sources]
     makers: Any = {
-        kind: functools.partial(lambda poller, topics: poller, poller)
-        for kind, poller in pollers.items()
+        kind: functools.partial(lambda watch, topics: watch, watch)
+        for kind, watch in watches.items()
     }
     found = probe_sources(watched, makers, limit_seconds=limit)
     assert [each.name for each in found] == [source.name for source in sources]
@@ -61,8 +62,8 @@ def states(
 
 def test_each_topic_has_its_own_state() -> None:
     sources = [ScriptedSource(f"gce:{topic}") for topic in ("quiet", "up", "unread")]
-    poller = ScriptedPoller({"quiet": None, "up": "it goes"})
-    assert states(*sources, gce=poller) == [
+    watch = ScriptedWatch({"quiet": None, "up": "it goes"})
+    assert states(*sources, gce=watch) == [
         SourceHealth.WORKING,
         SourceHealth.NOTICE,
         SourceHealth.FAILED,
@@ -71,15 +72,15 @@ def test_each_topic_has_its_own_state() -> None:
 
 def test_an_answer_that_takes_long_is_slow() -> None:
     source = ScriptedSource("azure:Preempt")
-    assert states(source, limit=0.05, azure=ScriptedPoller({}, hangs=True)) == [
+    assert states(source, limit=0.05, azure=ScriptedWatch({}, hangs=True)) == [
         SourceHealth.NO_ANSWER
     ]
 
 
 def test_two_sources_of_one_name_are_two() -> None:
     pair = [ScriptedSource("azure:Preempt") for _ in range(2)]
-    poller = ScriptedPoller({"Preempt": None})
-    assert states(*pair, azure=poller) == [SourceHealth.WORKING] * 2
+    watch = ScriptedWatch({"Preempt": None})
+    assert states(*pair, azure=watch) == [SourceHealth.WORKING] * 2
 
 
 def test_a_notice_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,10 @@ import pytest
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.test_inspect import inspect, summary
+from tests.fakes.storage import FaultyObjectStore
+from tfpreempt.checkpoint.directory.catalog import unread_entry
+from tfpreempt.cli.inspect.rows import Row
+from tfpreempt.cli.inspect.view import to_json
 
 
 @pytest.fixture
@@ -48,6 +53,24 @@ def test_hostile_text_moves_no_cursor(run: Path) -> None:
     (run / "10" / "COMMITTED").unlink()
     (run / "30" / "COMMITTED").unlink()
     assert "\x1b" not in inspect(run, "--states").stdout
+
+
+@pytest.mark.parametrize("seconds", [1 << 45, 1 << 60, -(1 << 45)])
+def test_a_file_of_an_impossible_year_has_no_time(run: Path, seconds: int) -> None:
+    """Some file systems limit the time of a file to fewer years."""
+    (run / "ckpt-9.index").touch()
+    os.utime(run / "ckpt-9.index", (seconds, seconds))
+    assert inspect(run).exit_code == 0
+    assert inspect(run, "--json").exit_code == 0
+    assert {name for name, _, _ in summary(run)} == {"10", "20", "30", "ckpt-9"}
+
+
+@pytest.mark.parametrize("seconds", [1 << 45, 1 << 60, -(1 << 45)])
+def test_a_checkpoint_of_an_impossible_year_has_no_time(seconds: int) -> None:
+    store = FaultyObjectStore()
+    entry = dataclasses.replace(unread_entry(store, "9"), time=float(seconds))
+    row = Row(entry=entry, where="local", path="run/9", uri=None)
+    assert to_json(row)["saved_at"] is None
 
 
 @pytest.mark.parametrize("place", ["missing", "", "file://elsewhere/run", "x://y", "f"])

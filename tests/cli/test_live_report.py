@@ -20,7 +20,7 @@ from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report.run_report import RunReport, build_report
 from tfpreempt.cli.run import live_view
-from tfpreempt.cli.run.live_view import _REPORTS_EVERY, WholeRun
+from tfpreempt.cli.run.live_view import _REPORTS_EVERY, LiveStatus
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.restart_policy import RestartLimits
 from tfpreempt.cli.status import metrics
@@ -33,8 +33,6 @@ from tfpreempt.handler.status_file import (
     _pack,
     status_path,
 )
-
-STATUS = RunStatus(at=1.0, workers=())
 
 
 def restarted() -> Scripted:
@@ -91,8 +89,8 @@ class Live:
         self.clock = FakeClock()
         journals = JournalTailer(directory, keeps_all=True)
         self.named: list[tuple[int, str | None, float, str]] = []
-        self.whole = WholeRun(
-            journals, self.clock, lambda *slow: self.named.append(slow)
+        self.whole = LiveStatus(
+            journals, range(3), self.clock, lambda *slow: self.named.append(slow)
         )
 
     def append(self, name: str, line: str) -> None:
@@ -101,7 +99,7 @@ class Live:
 
     def look(self, later: float = _REPORTS_EVERY) -> RunStatus:
         self.clock.advance(later)
-        return self.whole.add_to(STATUS)
+        return self.whole.look()
 
 
 @pytest.mark.parametrize("make", [a_run, restarted, unsupervised])
@@ -188,15 +186,15 @@ def test_files_on_a_slow_disk_are_read_rarely(tmp_path: Path) -> None:
     """A shared disk with the files of a thousand workers."""
     clock, journals = SlowClock(), JournalTailer(tmp_path)
     named: list[int] = []
-    whole = WholeRun(journals, clock, lambda index, *_: named.append(index))
-    whole.add_to(STATUS)
+    whole = LiveStatus(journals, range(3), clock, lambda index, *_: named.append(index))
+    whole.look()
     told(tmp_path, FAST, (1.3, 0.1, 0.5, 0.5), FAST)
-    whole.add_to(STATUS)
+    whole.look()
     clock.advance(5.0)
-    whole.add_to(STATUS)
+    whole.look()
     assert named == []
     clock.advance(3.0)
-    whole.add_to(STATUS)
+    whole.look()
     assert named == [1]
 
 
@@ -212,17 +210,17 @@ def test_a_report_that_takes_long_is_computed_rarely(tmp_path: Path) -> None:
     """A journal of months: the report takes at most a hundredth of the time."""
     run, clock = Scripted(), SlowClock()
     journals = JournalTailer(tmp_path, keeps_all=True)
-    whole = WholeRun(journals, clock, lambda *slow: None)
+    whole = LiveStatus(journals, range(2), clock, lambda *slow: None)
     run.start()
     run.write(tmp_path)
-    first = whole.add_to(STATUS).report
+    first = whole.look().report
     run.train(9)
     run.save()
     run.write(tmp_path)
     clock.advance(90.0)
-    assert whole.add_to(STATUS).report is first
+    assert whole.look().report is first
     whole.end()
-    last = whole.add_to(STATUS).report
+    last = whole.look().report
     assert last is not None
     assert len(last.commits) == 1
 
@@ -245,13 +243,13 @@ def test_the_last_metrics_wait_for_a_report_that_another_thread_computes(
     other = threading.Thread(target=live.look)
     other.start()
     assert is_computing.wait(30.0)
-    assert live.whole.add_to(STATUS).report is None  # does not wait before the end
+    assert live.whole.look().report is None  # does not wait before the end
     run.train(9)
     run.save()
     run.write(tmp_path)
     live.whole.end()
     threading.Timer(0.05, may_end.set).start()
-    last = live.whole.add_to(STATUS).report
+    last = live.whole.look().report
     other.join()
     assert last is not None
     assert len(last.commits) == 1

@@ -97,6 +97,7 @@ def test_the_state_of_a_run_as_metrics() -> None:
             commit_step=8,
             committed_at=990.0,
             restarts={"preemption": 2, "stopped": 1},
+            bad_steps=4,
         )
     )
     states = {key: value for key, value in found.items() if "worker_state" in key[0]}
@@ -118,6 +119,7 @@ def test_the_state_of_a_run_as_metrics() -> None:
         ("tfpreempt_restarts_total", "stopped"): 1,
         ("tfpreempt_restarts_total", "failure"): 0,
         ("tfpreempt_restarts_total", "hang"): 0,
+        ("tfpreempt_bad_steps_total",): 4,
         ("tfpreempt_uploaded_step",): 4,
         ("tfpreempt_upload_pending_commits",): 1,
         ("tfpreempt_upload_sent_bytes",): 3,
@@ -129,6 +131,7 @@ def test_the_state_of_a_run_as_metrics() -> None:
 def test_unknown_values_are_left_out() -> None:
     found = measured(RunStatus(at=1.0, workers=[]))
     assert {key[0] for key in found} == {
+        "tfpreempt_bad_steps_total",
         "tfpreempt_commits_total",
         "tfpreempt_restarts_total",
     }

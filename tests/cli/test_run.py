@@ -50,6 +50,19 @@ journal = Path(os.environ["TFPREEMPT_CHECKPOINT_DIR"], "journal")
         assert ("no worker wrote a journal in " in err) == is_told
 
 
+def test_a_restart_without_a_journal_in_the_directory_is_warned(
+    supervised: Run,
+) -> None:
+    warning = "no worker has written a journal in "
+    code, _, err = supervised.run("sys.exit(143 if restart < 2 else 0)")
+    assert code == 0
+    assert err.count(warning) == 1
+    save(open_directory(str(supervised.directory / "ckpt"), OwnContents()), 80)
+    code, _, err = supervised.run("sys.exit(0 if restart else 143)")
+    assert code == 0
+    assert warning not in err
+
+
 def test_commits_of_a_program_without_a_journal_are_counted(supervised: Run) -> None:
     directory = supervised.directory / "ckpt"
     opened = open_directory(str(directory), OwnContents())

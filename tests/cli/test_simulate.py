@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from tfpreempt.handler.status_file import (
     WorkerActivity,
     WorkerStatus,
     _pack,
+    read_worker_status,
     status_path,
 )
 
@@ -80,6 +82,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+        now = WorkerStatus(
+            at=1.0,
+            worker=index,
+            num_workers=1,
+            host="host",
+            pid=process.pid,
+            doing=WorkerActivity.TRAINING,
+            step=1,
+            stepped_at=1.0,
+        )
+        status_path(journal, index).write_bytes(_pack(now))
         return process
 
     yield begin
@@ -144,22 +157,27 @@ def test_forks_of_the_worker_before_are_not_the_worker(
     earlier = start(0, "fork")
     earlier.kill()
     earlier.wait()
-    with held_workers(tmp_path, [0]) as (loader,):
-        assert loader.pid != earlier.pid
+    assert "Running workers: none." in simulate(tmp_path).output
     worker = start(0)
-    now = WorkerStatus(
-        at=1.0,
-        worker=0,
-        num_workers=1,
-        host="host",
-        pid=worker.pid,
-        doing=WorkerActivity.TRAINING,
-        step=1,
-        stepped_at=1.0,
-    )
-    status_path(journal_directory(tmp_path), 0).write_bytes(_pack(now))
     with held_workers(tmp_path, [0]) as (found,):
         assert found.pid == worker.pid
+
+
+def test_a_process_that_a_status_file_names_is_not_the_worker(
+    start: Start, tmp_path: Path
+) -> None:
+    """Any process with write access may have written the file."""
+    process = start(0)
+    journal = journal_directory(tmp_path)
+    status = read_worker_status(status_path(journal, 0))
+    assert status is not None
+    status_path(journal, 1).write_bytes(_pack(dataclasses.replace(status, worker=1)))
+    assert simulate(tmp_path, "--worker", "1").exit_code == 1
+    status_path(journal, 0).write_bytes(
+        _pack(dataclasses.replace(status, pid=os.getpid()))
+    )
+    assert simulate(tmp_path).exit_code == 1
+    assert is_alive(process.pid)
 
 
 def test_a_worker_that_opens_and_closes_files_is_found(

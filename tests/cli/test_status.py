@@ -19,12 +19,13 @@ from tfpreempt.checkpoint.lease.lease_record import this_process
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.sizes import age_text
 from tfpreempt.cli.status import read_status as reading
 from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.cli.status.run_status import SILENT_AFTER, ReportedState, RunStatus
-from tfpreempt.cli.status.text import age_text, one_line
+from tfpreempt.cli.status.text import one_line
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.events import Commit, Exit, Notice, Outcome, Restored
+from tfpreempt.core.events import BadStep, Commit, Exit, Notice, Outcome, Restored
 from tfpreempt.core.journal import Journal, JsonLines
 from tfpreempt.handler.status_file import (
     WorkerActivity,
@@ -487,6 +488,82 @@ def test_an_error_without_a_supervisor(run: Run) -> None:
     assert "\x1b" not in shown.output
     run.restored(0, incarnation="b")
     assert run.look().restarts == {"failure": 1}
+
+
+BAD = BadStep(
+    step=12,
+    fit=2,
+    epoch=3,
+    batch=7,
+    batches=1,
+    reason="the loss is nan",
+    is_crash=False,
+)
+
+
+@pytest.mark.parametrize("is_supervised", [False, True])
+def test_a_process_that_ended_because_of_a_bad_step(
+    run: Run, is_supervised: bool
+) -> None:
+    """Only the chief records the step."""
+    if is_supervised:
+        run.started()
+    for worker in range(2):
+        run.restored(worker)
+        run.says(worker, 12)
+    run.record(0, BAD)
+    assert run.states() == [ReportedState.TRAINING] * 2  # until both exit
+    for worker in range(2):
+        run.left(worker, Outcome.LOST, 12, 143)
+    if is_supervised:
+        for worker in range(2):
+            run.ended(worker, 143)
+    why = "bad step: batch 7 of epoch 3 of fit 2 (the loss is nan), exit code 143"
+    status = run.look()
+    assert [each.why for each in status.workers] == [why] * 2
+    assert one_line(status).endswith("bad steps: 1")
+    assert why in run.status().output
+    told = json.loads(run.status("--json").output)
+    values = {"fit": 2, "epoch": 3, "batch": 7, "is_sought": False}
+    values["reason"] = "the loss is nan"
+    assert [each["bad_step"] for each in told["workers"]] == [values] * 2
+    assert told["bad_steps"] == 1
+
+
+def test_the_step_after_which_a_bad_step_is_sought(run: Run) -> None:
+    """The next start finds the bad step, and its record replaces no bad step."""
+    run.restored(0)
+    run.record(0, dataclasses.replace(BAD, fit=0, epoch=0, is_sought=True))
+    run.left(0, Outcome.LOST, 12, 143)
+    status = run.look()
+    assert status.workers[0].why.startswith("bad step at or before step 7 (the loss")
+    assert status.bad_steps == 0
+
+
+def test_the_bad_steps_of_earlier_starts_end_no_process(run: Run) -> None:
+    """A start on a new machine copies the records of the mirror."""
+    run.restored(0)
+    journal = JsonLines(run.journal / "worker-0.jsonl", run.clock)
+    values = {**OF_WORKER, **dataclasses.asdict(BAD), "found_at": 5.0}
+    journal.append({"event": "badstep", **values})
+    run.left(0, Outcome.LOST, 12, 143)
+    status = run.look()
+    assert status.workers[0].why == "lost at step 12, exit code 143"
+    assert (status.workers[0].bad_step, status.bad_steps) == (None, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FINISHED, Outcome.LOST])
+def test_a_worker_that_has_exited_does_not_train(run: Run, outcome: Outcome) -> None:
+    """Its thread may write the status file until the process has ended."""
+    run.restored(0)
+    run.says(0, 5, num_workers=1)
+    run.left(0, outcome, 5, 0)
+    run.says(0, 5, num_workers=1)
+    is_over = outcome is Outcome.FINISHED
+    expected = ReportedState.FINISHED if is_over else ReportedState.DOWN
+    assert run.states() == [expected]
+    run.says(0, 6, num_workers=1)  # the exit function has returned
+    assert run.states() == [ReportedState.TRAINING]
 
 
 def test_restarts_are_counted_in_words(run: Run) -> None:

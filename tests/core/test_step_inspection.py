@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import random
 import sys
 import types
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from random import randint
 from typing import Any
 
@@ -20,6 +23,7 @@ from tfpreempt.core.reachable_values import reachable
 from tfpreempt.core.source_code import (
     derived_keys,
     draws_globally,
+    fetched_by_loops,
     is_updated,
     set_at_begin,
     updated_keys,
@@ -97,6 +101,19 @@ def compiled(function: Any) -> Any:
     return made
 
 
+class Averaged:
+    """A program whose loss is replaced before the sum reads the loss."""
+
+    loss = 0.0
+
+    def epoch(self, losses: list[float]) -> None:
+        total = 0.0
+        for loss in losses:
+            self.loss = loss * 2
+            total += self.loss
+        self.loss = total / len(losses)
+
+
 def places_of(
     function: Any, *args: Any, **kwargs: Any
 ) -> list[object_graph.ObjectPath]:
@@ -117,6 +134,7 @@ def places_of(
         (with_a_closure(), (), ["seen"]),
         (compiled(with_a_closure()), (), ["seen"]),
         (eval("lambda: None"), (), []),
+        (Averaged().epoch, ([1.0],), []),
     ],
 )
 def test_an_update_is_computed_from_the_old_value(
@@ -303,6 +321,207 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
 
 
 def test_a_loop_updates_variables_of_its_own() -> None:
-    """The step and the epoch have saved values, and the target is set in each pass."""
+    """The step and the epoch have saved values, and the target is set in each pass. The
+    step of the lowest loss, `at`, belongs to the lowest loss."""
     handler = types.SimpleNamespace(total_run_calls=0)
-    assert a_loop(handler, Cell(), [1.0]) == {"best", "least", "lowest", "total", "lr"}
+    updated = {"best", "least", "lowest", "at", "total", "lr"}
+    assert a_loop(handler, Cell(), [1.0]) == updated
+
+
+class Handler:
+    """A handler that records the saved iterators from which its loop fetches."""
+
+    def __init__(self, saved: Any) -> None:
+        self.saved = {id(saved)}
+        self.found: dict[str, None] = {}
+
+    def run(self, *args: Any) -> None:
+        self.found |= fetched_by_loops([sys._getframe(1)], self.saved)
+
+
+def for_each_batch(handler: Handler, batches: Any) -> None:
+    for number, batch in enumerate(batches):
+        handler.run(number, batch)
+
+
+def in_the_arguments(handler: Handler, batches: Any) -> None:
+    for _ in range(2):
+        handler.run(next(batches))
+
+
+def in_a_statement(handler: Handler, batches: Any) -> None:
+    data = types.SimpleNamespace(batches=batches)
+    while not handler.found:
+        batch, number = next(data.batches), 1
+        handler.run(number, batch)
+
+
+def inside_of_the_step(handler: Handler, batches: Any) -> None:
+    for number in range(2):
+        handler.run(lambda: next(batches), number)
+        if number == 1:  # an evaluation, complete before the next step
+            batch = next(batches)
+            assert batch
+
+
+class Loader:
+    """An iterator with attributes of its own."""
+
+    epoch = 0
+
+    def __iter__(self) -> Loader:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+
+def for_each_remaining_epoch(handler: Handler, batches: Any) -> None:
+    loader = Loader()
+    handler.saved.add(id(loader))
+    for epoch in range(loader.epoch, 2):
+        handler.run(loader, epoch)
+
+
+def for_each_batch_of_an_evaluation(handler: Handler, batches: Any) -> None:
+    for batch in range(2):
+        handler.run(batch)
+        for batch in batches:
+            assert batch
+        for _ in range(1):
+            batch = next(batches, 1)
+            assert batch
+
+
+@pytest.mark.parametrize(
+    ("loop", "named"),
+    [
+        (for_each_batch, ["batches"]),
+        (for_each_remaining_epoch, []),
+        (for_each_batch_of_an_evaluation, []),
+        (in_the_arguments, ["batches"]),
+        (in_a_statement, ["data.batches"]),
+        (inside_of_the_step, []),
+    ],
+)
+def test_a_saved_iterator_from_which_a_loop_fetches_is_found(
+    loop: Callable[[Handler, Any], None], named: list[str]
+) -> None:
+    """Each restart lost the batch that was fetched before the save."""
+    batches = iter([1, 2, 3])
+    handler = Handler(batches)
+    loop(handler, batches)
+    assert list(handler.found) == named
+
+
+@pytest.mark.parametrize("form", ["folder", "zip file"])
+def test_source_code_is_read_without_a_look_at_the_imported_modules(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A look at `__file__` loads a lazy module; thousands of modules take a second."""
+
+    class LazyModule(types.ModuleType):
+        @property
+        def __file__(self) -> str:  # type: ignore[override]
+            looks.append(self.__name__)
+            raise AttributeError("__file__")
+
+    looks: list[str] = []
+    name, source = (
+        f"of_a_{form.replace(' ', '_')}",
+        "def step(self):\n    self.n += 1\n",
+    )
+    if form == "zip file":
+        tmp_path /= "archive.zip"
+        with zipfile.ZipFile(tmp_path, "w") as archive:
+            archive.writestr(f"{name}.py", source)
+    else:
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    step = importlib.import_module(name).step
+    monkeypatch.setitem(sys.modules, "lazy", LazyModule("lazy"))
+    assert updated_keys(places_of(step, None)) == {"n"}
+    assert not looks
+
+
+class Stored:
+    """A State with a value."""
+
+    value = 0
+
+
+class Created:
+    """A handler that restores the States when it is created."""
+
+    total_run_calls = 0
+
+    def __enter__(self) -> Created:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def in_two_phases(state: Stored) -> set[Any]:
+    found = set[Any]()
+    with Created() as handler:
+        best = state.value
+        for _ in range(1):
+            best = best + 1
+            found = derived_keys(sys._getframe(), set(), Stored)
+    with Created() as handler:
+        assert handler
+    return found
+
+
+def in_a_later_with(state: Stored) -> set[Any]:
+    handler = Created()
+    best = state.value
+    with handler as same:
+        for _ in range(1):
+            best = best + same.total_run_calls
+    return derived_keys(sys._getframe(), set(), Stored)
+
+
+def with_a_second_name(state: Stored) -> set[Any]:
+    handler: Created = Created()
+    best = state.value
+    same = handler
+    handler = contextlib.ExitStack().enter_context(same)
+    for _ in range(1):
+        best = best + handler.total_run_calls
+    return derived_keys(sys._getframe(), set(), Stored)
+
+
+@pytest.mark.parametrize("loop", [in_two_phases, in_a_later_with, with_a_second_name])
+def test_a_state_that_is_read_after_the_restore_sets_a_variable(
+    loop: Callable[[Stored], set[Any]],
+) -> None:
+    """A warning named the variable, although a restart sets the variable again."""
+    assert ("name", "best") in loop(Stored())
+
+
+def with_an_annotation(state: Stored) -> set[Any]:
+    best = state.value
+    handler: Created = Created()
+    for _ in range(1):
+        best = best + handler.total_run_calls
+    return derived_keys(sys._getframe(), set(), Stored)
+
+
+def around_a_handler(state: Stored) -> set[Any]:
+    before = after = number = state.value
+    handler = Created()
+    after = state.value
+    number = handler.total_run_calls
+    for _ in range(1):
+        before, after, number = before + 1, after + 1, number + 1
+    return derived_keys(sys._getframe(), set(), Stored)
+
+
+def test_a_state_that_is_read_before_the_restore_sets_no_variable() -> None:
+    """A restarted loop continued with the initial value, without a warning."""
+    names = {name for _, name in around_a_handler(Stored())}
+    assert names >= {"after", "number"}
+    assert "before" not in names
+    assert ("name", "best") not in with_an_annotation(Stored())

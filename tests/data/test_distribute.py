@@ -33,7 +33,7 @@ def test_every_replica_gets_its_batches_and_resumes_at_a_position(
         cluster = made.start(
             PROGRAM, strategy, devices, world=world, tf_config=strategy == "mwms"
         )
-        cluster.expect(*[0] * world)
+        cluster.expect(*[0] * world, limit=270.0)
         for facts in cluster.results():
             for case, found in facts.items():
                 assert found["same"], (case, found)

@@ -155,6 +155,10 @@ def at_random(value: Any) -> Any:
             ).prefetch(2),
             "Python generator",
         ),
+        (
+            lambda data: tf.data.Dataset.sample_from_datasets([data, data]).repeat(),
+            "wait for ever",
+        ),
     ],
 )
 def test_an_iterator_without_a_position_is_refused_at_the_start(
@@ -186,7 +190,10 @@ def test_the_check_at_the_start_changes_no_state(program: Program) -> None:
         return tf.data.Dataset.range(9).shuffle(9, seed=1).repeat()
 
     by_us = endless().map(lambda x: tf.py_function(seen, [x], tf.int64)).shuffle(3)
+    numbers, sample = tf.data.Dataset.range(9), tf.data.Dataset.sample_from_datasets
     given = tf.train.Checkpoint(
+        sampled_endless=iter(sample([numbers, endless()])),
+        sampled_first=iter(sample([numbers, numbers], stop_on_empty_dataset=True)),
         endless=iter(endless()),
         empty=iter(endless().take(0)),
         allowed=iter(by_us.with_options(options)),

@@ -26,7 +26,7 @@ from tfpreempt.errors import (
     WorkerMismatchError,
 )
 from tfpreempt.handler import bad_steps
-from tfpreempt.handler.bad_steps import BadStepRecords, BadSteps, LoopBadSteps
+from tfpreempt.handler.bad_steps import BadStepFinder, BadSteps, LoopBadSteps
 from tfpreempt.handler.session import Session
 
 pytestmark = pytest.mark.timeout(60)
@@ -60,7 +60,7 @@ class Worker(FakeRun):
         self.session.runs.add(self)  # type: ignore[arg-type]
         self.contents = SimpleNamespace(needs_every_worker=False)
         here: Any = self
-        self.records = BadStepRecords(options, self.session, here)
+        self.records = BadStepFinder(options, self.session, here)
         self.finds: dict[int, int] = {}  # bad step by the step after which it is found
         self.before: dict[int, Callable[[], None]] = {}  # calls, by step
 
@@ -74,7 +74,8 @@ class Worker(FakeRun):
         self.journal.record(event)
 
     def stage(self, name: str) -> FakeSave:
-        self.records.veto()
+        if self.records.refusal is not None:
+            raise self.records.refusal
         return super().stage(name)
 
     def train(self, all_reduce: threading.Barrier) -> None:
@@ -266,7 +267,7 @@ def test_a_veto_keeps_its_reason_on_all_workers(start: Start) -> None:
     pair = start()
     pair.workers[1].finds = {3: 3}
     pair.train()
-    why = "bad 3 at batch 3 of epoch 0; the next start leaves this step out"
+    why = "worker 1: bad 3 at batch 3 of epoch 0; the next start leaves this step out"
     for worker in pair.workers:
         [last] = [each for each in worker.events if hasattr(each, "outcome")]
         assert (last.outcome, last.detail) == (Outcome.LOST, why)  # type: ignore[union-attr]

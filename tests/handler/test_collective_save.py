@@ -18,7 +18,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.handler.collective_save import CollectiveSaves
+from tfpreempt.handler.collective_save import CollectiveSaves, Veto, VetoError
 
 SECONDS = 5.0
 
@@ -28,7 +28,6 @@ def quiet() -> Any:
     return types.SimpleNamespace(
         state=types.SimpleNamespace(notice=None, round=1),
         deadlines=types.SimpleNamespace(peer_timeout=SECONDS),
-        notes=types.SimpleNamespace(vetoes=[]),
         is_saving=False,
     )
 
@@ -158,6 +157,25 @@ def test_a_part_that_failed_is_missing_although_its_worker_is_through(
     assert chief.present == []
     for saves, run in zip(pair, (chief, other), strict=True):
         assert not saves.last_save_is_committed(run, SECONDS)  # type: ignore[arg-type]
+
+
+def test_the_chief_knows_that_a_worker_has_refused_its_part(
+    pair: list[CollectiveSaves],
+) -> None:
+    """The chief records the bad step later; a full disk is another error."""
+    bad_step = {"fit": 1, "epoch": 0, "batch": 3, "is_sought": False}
+    veto = Veto(reason="worker 1: the loss is nan", run="token", bad_step=bad_step)
+
+    def refuse(name: str) -> FakeSave:
+        raise VetoError(veto)
+
+    chief, other = Member(), Member()
+    other.stage = refuse  # type: ignore[assignment,method-assign]
+    with pytest.raises(VetoError):
+        save(pair[1], other)
+    with pytest.raises(VetoError, match="worker 1: the loss is nan"):
+        save(pair[0], chief)
+    assert (chief.present, chief.discarded) == ([], 1)
 
 
 def test_the_next_fit_needs_it_again(pair: list[CollectiveSaves]) -> None:
@@ -376,8 +394,11 @@ def test_in_a_round_the_part_of_a_worker_that_is_through_is_waited_for(
     """All workers have agreed to save, also a worker at its end of training."""
     chief, other = Slow(), Slow()
     pair[1].finishing()
-    staging = {chief: lambda name: chief.stage(name, CancellationToken())}
-    pair[0].save(chief, "save", staging)  # type: ignore[arg-type]  # learns of the end
+    # The chief learns of the end.
+    pair[0].save(chief, "save", is_async=True)  # type: ignore[arg-type]
+    chief.opened.set()
+    pair[0].wait()
+    chief.opened.clear()
     assert chief.present == [(0,)]
     for saves, run in zip(pair, (chief, other), strict=True):
         saves.begin(run, "round-1", set())  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ class Worker(FakeRun):
         store: store of both workers.
     """
 
-    is_resumed = is_unconfirmed = is_at_end = False
+    is_resumed = is_unconfirmed = False
     steps_made = 1
 
     def __init__(self, number: int, store: InMemoryStore) -> None:
@@ -386,7 +386,7 @@ def test_all_workers_fail_if_an_earlier_final_save_failed(
 ) -> None:
     chief, other = pair
     first = FakeRun("first")
-    for name in ("is_resumed", "is_unconfirmed", "is_at_end"):
+    for name in ("is_resumed", "is_unconfirmed"):
         setattr(first, name, False)
     first.error = SaveError("the disk is full")
     other.session.open(first)  # type: ignore[arg-type]

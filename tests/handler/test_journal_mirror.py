@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,7 @@ def test_a_journal_that_cannot_be_copied_is_one_warning(
         "journals/worker-0.jsonl",
         "journals/worker-0-12345678.jsonl.exe",
         "journals/other-12345678.jsonl",
+        "journals/supervisor-" + "\u0905" * 99 + "-12345678.jsonl",
     ],
 )
 def test_names_of_others_become_no_paths(tmp_path: Path, name: str) -> None:
@@ -167,6 +170,30 @@ def test_an_object_larger_than_a_journal_is_not_read(
     store.replace(f"{FOLDER}/worker-0-12345678.jsonl", b"x" * 11)
     with pytest.raises(errors.CheckpointError, match="too large for a run"):
         fetch(store, tmp_path)
+
+
+def test_journals_larger_than_those_of_a_run_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may put many sparse files into the directory."""
+    monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror._MOST_READ", 10)
+    local = tmp_path / "journal"
+    local.mkdir()
+    for number in range(2):
+        (local / f"worker-{number}.jsonl").write_bytes(b"x" * 6)
+    with pytest.raises(errors.CheckpointError, match="too large for a run"):
+        fetch(FaultyObjectStore(), tmp_path, local)
+
+
+def test_a_sparse_file_does_not_fill_the_memory_of_a_start(tmp_path: Path) -> None:
+    """A file of terabytes without a line end was read as one line."""
+    (tmp_path / "worker-9.jsonl").touch()
+    os.truncate(tmp_path / "worker-9.jsonl", 1 << 28)
+    tracemalloc.start()
+    JournalMirror(FaultyObjectStore(), tmp_path).join_small()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 24
 
 
 def test_copies_of_several_machines_are_put_together_in_order(tmp_path: Path) -> None:

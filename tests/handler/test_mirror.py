@@ -96,10 +96,10 @@ def test_every_commit_is_copied_and_the_end_waits(
     assert steps(store) == [5, 4]  # max_to_keep acts there too
 
 
-def test_a_commit_that_cannot_be_read_back_is_valid(
+def test_a_commit_that_cannot_be_read_back_is_valid_and_uploaded(
     program: Program, store: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only its upload fails; the next commit is uploaded."""
+    """The process that made the commit knows its manifest."""
 
     def fail(path: str) -> NoReturn:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
@@ -109,6 +109,8 @@ def test_a_commit_that_cannot_be_read_back_is_valid(
         with monkeypatch.context() as patch:
             patch.setattr(catalog, "read_at", fail)
             handler.save()
+            assert handler.wait_for_mirror(LIMIT)
+            assert steps(store) == [1]
         handler.run(program.step)
         handler.save()
         assert handler.wait_for_mirror(LIMIT)

@@ -286,6 +286,19 @@ def test_a_restart_without_a_commit_names_the_searched_directory(
         assert str(program.directory / "other") in caplog.text
 
 
+def test_a_restart_after_starts_without_a_commit_searches_nothing(
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As after a bad step before the first commit."""
+    with program.handler():
+        pass
+    monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", "1")
+    with Program(program.directory).handler():
+        assert "no commit in" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

@@ -298,6 +298,17 @@ class Saving(FakeRun):
         return super().stage(name)
 
 
+def test_a_full_disk_is_an_error_also_in_the_round_of_a_bad_step(
+    current: session.Session,
+) -> None:
+    run = FakeRun()
+    run.error = SaveError("the disk is full")
+    current.open(run)
+    current.coordinator.notes.vetoes.append({"reason": "the loss is nan"})
+    with pytest.raises(SaveError, match="the disk is full"):
+        current.save(run)
+
+
 def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
     """A notice comes while the chief waits for the part of a slower worker.
 
@@ -314,7 +325,7 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
 
     def save_and_step(index: int) -> None:
         boundary(workers[index])
-        workers[index].save_at_boundary(runs[index], session.PLAIN)
+        workers[index].save_at_boundary(runs[index])
         boundary(workers[index])
 
     chief = threading.Thread(target=save_and_step, args=[0], daemon=True)
@@ -359,7 +370,7 @@ def test_a_worker_outside_of_a_collective_read_stops_training(
     be_one_of(current, world)
     goes_on = contextlib.nullcontext()
     with goes_on if world == 1 else pytest.raises(CollectiveReadError):
-        current.save_at_boundary(run, session.PLAIN)
+        current.save_at_boundary(run)
     assert [text for text in told if "no memory" in text] == told
     assert len(told) == world - 1
 

@@ -21,7 +21,7 @@ from tfpreempt.coordination.protocol_types import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.errors import CollectiveReadError
-from tfpreempt.handler.collective_save import PLAIN, RoundSave
+from tfpreempt.handler.collective_save import RoundSave
 from tfpreempt.handler.snapshots import (
     KEPT,
     Snapshots,
@@ -89,7 +89,7 @@ def pair(tmp_path: Path) -> list[Worker]:
 def take(pair: list[Worker], round: int, *, wait: bool = True) -> bool:
     """Makes a round; returns whether all workers captured their state."""
     saves = [worker.begin(round) for worker in pair]
-    said = [save.stage(PLAIN) for save in saves]
+    said = [save.stage() for save in saves]
     chief = pair[0]
     if said[0]:
         saves[0].mark(tuple(i for i, yes in enumerate(said) if yes), True)
@@ -224,7 +224,7 @@ def test_a_notice_waits_for_no_snapshot(
     assert take(pair, 3)
 
     saves = [worker.begin(4) for worker in pair]
-    assert [save.stage(PLAIN) for save in saves] == [True, True]
+    assert [save.stage() for save in saves] == [True, True]
     pair[1].preemption_pending = True
     saves[0].mark((0, 1), True)
     for worker, save in zip(pair, saves, strict=True):
@@ -331,7 +331,7 @@ def test_a_worker_outside_of_a_collective_read_stops_training(
     if not takes:
         pair[1].snapshots.is_off = True
     with pytest.raises(CollectiveReadError):
-        pair[1].begin(1).stage(PLAIN)
+        pair[1].begin(1).stage()
 
 
 # --- what goes on from what ----------------------------------------------------------

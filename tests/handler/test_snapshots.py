@@ -289,7 +289,7 @@ def test_a_state_can_be_loaded_after_its_snapshot_is_deleted(
         again, handler, lambda: min(int(p.name) for p in snapshots(memory)) > restored
     )
     other = Words("word", registry=StateRegistry())
-    assert handler._run.load_state(other)
+    assert handler._run.states.load(other)
     assert other.text == "kept"
 
 

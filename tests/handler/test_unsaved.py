@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
+import fractions
 import functools
 import gc
 import itertools
@@ -18,6 +20,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute.values import PerReplica
 
 from tests.handler.program import Program
 from tfpreempt import State, errors
@@ -197,6 +200,12 @@ def numbers(kept: tf.Variable) -> Callable[[], Any]:
     return step
 
 
+def an_initializer(kept: tf.Variable) -> Callable[[], Any]:
+    seeds = keras.random.SeedGenerator(1)
+    initializer = keras.initializers.RandomNormal(seed=seeds)
+    return lambda: kept.assign_add(initializer([2]))
+
+
 def an_average(kept: tf.Variable) -> Callable[[], Any]:
     holder = types.SimpleNamespace(average=tf.zeros([]))
 
@@ -226,6 +235,7 @@ def an_average(kept: tf.Variable) -> Callable[[], Any]:
         (a_list_of_a_model, "net.norms"),
         (numbers, "forgotten, rng"),
         (an_average, "holder.average"),
+        (an_initializer, "initializer"),
         (lambda kept: Trainer().step, "self.number"),
         (a_target_network, "self.number"),
         (a_compiled_method, "trainer.parts['forgotten']"),
@@ -271,6 +281,19 @@ def test_steps_that_take_turns_are_both_searched(
             handler.run(steps[number % 2])
     assert caplog.text.count("commits: first. ") == 1
     assert caplog.text.count("commits: second. ") == 1
+
+
+def test_the_advice_is_of_the_framework_of_the_checkpoint(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program may import JAX beside TensorFlow."""
+    pytest.importorskip("jax")
+    forgotten = tf.Variable(0.0)
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(lambda: forgotten.assign_add(1.0))
+    assert "into the tf.train.Checkpoint" in caplog.text
+    assert "PyTreeState" not in caplog.text
 
 
 def test_the_contents_of_a_save_fn_are_unknown(
@@ -377,6 +400,13 @@ def over_an_attribute(handler: Any) -> None:
         handler.run(abs, next(reader.numbers))
 
 
+def over_get_next(handler: Any) -> None:
+    batches = iter(numbers_to(9))
+    for _ in range(4):
+        batch = batches.get_next()
+        handler.run(lambda batch: batch, batch)
+
+
 def over_a_dataset(handler: Any) -> None:
     batches = iter(numbers_to(9))
     for _ in range(4):
@@ -443,6 +473,34 @@ def check_named(
     assert [each[: len(expected)] for each in found] == ([expected] if named else [])
 
 
+def test_a_saved_iterator_that_a_loop_reads_outside_of_its_step_is_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each restart lost the batch that was fetched before the save."""
+    batches = iter(numbers_to(9))
+    with program.handler(tf.train.Checkpoint(data=batches)) as handler:
+        for batch in batches:
+            handler.run(lambda batch: batch, batch)
+    begins = "the loop fetches batches outside of its step, from "
+    check_named(caplog, begins, "batches", ". If run()")
+
+
+def test_a_batch_that_is_trained_before_the_boundary_is_not_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning said that each restart lost a batch."""
+    batches = iter(numbers_to(9))
+    with program.handler(tf.train.Checkpoint(data=batches)) as handler:
+        for batch in batches:
+            train_one(handler, batch)
+    check_named(caplog, "the loop fetches batches", None, "")
+
+
+def train_one(handler: Any, batch: Any) -> None:
+    assert batch is not None
+    handler.save_checkpoint_if_preempted()
+
+
 @pytest.mark.parametrize(
     ("loop", "named"),
     [
@@ -450,6 +508,7 @@ def check_named(
         (over_a_generator_for_each_epoch, "batches"),
         (over_an_attribute, "reader.numbers"),
         (over_a_dataset, "batches"),
+        (over_get_next, "batches"),
         (with_islice, None),
         (with_a_loop_that_skips, None),
         (with_a_call_that_skips, None),
@@ -730,17 +789,25 @@ def test_random_ops_of_a_step_are_named(
     assert not is_named or "with RandomStandardNormal (random_normal/" in found[0]
 
 
+def on_two_replicas(batch: Any) -> Any:
+    """Returns a batch as two replicas of a strategy receive the batch."""
+    return PerReplica(tf.split(batch, 2))
+
+
 @pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize(
+    "part_of", [tf.identity, tf.sparse.from_dense, on_two_replicas]
+)
 def test_a_loop_over_a_dataset_that_starts_again_is_named(
-    program: Program, skips: bool, caplog: pytest.LogCaptureFixture
+    program: Program, part_of: Any, skips: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The iterator of a for loop is in no commit, and a step cannot reach it."""
-    data = tf.data.Dataset.range(12).batch(2)
+    data = tf.data.Dataset.range(1, 13).batch(2)
     for _ in range(2):
         with program.handler() as handler:
             begin = handler.total_run_calls if skips else 0
             for batch in data.skip(begin).take(3):
-                handler.run(lambda numbers: tf.reduce_sum(numbers), batch)
+                handler.run(lambda numbers: None, part_of(batch))
     again = "the data start again from the beginning: the arguments args[0] of"
     assert (again in caplog.text) != skips
 
@@ -844,6 +911,42 @@ class Module(tf.Module):
         self.parts[0].assign_add(1.0)
 
 
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_variables_changed_between_the_restore_and_the_first_step_are_named(
+    program: Program, is_changed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older checkpoint of the program, which it restored after the handler was
+    created, replaced the newest values without a word."""
+    own = str(program.directory.with_name("own"))
+    tf.train.Checkpoint(weights=program.variable).write(own)
+    with program.handler() as handler:
+        handler.run(program.step)
+    again = Program(program.directory)
+    again.variable.assign([7.0, 7.0])  # before the restore
+    with again.handler() as handler:
+        if is_changed:
+            tf.train.Checkpoint(weights=again.variable).read(own)
+        else:  # a save changes only the counter of saves
+            again.checkpoint.save(own)
+        handler.run(again.step)
+        again.variable.assign([7.0, 7.0])
+        handler.run(again.step)
+    begins = "the program has changed variables after the restore and before the first"
+    check_named(caplog, begins, " step: variable" if is_changed else None, ". So this")
+
+
+def test_a_first_boundary_after_a_step_is_no_change_of_restored_variables(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop in the documentation of TensorFlow's handler calls the method last."""
+    for _ in range(2):
+        again = Program(program.directory)
+        with again.handler() as handler:
+            again.step()
+            handler.save_checkpoint_if_preempted()
+    check_named(caplog, "the program has changed variables", None, "")
+
+
 def test_plain_values_in_a_saved_module_are_named(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -907,6 +1010,261 @@ def test_values_that_a_loop_changes_between_its_steps_are_named(
     assert [", ".join(sorted(each.split(", "))) for each in found] == (
         [] if is_saved else names
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings that a loop replaces."""
+
+    rate: float = 1.0
+
+
+def with_full_containers(handler: Any) -> None:
+    memory = collections.deque([0.0] * 4, maxlen=4)
+    window, seen = [0.0, 1.0], {-1}
+    for step in range(handler.total_run_calls, 4):
+        handler.run(add, sum(memory) + window[0] + max(seen))
+        memory.append(float(step))
+        window.pop(0)
+        window.append(float(step))
+        seen.clear()
+        seen.add(step)
+
+
+def with_changed_buffers(handler: Any) -> None:
+    flags, sums = bytearray(2), array.array("d", [0.0])
+    for step in range(handler.total_run_calls, 4):
+        handler.run(add, flags[0] + sums[0])
+        flags[0] += 1
+        sums[0] += step
+
+
+def with_replaced_values(handler: Any) -> None:
+    averages, settings = {"weights": np.zeros(2)}, Settings()
+    part, number = fractions.Fraction(1), 0
+    while handler.total_run_calls < 4:
+        handler.run(add, (number := number + 1) + settings.rate + part)
+        averages = {name: 0.9 * each + 0.1 for name, each in averages.items()}
+        settings = dataclasses.replace(settings, rate=settings.rate / 2)
+        part = part / 2
+
+
+def with_a_value_per_replica(handler: Any) -> None:
+    scale = PerReplica([tf.ones([]), tf.ones([])])
+    while handler.total_run_calls < 4:
+        handler.run(add, scale.values[0] + scale.values[1])
+        scale = PerReplica([0.9 * each for each in scale.values])
+
+
+def with_the_best_weights(handler: Any) -> None:
+    kept = JsonState("best", {"loss": 9.0})
+    weights = np.zeros(2)
+    for step in range(handler.total_run_calls, 4):
+        loss = 4.0 - handler.run(add, step)
+        if loss < kept.value["loss"]:
+            kept.value["loss"] = loss
+            weights = np.full(2, loss)
+    assert weights[0] == 1.0
+    kept.unregister()
+
+
+def with_the_names_of_its_caller(handler: Any) -> None:
+    def train() -> None:
+        number, batches = 0, itertools.cycle([1.0, 2.0])
+        while handler.total_run_calls < 4:
+            number += 1
+            handler.run(add, number + next(batches))
+
+    for number in range(1):
+        batches = number + 1
+        train()
+        assert batches == 1
+
+
+def with_a_count_in_a_function(handler: Any) -> None:
+    step = handler.total_run_calls
+
+    def train() -> None:
+        nonlocal step
+        step += 1
+
+    while step < 4:
+        handler.run(train)
+
+
+def with_a_count_from_a_state(handler: Any) -> None:
+    kept = JsonState("count", 0)
+    count = kept.value
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        kept.value = count
+
+    while count < 4:
+        handler.run(step)
+    kept.unregister()
+
+
+def with_a_global_from_a_state(handler: Any) -> None:
+    global COUNT
+    kept = JsonState("count", 0)
+    COUNT = kept.value
+
+    def step() -> None:
+        global COUNT
+        COUNT += 1
+        kept.value = COUNT
+
+    while COUNT < 4:
+        handler.run(step)
+    kept.unregister()
+
+
+def with_a_count_beside_one_of_the_same_name(handler: Any) -> None:
+    def make_step() -> Callable[[], None]:
+        count = 0
+
+        def step() -> None:
+            nonlocal count
+            count += 1
+
+        return step
+
+    step = make_step()
+    for count in range(4):
+        handler.run(step)
+        assert handler.total_run_calls == count + 1
+
+
+def test_a_variable_of_the_loop_hides_no_variable_of_the_step(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are named `count`."""
+    with program.handler() as handler:
+        with_a_count_beside_one_of_the_same_name(handler)
+    assert "is not in the commits: count. " in caplog.text
+
+
+def with_a_count_that_a_state_saves(handler: Any) -> None:
+    count = 0
+
+    class Count(State):
+        def save(self, fileobj: Any) -> None:
+            fileobj.write(b"%d" % count)
+
+        def load(self, fileobj: Any) -> None:
+            nonlocal count
+            count = int(fileobj.read())
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+
+    kept = Count("count")
+    while count < 4:
+        handler.run(step)
+    kept.unregister()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        with_a_count_from_a_state,
+        with_a_global_from_a_state,
+        with_a_count_that_a_state_saves,
+    ],
+)
+def test_a_variable_that_a_state_restores_is_not_named(
+    program: Program, loop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with program.handler() as handler:
+        loop(handler)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("loop", "names"),
+    [
+        (with_full_containers, "memory, seen, window"),
+        (with_replaced_values, "averages, number, part, settings"),
+        (with_changed_buffers, "flags, sums"),
+        (with_a_value_per_replica, "scale"),
+        (with_the_best_weights, "weights"),
+        (with_the_names_of_its_caller, "number"),
+        (with_a_count_in_a_function, None),
+    ],
+)
+def test_values_that_a_loop_exchanges_or_replaces_are_named(
+    program: Program, loop: Any, names: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full replay buffer, which keeps its length, was lost without a word."""
+    with program.handler() as handler:
+        loop(handler)
+    texts = [each for each in caplog.messages if "The loop changes state" in each]
+    found = [each.split("commits: ")[1].split(". A")[0] for each in texts]
+    assert [", ".join(sorted(each.split(", "))) for each in found] == (
+        [names] if names else []
+    )
+    reads = [each for each in caplog.messages if "The loop reads from batches" in each]
+    assert len(reads) == (loop is with_the_names_of_its_caller)
+
+
+def evaluate_with_a_reset(handler: Any) -> None:
+    accuracy = keras.metrics.Mean()
+
+    def evaluate() -> Any:
+        accuracy.reset_state()
+        accuracy.update_state(handler.run_calls)
+        return accuracy.result()
+
+    for _ in range(4):
+        handler.run(abs, 1)
+        evaluate()
+
+
+def add_in_the_loop(handler: Any) -> None:
+    accuracy = keras.metrics.Mean()
+
+    def evaluate() -> Any:
+        accuracy.reset_state()
+        return accuracy.result()
+
+    for _ in range(4):
+        accuracy.update_state(handler.run(add, 1.0))
+    evaluate()
+
+
+def train_after_a_reset(handler: Any) -> None:
+    accuracy = keras.metrics.Mean()
+
+    def train() -> None:
+        accuracy.reset_state()
+        for _ in range(4):
+            handler.run(accuracy.update_state, 1.0)
+
+    def again() -> None:
+        accuracy.reset_state()
+        accuracy.update_state(handler.run(add, 1.0))
+
+    train()
+    again()
+
+
+@pytest.mark.parametrize(
+    ("train", "named"),
+    [
+        (evaluate_with_a_reset, False),
+        (add_in_the_loop, True),
+        (train_after_a_reset, True),
+    ],
+)
+def test_a_metric_that_each_evaluation_resets_is_not_named(
+    program: Program, train: Any, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with program.handler() as handler:
+        train(handler)
+    assert ("not in the commits: " in caplog.text) == named
 
 
 def test_the_result_of_locals_in_a_loop_keeps_its_values(program: Program) -> None:

@@ -72,7 +72,7 @@ def test_a_record_of_the_first_bad_step_replaces_a_later_one(tmp_path: Path) -> 
     journal = Journal(tmp_path / "local", 0)
     journal.record(record(7))
     guard = started(journal, None)
-    guard._records.add((1, 0, 5), "NaN")
+    guard.record((1, 0, 5), "NaN")
     journal.record(dataclasses.replace(record(9), is_sought=True))
     JournalMirror(LocalStore(str(tmp_path / "mirror")), tmp_path / "local").put_within(
         10.0

@@ -240,6 +240,40 @@ def eager_python(on: Machine) -> Made:
     return model, {}
 
 
+def own_train_function(on: Machine) -> Made:
+    """Python code of the program counts the steps, and chooses a traced function."""
+    keras = on.keras
+
+    class Alternating(keras.Sequential):
+        def make_train_function(self, force: bool = False) -> Any:
+            if self.train_function is None or force:
+                self.steps, self.train_function = 0, self.dispatch
+            return self.train_function
+
+        @property
+        def dispatch(self) -> Any:
+            once = tf.function(lambda iterator: self.train_step(next(iterator)))
+            slower = tf.function(lambda iterator: self.slow_step(next(iterator)))
+
+            def step(iterator: Any) -> Any:
+                self.steps += 1
+                return once(iterator) if self.steps % 4 else slower(iterator)
+
+            return step
+
+        def slow_step(self, data: Any) -> Any:
+            before = [tf.identity(weight) for weight in self.trainable_variables]
+            logs = self.train_step(data)
+            for weight, was in zip(self.trainable_variables, before, strict=True):
+                weight.assign((weight + was) / 2)
+            return logs
+
+    model = Alternating([keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.build((None, 3))
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", jit_compile=False)
+    return model, {}
+
+
 def eager_parts(on: Machine) -> Made:
     """A model without a `call`, whose eager step trains one of its two parts."""
     keras = on.keras
@@ -344,6 +378,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         gan,
         counting,
         eager_python,
+        own_train_function,
         eager_parts,
         unseeded_ops,
         weighted,

@@ -151,6 +151,27 @@ def test_layers_that_are_unfrozen_for_a_second_fit_are_trained(
 
 
 @LINES
+@pytest.mark.parametrize("batch", [0, 3])
+def test_the_second_fit_of_shuffled_data_has_its_own_orders(
+    on: Machine, line: str, batch: int
+) -> None:
+    """A restart had the orders of the first fit, if the second fit had no commit."""
+
+    def program(ours: Any = None) -> Any:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(SAMPLES)
+        model = on.model()
+        for first in (0, 2):
+            on.checkpoints = on.directory / f"of-{first}"
+            rows = data.cache().shuffle(4) if first else data
+            given = {"x": rows.batch(BATCH), "y": None, "batch_size": None}
+            on.fit(model, ours=ours, initial_epoch=first, epochs=first + 2, **given)
+        return values(model)
+
+    expected = alone(on, program)
+    assert on.run(program, ("begin", 2, batch)) == expected
+
+
+@LINES
 def test_a_finished_program_of_two_fits_trains_nothing(on: Machine, line: str) -> None:
     trained: list[int] = []
 

@@ -86,6 +86,12 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
         .prefetch(tf.data.AUTOTUNE)
     ),
     "cached": lambda seed: numbers().cache().shuffle(SAMPLES, seed=seed).batch(4),
+    "shuffled, cached": lambda seed: (
+        numbers().shuffle(SAMPLES, seed=seed).batch(4).cache()
+    ),
+    "shuffled, cached, shuffled": lambda seed: (
+        numbers().shuffle(9, seed=seed).batch(4).cache().shuffle(3, seed=seed)
+    ),
     "filtered": lambda seed: (
         numbers(0, 2 * SAMPLES)
         .filter(lambda value: value < SAMPLES)
@@ -114,6 +120,9 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
     "repeated and shuffled": lambda seed: (
         numbers().repeat().shuffle(9, seed=seed).batch(4)
     ),
+    "sampled": lambda seed: Dataset.sample_from_datasets(
+        [numbers(0, 9), numbers(9, SAMPLES)], [0.5, 0.5], seed=seed
+    ).batch(4),
     "generator": lambda seed: Dataset.from_generator(
         generated, output_signature=tf.TensorSpec([], tf.int64)
     ).batch(4),
@@ -338,12 +347,19 @@ def at_random(value: Any) -> Any:
 
 
 @LINES
-def test_a_generator_is_named(
-    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("generator", "a Python generator"),
+        ("sampled", "may wait for ever at their end"),
+    ],
+)
+def test_a_pipeline_without_a_position_is_named(
+    on: Machine, line: str, name: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        train(on, lambda: PIPELINES["generator"](3), *MIDDLE)
-    assert "Python generator" in said(caplog)
+        train(on, lambda: PIPELINES[name](3), *MIDDLE)
+    assert reason in said(caplog)
     assert "PyDataset" in said(caplog)
 
 

@@ -364,3 +364,19 @@ def seen_by_run(
         samples = [sample for batch in epoch for sample in batch]
         assert sorted(samples) == sorted(ROWS[:, 0].astype(int))
     return seen.epochs
+
+
+@LINES
+def test_an_iterator_that_ends_in_getitem_is_an_error(on: Machine, line: str) -> None:
+    """Not the end of the epoch."""
+    numbers = iter(range(3))
+    data = rows(on)
+    kind = type(data)
+    inner = kind.__getitem__
+    kind.__getitem__ = lambda self, index: (
+        next(numbers) + inner(self, index),
+        inner(self, index),
+    )
+    on.start()
+    with pytest.raises(Exception, match="StopIteration"):
+        on.fit(None, x=data, y=None, batch_size=None, shuffle=False)

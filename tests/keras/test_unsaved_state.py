@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,6 +177,101 @@ def test_data_that_a_callback_reorders_are_named(
     assert named == (where != "data")
 
 
+@LINES
+@pytest.mark.parametrize("source", ["generator", "seeds"])
+def test_random_values_that_getitem_replaces_are_named(
+    on: Machine, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The generator is a variable of the program; the seeds are a tensor."""
+    utils = on.keras.utils
+    generator = np.random.default_rng(1)
+
+    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds = tf.constant([1, 2])
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            row = 0.0
+            if source == "seeds":
+                self.seeds = self.seeds + 1
+            else:
+                row = generator.normal()
+            return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+
+    on.start()
+    arguments = {"epochs": 2, "verbose": 0, "shuffle": False}
+    on.model().fit(Rows(), callbacks=[on.preemption(save_freq=1)], **arguments)
+    assert f"outside of the data's own on_epoch_end: {source}. " in caplog.text
+
+
+@LINES
+@pytest.mark.parametrize("shuffles", [True, False])
+def test_validation_data_that_shuffle_themselves_are_named(
+    on: Machine, shuffles: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a restart the order was the first order again, without a warning."""
+    utils = on.keras.utils
+
+    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = np.arange(BATCHES)
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            row = float(self.order[index])
+            return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+
+        def on_epoch_end(self) -> None:
+            if shuffles:
+                np.random.shuffle(self.order)
+
+    on.start()
+    arguments = on.arrays() | {"epochs": 2, "verbose": 0, "validation_data": Rows()}
+    on.model().fit(callbacks=[on.preemption()], **arguments)
+    named = f"{UNSAVED}validation_data.order. " in caplog.text
+    assert (named, UNSAVED in caplog.text) == (shuffles, shuffles)
+    assert ("in their on_epoch_end" in caplog.text) == shuffles
+
+
+@LINES
+@pytest.mark.parametrize(
+    ("name", "mode"), [("log", "w"), ("log", "a"), (os.devnull, "w")]
+)
+def test_a_log_that_a_restart_empties_is_named(
+    on: Machine, name: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lines from before a preemption were lost, without a warning."""
+    on.start()
+    with open(on.directory / name, mode) as log:
+        hook = after_batch(on, lambda batch, logs: log.write(f"{logs}\n"))
+        fit(on, on.model(), *hook)
+    named = "training can write to log, which the program has opened" in caplog.text
+    assert named == ((name, mode) == ("log", "w"))
+
+
+@LINES
+def test_an_attribute_that_a_hook_creates_is_named_once(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The start of the fit had no attribute to name."""
+
+    class Best(on.keras.callbacks.Callback):  # type: ignore[name-defined,misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.best = min(logs["loss"], getattr(self, "best", np.inf))
+
+    on.start()
+    on.fit(None, Best(), epochs=3)
+    found = [each for each in caplog.messages if "Best (best)" in each]
+    assert len(found) == 1
+
+
 LIMIT = NEWEST = 0.0
 
 
@@ -231,6 +328,41 @@ def test_a_queue_of_a_train_step_is_named(
     model.compile("sgd", "mse", jit_compile=False)
     fit(on, model)
     assert "training can read from queue, whose contents are not in the" in caplog.text
+
+
+class Stage(enum.Enum):
+    """The stages of a training."""
+
+    FIRST = 1
+    SECOND = 2
+
+
+STAGE = Stage.FIRST
+
+
+@LINES
+def test_a_generator_and_members_of_an_enum_are_named(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a fit, a generator was taken for a part of a saved object."""
+    rows = (number for number in range(99))
+
+    class Staged(on.keras.Sequential):  # type: ignore[name-defined,misc]
+        def train_step(self, data: Any) -> Any:
+            global STAGE
+            if next(rows) == 2:
+                STAGE = Stage.FIRST if STAGE is Stage.SECOND else Stage.SECOND
+                self.stage = Stage.SECOND
+            return super().train_step(data)
+
+    on.start()
+    model = Staged([on.keras.layers.Dense(1)])
+    model.stage = Stage.FIRST
+    model.compile("sgd", "mse", run_eagerly=True)
+    fit(on, model)
+    assert "training can read from rows, whose contents are not in the" in caplog.text
+    assert f"{UNSAVED}STAGE. " in caplog.text
+    assert "the change of model.stage will not be restored" in caplog.text
 
 
 @LINES
@@ -295,9 +427,17 @@ def test_a_random_op_without_a_saved_state_is_named(
     assert (is_named in caplog.text) == (kind == "kernel")
 
 
-@pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_begin"])
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        ["on_epoch_end"],
+        ["on_train_begin"],
+        ["on_train_begin", "by a helper"],
+        ["on_train_begin", "on_epoch_end", "by a helper"],
+    ],
+)
 def test_a_layer_that_is_adapted_in_a_fit_is_named(
-    hook: str, caplog: pytest.LogCaptureFixture
+    hooks: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restart had the mean from before the fit, without a word."""
     with machine("keras") as on:
@@ -306,15 +446,18 @@ def test_a_layer_that_is_adapted_in_a_fit_is_named(
         norm = layers.Normalization()
         norm.adapt(np.zeros((4, 3), "float32"))
 
-        def on_epoch_end(*_: Any, **__: Any) -> None:
+        def learn(*_: Any, **__: Any) -> None:
             norm.adapt(np.ones((4, 3), "float32"))
 
-        on_epoch_end.__name__ = hook
+        def renew(*_: Any, **__: Any) -> None:
+            learn()
+
+        hook = renew if hooks[-1] == "by a helper" else learn
         model = on.keras.Sequential([norm, layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
-        fit(on, model, on.callback(**{hook: on_epoch_end}))
+        fit(on, model, on.callback(**{each: hook for each in hooks if " " not in each}))
         is_named = "training calls norm.adapt(np.ones((4, 3), 'float32')). A layer"
-        assert (is_named in caplog.text) == (hook == "on_epoch_end")
+        assert (is_named in caplog.text) == ("on_epoch_end" in hooks)
 
 
 @LINES

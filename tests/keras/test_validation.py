@@ -206,7 +206,7 @@ def test_held_values_are_saved_and_training_continues(on: Machine, line: str) ->
     model.fit(verbose=0, **ARRAYS)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = str(on.directory / "saved")
-    held, expected = HeldValues(checkpoint, attach(checkpoint)), values(model)
+    held, expected = HeldValues(attach(checkpoint)), values(model)
     model.evaluate(X, Y, verbose=0)
     changed = values(model)
     assert changed != expected
@@ -236,7 +236,7 @@ def test_values_are_held_while_rows_of_a_variable_change() -> None:
         return [each.numpy().tolist() for each in module.parts]
 
     update(1.0)  # from now on a read of `rows` makes a copy
-    expected, held = now(), HeldValues(checkpoint, attach(checkpoint))
+    expected, held = now(), HeldValues(attach(checkpoint))
     update(2.0)
     changed = now()
     with held.assigned():

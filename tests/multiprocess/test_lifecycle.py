@@ -59,12 +59,12 @@ def test_two_fits_and_three_notices(here: Place) -> None:
 def test_a_long_grace_period_has_two_commits(
     here: Place, victims: tuple[int, ...]
 ) -> None:
-    """A.3: grace 7 s, one or all workers notified: a commit at once, one near the end.
+    """A.3: grace 10 s, one or all workers notified: a commit at once, one near the end.
 
     Training continues between the two commits.
     """
     here.hold()
-    cluster = here.train("mwms", 2, "--hold-at", 5, "--steps", 1 << 40, "--grace", 7)
+    cluster = here.train("mwms", 2, "--hold-at", 5, "--steps", 1 << 40, "--grace", 10)
     for worker in cluster:
         worker.wait_line("holding")
     for victim in victims:

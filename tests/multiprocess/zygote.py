@@ -32,6 +32,7 @@ PRELOADED = {
         "tensorflow",
         "tfpreempt.handler.handler",
         "tfpreempt.handler.tensorflow_adapter",
+        "tfpreempt.checkpoint.tensors.tensor_contents",
     ),
     "jax": ("jax", "tfpreempt.handler.handler", "tfpreempt.jax.pytree_state"),
     "keras-jax": ("keras", "tfpreempt.keras", "tfpreempt.handler.handler"),

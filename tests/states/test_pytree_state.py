@@ -248,6 +248,7 @@ def test_a_restored_value_that_the_first_step_has_not_read_is_named(
 ) -> None:
     state, other = started({"w": jnp.ones(3)})
     state.value = {"w": jnp.zeros(3)}  # trained from other arrays
+    assert not state.value["w"].any()  # a read of the new value, for example for a log
     try_states([state, other])
     assert caplog.text.count("has not read `value` of <PyTreeState 'loaded'") == 1
 

@@ -281,8 +281,7 @@ def test_corrupt_files_are_replaced_from_the_store(place, words, caplog):
 
 def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
     class Session:
-        def load_state(self, state):
-            return True
+        states = SimpleNamespace(load=lambda state: True)
 
         @property
         def runs(self):

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 _TOO_LARGE = 1 << 63
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?B)?|B)?")
 
 
@@ -22,18 +23,20 @@ def size_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Returns a duration as text, such as "34.2 s" or "2 h 05 min"."""
+    """Returns a duration as text, such as "34.2 s" or "2 h 5 min"."""
     if seconds < 0.0995:
         return f"{1000 * seconds:.2g} ms"
-    if seconds < 99.5:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s"
+    return f"{seconds:.3g} s" if seconds < 99.5 else age_text(seconds)
+
+
+def age_text(seconds: float) -> str:
+    """Returns a duration in whole seconds as text, such as "34 s" or "2 h 5 min"."""
+    left, words = max(0, round(seconds)), []
+    for unit, name in _UNITS:
+        if left >= unit:
+            words.append(f"{left // unit} {name}")
+            left %= unit
+    return " ".join([*words, f"{left} s"][:2])
 
 
 class Size(click.ParamType[int]):

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import statistics
+from time import monotonic
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -25,6 +28,29 @@ class StepFlag:
     failed: int = -1  # number of the newest interval whose step raised an error
     bare: int = -1  # newest interval with a step whose end tfpreempt cannot observe
     flag: bool = False  # whether to stop before the next interval, for a directive
-    ends: collections.deque[float] = dataclasses.field(  # of the newest steps
+    # Monotonic times at which the newest steps ended. A negative number is a time from
+    # which the next step is measured.
+    ends: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=61)
     )
+
+    def measure_from_now(self) -> None:
+        """Excludes the time before this call from the duration of the next step.
+
+        Called at boundaries that are not followed by a step, as in an evaluation.
+        """
+        if self.ends and self.ends[-1] < 0:
+            self.ends.pop()
+        self.ends.append(-monotonic())
+
+    def step_times(self) -> list[float]:
+        """Returns the seconds of the newest steps; any thread may call the method."""
+        # `copy` is atomic. `tuple` creates a tuple during the iteration, and until
+        # Python 3.11 a garbage collection at this moment lets other threads run.
+        pairs = itertools.pairwise(self.ends.copy())
+        return [end - abs(before) for before, end in pairs if end > 0]
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean of `step_times`; 0 before the second step."""
+        return statistics.fmean(self.step_times() or [0.0])

@@ -8,7 +8,7 @@ other process can interpret it. So the journal adds the wall time to every recor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tfpreempt.core.compat import StrEnum
 
@@ -264,6 +264,21 @@ class BadStep:
     is_crash: bool
     is_sought: bool = False
     replaces: float | None = None
+
+
+def name_steps(found: Iterable[tuple[int, int, int]]) -> str:
+    """Returns bad steps as text.
+
+    Args:
+        found: fit, epoch and batch of each step, as in `BadStep`. In a custom loop, fit
+            and epoch are 0.
+    """
+    return ", ".join(
+        f"batch {batch} of epoch {epoch}{f' of fit {fit}' if fit > 1 else ''}"
+        if fit
+        else f"step {batch}"
+        for fit, epoch, batch in found
+    )
 
 
 Event = (

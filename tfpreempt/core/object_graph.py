@@ -234,7 +234,7 @@ def walk(
     enters: Callable[[type], bool],
     *,
     skips: Callable[[Any], bool] = lambda value: False,
-    also: Callable[[Any], Iterable[ObjectPath]] = lambda value: (),
+    also: Callable[[ObjectPath], Iterable[ObjectPath]] = lambda location: (),
     reached: Reached | None = None,
 ) -> Iterator[ObjectPath]:
     """Yields the roots and all objects that can be reached from them, in a fixed order.
@@ -251,8 +251,8 @@ def walk(
             unless the container is data (see `is_data`).
         skips: function that returns whether to ignore a value, with all objects that
             are reached through the value; not called for roots.
-        also: function that returns further positions that belong to an object; called
-            once per object.
+        also: function that receives the first location of an object, and returns
+            further locations that belong to the object; called once per object.
         reached: receives the objects found, and the containers ignored because of
             `skips`. Pass None together with `also`.
     """
@@ -265,7 +265,7 @@ def walk(
         if id(value) in entered:
             continue
         entered[id(value)] = value
-        todo.extend(also(value))
+        todo.extend(also(location))
         is_inside = is_container(value)
         if reached and isinstance(value, _SETS):
             reached.add([value], _of_lists)
@@ -416,6 +416,15 @@ def may_be_container(kind: type) -> bool:
     """
     is_proxy = any("__class__" in vars(base) for base in kind.__mro__[:-1])
     return is_proxy or issubclass(kind, _CONTAINERS)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yields the items of nested containers; yields any other value itself."""
+    if is_container(value) or isinstance(value, _SETS):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from leaves(inner)
+    else:
+        yield value
 
 
 def is_data(value: Any) -> bool:

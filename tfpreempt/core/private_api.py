@@ -62,6 +62,7 @@ MODULES = {
     "dataset_ops": _TF + "data.ops.dataset_ops",
     "dataset_pb2": "tensorflow.core.framework.dataset_pb2",
     "distribute_values": _TF + "distribute.values",
+    "directed_interleave_op": _TF + "data.ops.directed_interleave_op",
     "eager_context": _TF + "eager.context",
     "eager_execute": _TF + "eager.execute",
     "functional_saver": _TF + "checkpoint.functional_saver",
@@ -200,6 +201,8 @@ FEATURES = {
         names={
             "dataset_ops": "DatasetV2._functions,_inputs,_variant_tensor",
             "dataset_pb2": "CompressedElement",
+            "directed_interleave_op": "_DirectedInterleaveDataset."
+            "_stop_on_empty_dataset",
             "gen_dataset_ops": "dataset_to_graph_v2 map_dataset serialize_iterator",
             "iterator_ops": "OwnedIterator._dataset,_iterator_resource,"
             "_restore_from_tensors,_serialize_to_tensors",
@@ -280,7 +283,7 @@ FEATURES = {
             "keras_callback_list": "CallbackList._flush_futures",
             "keras_generator_adapter": "GeneratorDataAdapter.generator",
             "keras_py_dataset_adapter": "PyDatasetAdapter._epoch,_standardize_batch,"
-            "enqueuer,py_dataset,shuffle OrderedEnqueuer.indices",
+            "enqueuer,py_dataset,shuffle",
             "keras_seeds": "SeedGenerator backend global_state",
         },
     ),
@@ -336,8 +339,8 @@ FEATURES = {
             "tf_keras_data": "CompositeTensorDataAdapter DataHandler._adapter,"
             "_current_step,_dataset,_inferred_steps,_insufficient_data,"
             "_steps_per_execution GeneratorDataAdapter._standardize_batch "
-            "GenericArrayLikeDataAdapter KerasSequenceAdapter._enqueuer,"
-            "_keras_sequence,_shuffle_sequence,_standardize_batch "
+            "GenericArrayLikeDataAdapter KerasSequenceAdapter._keras_sequence,"
+            "_shuffle_sequence,_standardize_batch "
             "ListsOfScalarsDataAdapter TensorLikeDataAdapter._shuffle "
             "_make_class_weight_map_fn get_data_handler",
             "tf_keras_training": "Model._flatten_layers,"

@@ -1,23 +1,30 @@
 """Finds the values that functions of the program can reach.
 
-A function reaches objects by its arguments, its closure, the globals named in its code,
-the object of a bound method, and the functions that it calls. The search calls no
-function.
+A function reaches objects by its arguments and their default values, its closure, the
+globals named in its code, the object of a bound method, and the functions that it
+calls. The search calls no function.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from tfpreempt.core import object_graph
 from tfpreempt.core.object_graph import ObjectPath
 
-_MAX_LOCATIONS = 20_000
+MAX_LOCATIONS = 20_000
+"""Locations in the result of `reachable`."""
+_IMPLICIT = {
+    *("__call__", "__next__", "__iter__", "__getitem__", "__setitem__"),
+    *("__enter__", "__exit__"),
+}
+"""Methods that code calls without their names."""
 
 
 def reachable(
@@ -39,7 +46,7 @@ def reachable(
         called: names of further methods that a library calls.
     """
     found = object_graph.walk(roots, enters, also=_Functions(called).locations_below)
-    return list(itertools.islice(found, _MAX_LOCATIONS))
+    return list(itertools.islice(found, MAX_LOCATIONS))
 
 
 class _Functions:
@@ -47,10 +54,10 @@ class _Functions:
     creates a new `_Functions`."""
 
     def __init__(self, called: Iterable[str] = ()) -> None:
-        self._names = {"__call__", "__next__", "__iter__", "__getitem__", *called}
+        self._names = {*_IMPLICIT, *called}
         self._kinds: dict[type, None] = {}  # classes of the program's objects, in order
 
-    def locations_below(self, value: Any) -> Iterator[ObjectPath]:
+    def locations_below(self, location: ObjectPath) -> Iterator[ObjectPath]:
         """Yields the locations of the values that a function or a frame uses.
 
         For an object or a class of the program, yields the class attributes, and the
@@ -58,14 +65,16 @@ class _Functions:
         other values, yields nothing.
 
         Args:
-            value: a function, a call (`functools.partial`), a frame, or an object.
+            location: location of a function, a call (`functools.partial`), a frame, or
+                an object.
         """
+        value = location.value
         if isinstance(value, types.FrameType):
             code = value.f_code
             if value.f_locals is not value.f_globals:
                 for name, inner in dict(value.f_locals).items():
                     yield ObjectPath(path=name, value=inner, owner=code, key=name)
-            yield from self._used(_names(code), value.f_globals)
+            yield from self._used(code, value.f_globals)
         elif isinstance(value, functools.partial):
             for name, argument in _arguments(value).items():
                 yield ObjectPath(path=name, value=argument)
@@ -76,6 +85,10 @@ class _Functions:
             if type(owner).__name__ == "TfMethodTarget":
                 owner = owner.target
             yield ObjectPath(path="", value=functools.partial(value.__func__, owner))
+        elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+            if not isinstance(value.__self__, types.ModuleType | type | None):
+                # The program's name, such as `append` for `append = losses.append`.
+                yield ObjectPath(path=location.path, value=value.__self__)
         elif hasattr(type(value), "python_function"):  # a tf.function
             yield ObjectPath(path="", value=inspect.unwrap(value.python_function))
         elif object_graph.is_user_function(value):
@@ -95,16 +108,19 @@ class _Functions:
                 yield ObjectPath(
                     path=name, value=cell.cell_contents, owner=cell, key=name
                 )
+        for name, value in _defaults(function).items():
+            yield ObjectPath(path=name, value=value, owner=function, key=name)
         for name, value in vars(function).items():
             path = f"{function.__name__}.{name}"
             yield ObjectPath(path=path, value=value, owner=function, key=name)
-        yield from self._used(_names(code), function.__globals__)
+        yield from self._used(code, function.__globals__)
 
     def _used(
-        self, names: set[str], variables: Mapping[str, Any]
+        self, code: types.CodeType, variables: Mapping[str, Any]
     ) -> Iterator[ObjectPath]:
-        """Yields the globals with some names, and the methods with these names."""
-        yield from _globals(names, variables)
+        """Yields the globals and the methods whose names occur in code."""
+        names = _names(code)
+        yield from _globals(_global_names(code), names, variables)
         new, self._names = names - self._names, names | self._names
         yield from _methods(self._kinds, new)
 
@@ -118,13 +134,34 @@ def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
         return {"args": call.args, **call.keywords}
 
 
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    """Returns the default values of a function's parameters, by name."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return {**dict(zip(names, values, strict=True)), **(function.__kwdefaults__ or {})}
+
+
 def _names(code: types.CodeType) -> set[str]:
     """Returns the names of globals and attributes in code and its inner functions."""
     inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
 
+@functools.cache
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """Returns the names of globals in code and its inner functions. An attribute may
+    have the name of a global: `self.losses` does not use the global `losses`."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    own = frozenset(
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname.endswith(("_GLOBAL", "_GLOBALS", "_NAME"))
+    )
+    return own.union(*map(_global_names, inner))
+
+
 def _globals(
+    found: Set[str],
     names: set[str],
     variables: Mapping[str, Any],
     prefix: str = "",
@@ -135,17 +172,19 @@ def _globals(
     If such a global is a module of the program, the search continues in the module.
 
     Args:
+        found: names of the globals of the module.
         names: names that occur in the code.
         variables: namespace of the module.
         prefix: beginning of the paths, such as "module.".
         above: modules through which the search came here; not searched again.
     """
-    for name in sorted(names & variables.keys()):
+    for name in sorted(found & variables.keys()):
         path, value = f"{prefix}{name}", variables[name]
         if not isinstance(value, types.ModuleType):
             yield ObjectPath(path=path, value=value, owner=variables, key=name)
         elif object_graph.is_user_module(value.__name__) and value not in above:
-            yield from _globals(names, vars(value), f"{path}.", (*above, value))
+            inside = f"{path}.", (*above, value)
+            yield from _globals(names, names, vars(value), *inside)
 
 
 def _class_attributes(kind: type) -> Iterator[ObjectPath]:
@@ -160,7 +199,23 @@ def _class_attributes(kind: type) -> Iterator[ObjectPath]:
 
 def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath]:
     for kind, name in itertools.product(list(kinds), sorted(names)):
-        method = inspect.getattr_static(kind, name, None)
-        method = method.fget if isinstance(method, property) else method
-        if isinstance(method, types.FunctionType) or hasattr(method, "python_function"):
+        for method in _definitions(kind, name):
             yield ObjectPath(path=name, value=method)
+
+
+def _definitions(kind: type, name: str) -> Iterator[Any]:
+    """Yields the method of a class with a name, and the methods of base classes that
+    the method calls by `super()`."""
+    for base in kind.__mro__:
+        if name not in vars(base):
+            continue
+        method: Any = vars(base)[name]
+        if isinstance(method, classmethod | staticmethod):
+            method = method.__func__
+        method = method.fget if isinstance(method, property) else method
+        function = inspect.unwrap(getattr(method, "python_function", method))
+        if not isinstance(function, types.FunctionType):
+            return
+        yield method
+        if "super" not in _names(function.__code__):
+            return

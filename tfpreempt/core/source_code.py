@@ -14,10 +14,18 @@ import contextlib
 import functools
 import inspect
 import itertools
+import linecache
 import random
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import numpy as np
@@ -25,16 +33,18 @@ import numpy as np
 from tfpreempt.core import object_graph
 from tfpreempt.core.object_graph import ObjectPath
 
-_GLOBAL_GENERATORS: tuple[Any, ...] = tuple(
+GLOBAL_GENERATORS: tuple[Any, ...] = tuple(
     vars(module)[name].__self__
     for module, name in ((random, "random"), (np.random, "random_sample"))
 )
+"""The global random generators of Python and NumPy."""
 _SEEDING = {"seed", "set_random_seed"}
 _ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
 _AT_BEGIN = {
     f"on_{each}begin" for each in ("train_", "epoch_", "train_batch_", "batch_")
 }
 _AT_END = {each.replace("begin", "end") for each in _AT_BEGIN} - {"on_train_end"}
+_PASSED_ON = {"enumerate", "zip", "islice", "map", "filter", "iter", "tqdm"}
 _OF_TRAINING = {"model", "optimizer", "iterations", "logs", "numpy", "random"}
 
 
@@ -61,9 +71,8 @@ def draws_of_loops(
     """
 
     def is_kept(node: ast.AST) -> bool:
-        targets = node.targets if isinstance(node, ast.Assign) else ()
-        names = _variables_in(*targets)
-        return any(isinstance(variables.get(name), state) for name in names)
+        names = _variables_in(*_targets(node))
+        return any(isinstance(code.variables.get(name), state) for name in names)
 
     def draws(called: Any) -> bool:
         is_other = object_graph.is_user_function(called)
@@ -71,12 +80,10 @@ def draws_of_loops(
 
     running = {frame.f_code for frame in frames}
     found = dict[str, None]()
-    for frame in frames:
-        variables = _variables_of(frame)
-        nodes = _nodes_of_running_loops(frame)
-        kept = {inner for node in nodes if is_kept(node) for inner in ast.walk(node)}
-        others = [node for node in nodes if node not in kept]
-        found |= dict.fromkeys(map(ast.unparse, _draws(others, variables, draws)))
+    for code in map(_RunningCode, frames):
+        kept = {node for each in code.nodes if is_kept(each) for node in ast.walk(each)}
+        others = [node for node in code.nodes if node not in kept]
+        found |= dict.fromkeys(map(ast.unparse, _draws(others, code.variables, draws)))
     return found
 
 
@@ -104,15 +111,12 @@ def set_at_steps(
         return bool(names & {"total_run_calls", *states})
 
     # A restart runs the loops of the callers from the beginning.
-    for frame in frames:
-        tree = _source_tree(frame)
-        loops = list(_running_loops(frame, tree))
-        if tree is None or not loops:
+    for code in map(_RunningCode, frames):
+        if not code.loops:
             continue
-        variables = _variables_of(frame)
-        nodes = list(dict.fromkeys(each for loop in loops for each in _own_nodes(loop)))
+        variables, nodes = code.variables, code.nodes
         steps = {"total_run_calls", "iterations"}
-        for each in nodes + loops:
+        for each in nodes:
             match each:
                 case ast.For(target=target) | ast.AugAssign(target=target):
                     names = _variables_in(target)
@@ -121,10 +125,10 @@ def set_at_steps(
                     names = _assigned(each)  # `step = handler.total_run_calls`
                     steps |= {x for x in names if isinstance(variables.get(x), int)}
         first = set[str]()  # such as `start = handler.total_run_calls`
-        used = _used_by_the_step(frame, nodes, variables)
-        for line in (line for loop in loops for line in _lines(loop)):
+        used = _used_by_the_step(code)
+        for line in (line for loop in code.loops for line in _lines(loop)):
             used -= _assigned(line)
-        for node in _own_nodes(tree):
+        for node in code.own:
             if isinstance(node, ast.Assign) and is_restored(node.value, variables):
                 used -= _assigned(node)
                 first |= _assigned(node) - steps
@@ -140,7 +144,7 @@ def set_at_steps(
         }
         elsewhere = {
             ast.unparse(each)
-            for each in _own_nodes(tree)
+            for each in code.own
             if isinstance(each, ast.Assign | ast.Expr) and each not in lines
         }
         return {
@@ -152,43 +156,136 @@ def set_at_steps(
     return {}
 
 
+def fetched_by_loops(
+    frames: Sequence[types.FrameType], saved: Collection[Any]
+) -> dict[str, None]:
+    """Returns the saved iterators from which running loops fetch the arguments of their
+    step: `for batch in iterator`, or `batch = next(iterator)` or
+    `iterator.get_next()` outside of the step. A commit then has the position after a
+    batch that no step has trained. Leaves out inner loops that do not run, such as an
+    evaluation.
+
+    Args:
+        frames: the frames of the running functions.
+        saved: `id()` of the saved objects.
+    """
+
+    def is_saved(node: ast.AST, variables: Mapping[str, Any]) -> bool:
+        value: Any = None
+        match node:
+            case ast.Name(name):
+                value = variables.get(name)
+            case ast.Attribute(ast.Name(name), attribute):
+                value = getattr(variables.get(name), "__dict__", {}).get(attribute)
+        return isinstance(value, Iterator) and id(value) in saved
+
+    found = dict[str, None]()
+    for code in map(_RunningCode, frames):
+        calls = [
+            x for x in code.nodes if isinstance(x, ast.Call) and code.is_running(x)
+        ]
+        used = _variables_in(*calls)
+        loops = {x for x in code.nodes if isinstance(x, ast.For | ast.While)}
+        inner = {x for each in loops.difference(code.loops) for x in ast.walk(each)}
+        for node in code.nodes:
+            if node in inner:
+                continue
+            sources: Iterable[ast.AST] = ()
+            match node:
+                case ast.For(target, data) if _variables_in(target) & used:
+                    sources = _iterated(data)
+                case ast.Call() if node in calls:
+                    sources = _fetched_by(node)
+                case ast.Assign(value=value) if _assigned(node) & used:
+                    sources = _fetched_by(value)
+            names = [each for each in sources if is_saved(each, code.variables)]
+            found |= dict.fromkeys(map(ast.unparse, names))
+    return found
+
+
+def _iterated(data: ast.expr) -> list[ast.expr]:
+    """Returns the expressions whose items a `for` loop gets: `x` and `y` of
+    `for ... in zip(x, y)`."""
+    match data:
+        case ast.Call(function, arguments) if _name(function) in _PASSED_ON:
+            return [part for each in arguments for part in _iterated(each)]
+    return [data]
+
+
+def _fetched_by(node: ast.AST) -> list[ast.expr]:
+    """Returns the iterators from which an expression fetches items, by `next(x)` or
+    `x.get_next()`, without the bodies of inner functions."""
+    found = []
+    for each in _own_nodes(node):
+        match each:
+            case ast.Call(ast.Name("next"), [iterator, *_]):
+                found.append(iterator)
+            case ast.Call(ast.Attribute(iterator, "get_next")):
+                found.append(iterator)
+    return found
+
+
 def called_callbacks(frames: Sequence[types.FrameType]) -> dict[str, Any]:
     """Returns the callbacks of Keras with a count of epochs (`wait`), such as
     EarlyStopping, whose hooks running loops call: the callback or the CallbackList, by
     name."""
     found: dict[str, Any] = {}
-    for frame in frames:
-        variables = _variables_of(frame)
-        for node in _nodes_of_running_loops(frame):
+    for code in map(_RunningCode, frames):
+        for node in code.nodes:
             match node:
                 case ast.Call(ast.Attribute(ast.Name(name), hook)):
-                    value = variables.get(name)
+                    value = code.variables.get(name)
                     many = [value, *(getattr(value, "callbacks", None) or ())]
                     if hook in _AT_END and any(hasattr(x, "wait") for x in many):
                         found[name] = value
     return found
 
 
-def calls_of_adapt(locations: Iterable[ObjectPath]) -> dict[str, None]:
+def calls_of_adapt(
+    locations: Iterable[ObjectPath], called: Collection[str]
+) -> dict[str, None]:
     """Returns the calls `layer.adapt(data)` in functions of the program, but not in
-    hooks of a beginning, which a restart calls again.
+    hooks of a beginning, which a restart calls again, and in functions that only these
+    hooks call.
 
     Args:
         locations: result of `reachable`.
+        called: names of methods that a library calls.
     """
-    functions = [
-        each.value
-        for each in locations
-        if object_graph.is_user_function(each.value)
-        if each.value.__name__ not in _AT_BEGIN
-    ]
+    names = _functions_at(locations)
+    trees = {each: _source_tree(each) for each in names}
+    nodes = {each: [*ast.walk(tree)] for each, tree in trees.items() if tree}
+    again = {each for each in nodes if _is_at_begin(each, names[each])}
+    count = -1
+    while count < len(again):  # until no further function is found
+        count = len(again)
+        inside = {_name(node) for each in again for node in nodes[each]}
+        others = {_name(node) for each in nodes.keys() - again for node in nodes[each]}
+        only_again = _AT_BEGIN | inside.difference(others, called)
+        again |= {each for each in nodes if names[each] <= only_again}
     return {
         ast.unparse(node): None
-        for tree in map(_source_tree, functions)
-        if tree is not None
-        for node in ast.walk(tree)
+        for each in nodes
+        if each not in again
+        for node in nodes[each]
         if _is_adapt(node)
     }
+
+
+def _functions_at(locations: Iterable[ObjectPath]) -> dict[Any, set[str]]:
+    """Returns the functions of the program at some locations, with their last names
+    there, such as the name of a hook."""
+    found = collections.defaultdict[Any, set[str]](set)
+    for location in locations:
+        if object_graph.is_user_function(location.value):
+            found[location.value].add(location.path.rpartition(".")[2])
+    return found
+
+
+def _is_at_begin(function: types.FunctionType, names: set[str]) -> bool:
+    """Returns whether a function, which has some names in its locations, is only a hook
+    of a beginning."""
+    return function.__name__ in _AT_BEGIN or names <= _AT_BEGIN
 
 
 def _is_adapt(node: ast.AST) -> bool:
@@ -219,9 +316,9 @@ def _is_periodic(node: ast.If) -> bool:
 
 def _sets_attribute(line: ast.AST) -> bool:
     """Returns whether a statement sets an attribute other than `trainable`."""
-    targets = line.targets if isinstance(line, ast.Assign) else ()
     return any(
-        isinstance(each, ast.Attribute) and each.attr != "trainable" for each in targets
+        isinstance(each, ast.Attribute) and each.attr != "trainable"
+        for each in _targets(line)
     )
 
 
@@ -231,36 +328,38 @@ def _is_set_again(line: ast.AST, node: ast.If) -> bool:
     others = {
         ast.unparse(target)
         for each in ast.walk(node)
-        if isinstance(each, ast.Assign) and each is not line
-        for target in each.targets
+        if each is not line
+        for target in _targets(each)
     }
-    targets = line.targets if isinstance(line, ast.Assign) else ()
-    return any(ast.unparse(each) in others for each in targets)
+    return any(ast.unparse(each) in others for each in _targets(line))
 
 
 def _assigned(line: ast.AST) -> set[str]:
     """Returns the variables that an assignment sets."""
-    targets = line.targets if isinstance(line, ast.Assign) else ()
-    parts = (part for each in targets for part in getattr(each, "elts", [each]))
-    return {part.id for part in parts if isinstance(part, ast.Name)}
+    return {part.id for part in _targets(line) if isinstance(part, ast.Name)}
 
 
-def _used_by_the_step(
-    frame: types.FrameType, nodes: Sequence[ast.AST], variables: Mapping[str, Any]
-) -> set[str]:
+def _targets(line: ast.AST) -> list[ast.expr]:
+    """Returns the targets of an assignment, the parts of a tuple one by one; nothing
+    for another statement."""
+    match line:
+        case ast.Assign(targets):
+            pass
+        case ast.AnnAssign(target, value=ast.expr()) | ast.NamedExpr(target):
+            targets = [target]
+        case _:
+            return []
+    return [part for each in targets for part in getattr(each, "elts", [each])]
+
+
+def _used_by_the_step(code: _RunningCode) -> set[str]:
     """Returns the variables from which a loop computes its running call: the variables
-    in the call and in the called functions, and the variables that set these.
-
-    Args:
-        frame: the frame in which the loop runs.
-        nodes: the nodes of the loop.
-        variables: the variables of the frame, by name.
-    """
-    line = _line(frame)
+    in the call and in the called functions, and the variables that set these."""
+    variables = code.variables
     calls = [
         node
-        for node in nodes
-        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
+        for node in code.nodes
+        if isinstance(node, ast.Call) and code.is_running(node)
     ]
     used = _variables_in(*calls)
     for name in list(used):
@@ -272,7 +371,7 @@ def _used_by_the_step(
     while True:
         more = {
             name
-            for node in nodes
+            for node in code.nodes
             if isinstance(node, ast.Assign) and _assigned(node) & used
             for name in _variables_in(node.value)
         }
@@ -309,32 +408,37 @@ def _changes_objects(
     return False
 
 
-def _line(frame: types.FrameType) -> int:
-    """Returns the number of the running line in the source code of a frame."""
-    return frame.f_lineno - max(1, frame.f_code.co_firstlineno) + 1
+class _RunningCode:
+    """The source code of a running function or module.
 
+    Args:
+        frame: the frame of the function.
 
-def _running_loops(
-    frame: types.FrameType, tree: ast.AST | None
-) -> Iterator[ast.For | ast.While]:
-    """Yields the loops of a frame that are running."""
-    line = _line(frame)
-    for loop in [] if tree is None else _own_nodes(tree):
-        if isinstance(loop, ast.For | ast.While) and (
-            loop.lineno <= line <= (loop.end_lineno or 0)
-        ):
-            yield loop
+    Attributes:
+        variables: the variables that the code can read, by name.
+        own: the nodes of the code without inner functions; empty if the source is
+            unknown.
+        line: the running line, as a line of the nodes.
+        loops: the running loops, from the outermost to the innermost.
+        nodes: the loops and their nodes, loop by loop.
+    """
 
+    def __init__(self, frame: types.FrameType) -> None:
+        self.variables = {**frame.f_globals, **frame.f_locals}
+        self.line = frame.f_lineno - max(1, frame.f_code.co_firstlineno) + 1
+        tree = _source_tree(frame)
+        self.own = [] if tree is None else [*_own_nodes(tree)]
+        self.loops = [
+            node
+            for node in self.own
+            if isinstance(node, ast.For | ast.While) and self.is_running(node)
+        ]
+        every = (node for loop in self.loops for node in _own_nodes(loop))
+        self.nodes = list(dict.fromkeys(every))
 
-def _nodes_of_running_loops(frame: types.FrameType) -> list[ast.AST]:
-    """Returns the nodes of the loops of a frame that are running, loop by loop."""
-    loops = _running_loops(frame, _source_tree(frame))
-    return [node for loop in loops for node in _own_nodes(loop)]
-
-
-def _variables_of(frame: types.FrameType) -> dict[str, Any]:
-    """Returns the variables that the code of a frame can read, by name."""
-    return {**frame.f_globals, **frame.f_locals}
+    def is_running(self, node: ast.stmt | ast.expr) -> bool:
+        """Returns whether the running line is a line of a statement or expression."""
+        return node.lineno <= self.line <= (node.end_lineno or 0)
 
 
 def _draws(
@@ -359,7 +463,7 @@ def _draws(
     return [
         node
         for node, each, owner in zip(calls, called, owners, strict=True)
-        if any(owner is one for one in _GLOBAL_GENERATORS) or draws(each)
+        if any(owner is one for one in GLOBAL_GENERATORS) or draws(each)
     ]
 
 
@@ -381,10 +485,11 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     """Returns the keys of variables that a frame sets from other values, so that a
     restart does so too.
 
-    Examples: `step = handler.total_run_calls` and `best = state.value`; and a variable
-    that each pass of a loop sets from other variables. Also an iterator that skips the
-    items of earlier steps: by `itertools.islice`, by an argument of a function, or by
-    a loop of a single statement, such as `next(iterator)`.
+    Examples: `step = handler.total_run_calls` and `best = state.value`, unless the
+    State is read before the frame has created the handler, which restores the State;
+    and a variable that each pass of a loop sets from other variables. Also an iterator
+    that skips the items of earlier steps: by `itertools.islice`, by an argument of a
+    function, or by a loop of a single statement, such as `next(iterator)`.
 
     Args:
         frame: the frame.
@@ -394,7 +499,7 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
 
     def is_saved(node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
-            value = variables.get(node.id)
+            value = code.variables.get(node.id)
             is_variable = id(value) in saved and hasattr(type(value), "assign")
             return is_variable or isinstance(value, state)
         return isinstance(node, ast.Attribute) and node.attr == "total_run_calls"
@@ -402,14 +507,13 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     def is_counted(node: ast.AST) -> bool:
         return any(map(is_saved, ast.walk(node))) or bool(_variables_in(node) & counted)
 
-    variables = _variables_of(frame)
-    iterators = {name for name, it in variables.items() if isinstance(it, Iterator)}
-    tree = _source_tree(frame)
+    code = _RunningCode(frame)
+    names = code.variables.items()
+    iterators = {name for name, it in names if isinstance(it, Iterator)}
     derived, counted = set[str](), set[str]()
-    loops = list(_running_loops(frame, tree))
-    running = {x for loop in loops for x in (loop, *_own_nodes(loop))}
-    own = [] if tree is None else _own_nodes(tree)
-    for node in sorted(own, key=lambda node: getattr(node, "lineno", 0)):
+    running = {*code.nodes}
+    restored_at = _line_of_handler(code)
+    for node in sorted(code.own, key=lambda node: getattr(node, "lineno", 0)):
         match node:
             case ast.For(target=target):
                 derived |= _variables_in(target)
@@ -424,21 +528,46 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
                 counted |= _variables_in(value)
         body = _lines(node) if isinstance(node, ast.For | ast.While) else []
         for line in [node, *body]:
-            match line:
-                case ast.Assign(targets, value):
-                    pass
-                case ast.AnnAssign(target, value=ast.expr() as value) | ast.NamedExpr(
-                    target, value
-                ):
-                    targets = [target]
-                case _:
-                    continue
-            read = _variables_in(value)
+            targets, new_value = _targets(line), getattr(line, "value", None)
+            if not targets or new_value is None:
+                continue
+            read = _variables_in(new_value)
             new = _variables_in(*targets) - read
-            if (body and read) or any(map(is_saved, ast.walk(value))):
+            is_restored = getattr(line, "lineno", 0) >= restored_at
+            is_from_saved = any(map(is_saved, ast.walk(new_value)))
+            if (body and read) or (is_restored and is_from_saved):
                 derived |= new
-            counted |= new if is_counted(value) else set()
+            counted |= new if is_counted(new_value) else set()
     return {("name", name) for name in derived - iterators | counted & iterators}
+
+
+def _line_of_handler(code: _RunningCode) -> int:
+    """Returns the line at which a running function has created its newest handler; 0 if
+    the function creates no handler, or loads the States itself.
+
+    A statement that gives a handler another name creates no handler.
+    """
+
+    def is_handler(name: str) -> bool:
+        return hasattr(type(code.variables.get(name)), "total_run_calls")
+
+    line = 0
+    for node in code.own:
+        match node:
+            case ast.withitem(ast.Call() as call, ast.Name(name)):
+                names = {name}
+            case ast.Assign(value=ast.Call() as call):
+                names = _assigned(node)
+            case ast.AnnAssign(value=ast.Call() as call):
+                names = _assigned(node)
+            case ast.Call() if _name(node.func) == "load_state":
+                return 0
+            case _:
+                continue
+        is_new = not any(map(is_handler, _variables_in(call)))
+        if is_new and any(map(is_handler, names)) and call.lineno <= code.line:
+            line = max(line, call.lineno)
+    return line
 
 
 def _lines(loop: ast.For | ast.While) -> Iterator[ast.AST]:
@@ -482,39 +611,66 @@ def _variables_in(*nodes: ast.AST) -> set[str]:
     return {each.id for each in every if isinstance(each, ast.Name)}
 
 
-def _source_tree(function: types.FunctionType | types.FrameType) -> ast.AST | None:
+def _is_defined_by_user(function: Any) -> bool:
+    """Returns whether the code of a function is in a module of the program. The
+    attribute `__module__` of a decorated function names the decorated function's
+    module."""
+    variables = getattr(function, "__globals__", {})
+    return object_graph.is_user_module(variables.get("__name__", ""))
+
+
+def _source_tree(
+    function: types.FunctionType | types.FrameType,
+    stop: Callable[[Any], bool] | None = None,
+) -> ast.AST | None:
     """Returns the syntax tree of a function or frame; None if the source is unknown, or
-    has several lambdas in a line."""
+    has several lambdas in a line.
+
+    Args:
+        function: a function; of a function with decorators, the decorated function.
+        stop: function that returns whether to take a decorator's function instead.
+    """
     if isinstance(function, types.FrameType):
-        return _tree_of(function.f_code)
-    return _tree_of(inspect.unwrap(function).__code__)
+        code, variables = function.f_code, function.f_globals
+    else:
+        inner = inspect.unwrap(function, stop=stop)
+        code, variables = inner.__code__, inner.__globals__
+    linecache.lazycache(code.co_filename, variables)  # a module in a zip file
+    return _tree_of(code)
 
 
 @functools.lru_cache(maxsize=256)  # each fit reads the functions of the program
 def _tree_of(code: types.CodeType) -> ast.AST | None:
+    # `inspect.getsource` takes half a second: it searches the module of the code in
+    # all imported modules, and so also loads TensorFlow's lazy modules.
+    lines = linecache.getlines(code.co_filename)
+    if code.co_firstlineno > len(lines):  # unknown, or shorter than at the import
+        return None
     try:
         if code.co_name not in ("<lambda>", "<module>"):
-            return ast.parse(textwrap.dedent(inspect.getsource(code)))
-        tree = ast.parse("".join(inspect.findsource(code)[0]))
+            block = inspect.getblock(lines[code.co_firstlineno - 1 :])
+            return ast.parse(textwrap.dedent("".join(block)))
+        tree = ast.parse("".join(lines))
         if code.co_name == "<module>":
             return tree
         lambdas = [each for each in ast.walk(tree) if isinstance(each, ast.Lambda)]
         [found] = [each for each in lambdas if each.lineno == code.co_firstlineno]
-    except (OSError, SyntaxError, TypeError, ValueError):
+    except (SyntaxError, ValueError):
         return None
     return found
 
 
-def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
+def updated_keys(locations: Sequence[ObjectPath]) -> set[Any]:
     """Returns the keys of attributes and variables that functions update: the new value
     is computed from the old value.
 
-    Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)` and `if x < n: n = x`, but
-    not `loss = f(x)`. The new value may be computed in several statements: `m, x =
-    f(n)`, then `n = m`. A call of `next(iterator)` updates the iterator. A value
-    also counts as updated if a hook such as `on_epoch_end` sets the value and
-    another function reads it, because a restart does not call the hook. Functions
-    without source code, such as functions typed at a prompt, are skipped.
+    Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)`, and both variables in
+    `if x < n: n = x; best = y`, but not `loss = f(x)`. The new value may be computed in
+    several statements: `m, x = f(n)`, then `n = m`. A call of `next(iterator)` or
+    `iterator.get_next()` updates the iterator. A value also counts as updated if a hook
+    such as `on_epoch_end` sets the value and another function reads the value, because
+    a restart does not call the hook. Functions without source code, such as functions
+    typed at a prompt, are skipped.
 
     Args:
         locations: result of `reachable`; the source code of the program's functions at
@@ -525,40 +681,47 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
         variable; ("item", key) for an item of a container.
     """
     keys, at_end, read = set[Any](), set[Any](), set[str]()
-    functions = {
-        location.value: location.path.rpartition(".")[2]
-        for location in reversed([*locations])
-        if object_graph.is_user_function(location.value)
-        or isinstance(location.value, types.FrameType)
+    functions = _functions_at(locations)
+    functions |= {
+        each.value: set[str]()
+        for each in locations
+        if isinstance(each.value, types.FrameType)
     }
-    for function, path in functions.items():
-        if (tree := _source_tree(function)) is None:
+    for function, names in functions.items():
+        # A function that a decorator wraps has a location of its own.
+        if (tree := _source_tree(function, _is_defined_by_user)) is None:
             continue
         is_frame = isinstance(function, types.FrameType)
         outer = set[str](function.f_locals if is_frame else ())
         # A hook of a callback, but not `on_epoch_end` of data, which has no argument.
         is_at_end = not is_frame and function.__code__.co_argcount > 1
-        is_at_end = is_at_end and bool({path, function.__name__} & _AT_END)
+        is_at_end = is_at_end and bool({*names, function.__name__} & _AT_END)
         local = () if is_frame else function.__code__.co_varnames
         computed = dict[str, set[str]]()  # by target: the values it is computed from
+        replaced = set[str]()  # targets that were set from other values
         # Inner functions that are used have locations of their own.
         own = _own_nodes(tree) if is_frame else ast.walk(tree)
         nodes = sorted(own, key=lambda node: getattr(node, "lineno", 0))
         for node in nodes:
             match node:
-                case ast.Global(names) | ast.Nonlocal(names):
-                    outer.update(names)
-                case ast.AugAssign(target=target):
+                case ast.Global(outer_names) | ast.Nonlocal(outer_names):
+                    outer.update(outer_names)
+                case ast.AugAssign(target=target, value=value):
                     keys.add(_key(target, outer))
-                case ast.Call(
-                    ast.Name("next"), [ast.Name() | ast.Attribute() as it, *_]
-                ):
-                    keys.add(_key(it, _variables_in(it).difference(local)))
-                case ast.Assign(targets=[target], value=value):
-                    texts = _texts(value)
+                    known = computed.get(ast.unparse(target), set())
+                    texts = _texts(value) - replaced
+                    computed[ast.unparse(target)] = known | texts
+                case ast.Call():
+                    keys |= {
+                        _key(each, _variables_in(each).difference(local))
+                        for each in _fetched_by(node)
+                        if isinstance(each, ast.Name | ast.Attribute)
+                    }
+                case ast.Assign(value=value) | ast.NamedExpr(value=value):
+                    texts, parts = _texts(value), _targets(node)
                     texts = texts.union(*(computed.get(each, ()) for each in texts))
-                    parts = target.elts if isinstance(target, ast.Tuple) else [target]
                     computed.update({ast.unparse(each): texts for each in parts})
+                    replaced |= {*map(ast.unparse, parts)} - texts
                     keys |= {
                         _key(each, outer)
                         for each in parts
@@ -568,14 +731,10 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
                         at_end |= {_key(each, outer) for each in parts}
                 case ast.If(test=test, body=body):
                     tested = _texts(test)
-                    keys |= {
-                        _key(part, outer)
-                        for line in body
-                        if isinstance(line, ast.Assign)
-                        for target in line.targets
-                        for part in getattr(target, "elts", [target])
-                        if ast.unparse(part) in tested
-                    }
+                    parts = [part for line in body for part in _targets(line)]
+                    # What is set with a new best value belongs to the value.
+                    if any(ast.unparse(part) in tested for part in parts):
+                        keys |= {_key(part, outer) for part in parts}
                 case ast.Name(name, ast.Load()) | ast.Attribute(_, name, ast.Load()):
                     read |= set() if is_at_end else {name}
     return keys | {key for key in at_end if _last(key) in read}
@@ -595,22 +754,17 @@ def set_at_begin(
         updated: result of `updated_keys`.
     """
     again, others = set[Any](), set[Any]()
-    for location in locations:
-        function = location.value
-        if not object_graph.is_user_function(function):
-            continue
+    changing = set(map(_last, updated)) | _OF_TRAINING
+    for function, names in _functions_at(locations).items():
         tree = _source_tree(function)
         nodes = [] if tree is None else list(ast.walk(tree))
-        names = {_name(node) for node in nodes} - {None}
-        called = location.path.rpartition(".")[2]
-        is_hook = bool({function.__name__, called} & _AT_BEGIN)
-        changing = set(map(_last, updated))
-        is_free = not names & (changing | _OF_TRAINING)
+        is_free = not set(map(_name, nodes)) & (changing - {None})
+        is_hook = is_free and _is_at_begin(function, names)
         for node in nodes:
             match node:
                 case ast.Call(ast.Attribute(target, "assign"), [new, *_]):
                     inside = _texts(new)
-                    is_new = is_hook and is_free and ast.unparse(target) not in inside
+                    is_new = is_hook and ast.unparse(target) not in inside
                     (again if is_new else others).add(_name(target))
                 case ast.Call(ast.Attribute(target, str(method))):
                     if method.startswith("assign"):
@@ -622,6 +776,54 @@ def set_at_begin(
         each
         for each in locations
         if named[id(each.value)] & again and not named[id(each.value)] & others
+    ]
+
+
+def reset_before_use(locations: Sequence[ObjectPath]) -> list[ObjectPath]:
+    """Returns the locations of metrics that are used only in functions that begin with
+    `metric.reset_state()`, such as an evaluation: no step needs their earlier values.
+
+    Functions that run steps, and generators, do not count: a step may be between the
+    reset and the use.
+
+    Args:
+        locations: result of `reachable`.
+    """
+    again, others, steps, running = set[Any](), set[Any](), set[Any](), set[Any]()
+    named = collections.defaultdict[int, set[Any]](set)
+    for location in locations:
+        named[id(location.value)].add(location.key)
+        if isinstance(location.value, types.FrameType):
+            code = _RunningCode(location.value)
+            running.add(location.value.f_code)
+            others |= set(map(_name, code.nodes))
+            calls = [node for node in code.own if isinstance(node, ast.Call)]
+            steps |= {_name(each.func) for each in calls if code.is_running(each)}
+    for function in _functions_at(locations):
+        body: list[ast.stmt] = []
+        match _source_tree(function):
+            case ast.Module([ast.FunctionDef(body=body)]):
+                pass
+            case ast.Lambda(body=value):
+                body = [ast.Expr(value)]
+        if function.__code__ in running:
+            continue  # its loops are in `others`
+        names = {_name(node) for line in body for node in ast.walk(line)}
+        is_at_once = not (names & steps or inspect.isgeneratorfunction(function))
+        reset = set[Any]()
+        for line in body:
+            match line:
+                case ast.Expr(
+                    ast.Call(ast.Attribute(metric, "reset_state" | "reset_states"))
+                ) if is_at_once:
+                    reset.add(_name(metric))
+            others |= {_name(node) for node in ast.walk(line)} - reset
+        again |= reset
+    return [
+        each
+        for each in locations
+        if named[id(each.value)] <= again - others
+        if hasattr(type(each.value), "update_state")
     ]
 
 

@@ -1,6 +1,6 @@
 """The session of a process: combines the notice, the agreement and the commit.
 
-activity            heartbeat, hang detection and step time; schedule of snapshots
+activity            heartbeat and hang detection; schedule of snapshots
 bad_steps           BadSteps; records the bad steps of a run, and ends the process
 collective_save     saves that need every worker: in a round, or at a common point
 current_session     the one session of a process; notices while no handler listens

@@ -1,4 +1,4 @@
-"""Activity of this process: its heartbeat, its step time, and its snapshot schedule.
+"""Activity of this process: its heartbeat, and its snapshot schedule.
 
 The supervisor restarts a worker that makes no progress for too long. The allowed time
 depends on the phase of the worker, such as the first steps or a wait for other workers,
@@ -139,17 +139,17 @@ class ProgressSample:
     intervals: int
     saved_at: int | None
 
-    def has_only_steps(self, steps: int, intervals: int) -> bool:
-        """Returns whether the intervals since this sample contain only steps.
 
-        An evaluation between steps would distort the measured duration of a step.
+def _are_only_steps(steps: int, intervals: int) -> bool:
+    """Returns whether a number of intervals contains only steps.
 
-        Args:
-            steps: number of completed steps now.
-            intervals: number of intervals now.
-        """
-        others = (intervals - self.intervals) - (steps - self.steps)
-        return abs(others) <= _SLACK
+    An evaluation between steps would distort the measured duration of a step.
+
+    Args:
+        steps: number of steps completed in the intervals.
+        intervals: number of intervals.
+    """
+    return abs(intervals - steps) <= _SLACK
 
 
 @dataclasses.dataclass(eq=False)
@@ -251,19 +251,13 @@ class SnapshotScheduler:
         if snapshots.is_dropped:
             period = max(SHORTEST, stood / SHARE)
         else:
-            quiet, after = self._quiet, self._sample(run)
-            if (
-                quiet is not None
-                and quiet.saved_at == after.saved_at
-                and quiet.has_only_steps(taken.steps, taken.intervals)
-            ):
-                seconds = taken.arrived - quiet.at
-                self.interval.undisturbed(seconds, taken.steps - quiet.steps)
-            before = dataclasses.replace(
-                after, steps=taken.steps, intervals=taken.intervals
-            )
+            quiet, intervals = self._quiet, self.coordinator.step_flag.started
+            if quiet is not None and quiet.saved_at == run.saved_at:
+                made = taken.steps - quiet.steps
+                if _are_only_steps(made, taken.intervals - quiet.intervals):
+                    self.interval.undisturbed(taken.arrived - quiet.at, made)
             beside, made = now - taken.left, steps - taken.steps
-            if not before.has_only_steps(after.steps, after.intervals):
+            if not _are_only_steps(made, intervals - taken.intervals):
                 beside, made = 0.0, 0
             period = self.interval.after(stood=stood, beside=beside, steps=made)
         of_step = f"of step {run.base + taken.steps}"
@@ -372,57 +366,3 @@ class Activity:
             return
         with self.hang_detection_paused():
             yield
-
-
-@dataclasses.dataclass(eq=False)
-class StepTimer:
-    """Measures the mean duration of a step, without the evaluations between steps.
-
-    The main thread calls `begin` and `check`; any thread may call `step_seconds`.
-
-    Args:
-        clock: time source.
-    """
-
-    clock: Clock
-    _since: float | None = None
-    _apart: float = 0.0  # seconds since `_since` that were spent outside of steps
-    _no_steps: int = 0  # number of intervals without a step
-    # At the newest call of `check`: (number of intervals started, monotonic time).
-    _checked: tuple[int, float] | None = None
-
-    def begin(self, started: int) -> None:
-        """Starts to measure the step time; called after the first step, which also
-        traces.
-
-        Args:
-            started: number of intervals begun so far, from `StepFlag.started`.
-        """
-        self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
-
-    def check(self, started: int) -> None:
-        """Records a boundary (a moment between steps) that is not followed by a step.
-
-        A batch of an evaluation may follow, for example. If no step lies between two
-        boundaries, the time between them does not count as step time.
-
-        Args:
-            started: number of intervals so far, including the interval after this
-                boundary.
-        """
-        now, before = self.clock.monotonic(), self._checked
-        self._checked = started, now
-        self._no_steps += 1
-        if before is not None and before[0] == started - 1:
-            self._apart += now - before[1]
-
-    def step_seconds(self, started: int) -> float:
-        """Returns the mean seconds of a step so far; 0 before the first step.
-
-        Args:
-            started: number of intervals so far.
-        """
-        if self._since is None:
-            return 0.0
-        passed = self.clock.monotonic() - self._since - self._apart
-        return passed / max(1, started - self._no_steps)

@@ -1,4 +1,4 @@
-"""`BadSteps`, and the records of a run's bad steps, which fits and loops share.
+"""`BadSteps`, and the search for the bad steps of a run, which fits and loops share.
 
 The state in memory cannot be taken back to an earlier step. So a bad step is recorded
 in the journal, and the process exits to be restarted: the next start resumes from the
@@ -29,7 +29,7 @@ import dataclasses
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.coordination import rendezvous
 from tfpreempt.core import frameworks
 from tfpreempt.core.compat import add_note
-from tfpreempt.core.events import BAD_STEP, BadStep, Notice, Outcome
+from tfpreempt.core.events import BAD_STEP, BadStep, Notice, Outcome, name_steps
 from tfpreempt.core.journal import Journal
 from tfpreempt.core.record_validation import validate_types
 from tfpreempt.handler.collective_save import Veto, VetoError, first_of
@@ -140,7 +140,7 @@ def positions(
 def _records(journal: Journal) -> list[Mapping[str, Any]]:
     """Returns the valid records of bad steps in a journal, oldest first.
 
-    A record of which the journal has copies (see `BadStepRecords._read`) is returned
+    A record of which the journal has copies (see `BadStepFinder._read`) is returned
     once: otherwise one crash would count as several crashes. A record that another
     record replaces is not returned.
     """
@@ -164,22 +164,15 @@ def _position(record: Mapping[str, Any]) -> Position:
     return record["fit"], record["epoch"], record["batch"]
 
 
-def name_steps(found: Iterable[Position]) -> str:
-    """Returns steps as text."""
-    return ", ".join(
-        f"batch {batch} of epoch {epoch}{f' of fit {fit}' if fit > 1 else ''}"
-        if fit
-        else f"step {batch}"
-        for fit, epoch, batch in found
-    )
-
-
 _NO_OPTIONS = BadSteps()  # in training without `on_bad_step`
 
 
-class BadStepRecords:
-    """Records the bad steps of a run, and ends the process after a bad step. Use on the
-    main thread only.
+class BadStepFinder:
+    """Finds the bad steps of a run by their losses and by the variables, records the
+    steps, and ends the process. Use on the main thread only.
+
+    A subclass for fits and a subclass for loops define `why_bad` and
+    `find_bad_variable`.
 
     Args:
         options: the argument `on_bad_step`; None: no step is bad.
@@ -202,6 +195,8 @@ class BadStepRecords:
         self._session = session
         self._run = run
         self._records: list[Mapping[str, Any]] = []
+        self._unread: list[tuple[Position, Any]] = []  # steps with their losses
+        self._last: Position = (0, 0, 0)  # the newest trained step
         # Number of the run's steps at the newest check that found finite variables.
         self._finite_at = -1
         self._veto: Veto | None = None  # of several workers, after a bad step
@@ -313,26 +308,87 @@ class BadStepRecords:
                 journal.append({**copied, "found_at": identity[0]}, durable=True)
         return found
 
-    # --- a bad step ------------------------------------------------------------------
-
-    def check_variables(self, why: str, last: Position) -> None:
-        """Ends the process, see `end_because_of`, if a step has made a variable NaN or
-        infinite.
+    def warn_of_left_out(
+        self, what: str, found: Sequence[Position], *, is_resumed: bool
+    ) -> None:
+        """Logs the steps to leave out, on the chief.
 
         Args:
-            why: text that names the variable; "" if all variables are finite.
-            last: the newest trained step.
+            what: beginning of the sentence.
+            found: the steps.
+            is_resumed: whether training resumes from a commit.
+        """
+        if found and self.can_record:
+            # From scratch, the order of the data depends on the program's seed.
+            seed = ". The numbers are valid if each start has the same seed"
+            log.warning(
+                "%s, because earlier starts have found bad steps (counted from 0; see "
+                "%s): %s%s",
+                what,
+                self._run.journal.path,
+                name_steps(found),
+                "" if is_resumed else seed,
+            )
+
+    # --- the losses and the variables ------------------------------------------------
+
+    def why_bad(self, position: Position, loss: Any) -> str:
+        """Returns the reason why a step is bad; "" for a good step. Called once for
+        each good step.
+
+        Args:
+            position: the step.
+            loss: the loss of the step, which may still be computed by the device.
+        """
+        raise NotImplementedError
+
+    def find_bad_variable(self) -> str:
+        """Returns a text that names a variable with NaN or infinity; "" if there is
+        none."""
+        raise NotImplementedError
+
+    def find(self) -> tuple[Position, str] | None:
+        """Reads the losses; returns the first bad step, with the reason, or None.
+
+        The loss of a bad step stays unread: the state in memory must never be saved.
+        """
+        while self._unread:
+            position, loss = self._unread[0]
+            if why := self.why_bad(position, loss):
+                return position, why
+            self._unread.pop(0)
+        return None
+
+    def check_losses(self) -> None:
+        """Ends the process if the loss of a step was bad; see `check`."""
+        if not self.is_stopping() and (found := self.find()) is not None:
+            self.end_because_of(*found)
+
+    def check(self) -> None:
+        """Ends the process if a step was bad, by its loss or by a variable. Call before
+        a save.
+
+        With several workers, the method returns, and all workers end together at the
+        next boundary on which they agree.
 
         Raises:
             SystemExit: a step was bad; the next start leaves the step out, or finds
                 the step.
-            BadStepsError: the limit was reached, the journal cannot be written, or no
-                step has caused this.
+            BadStepsError: the limit was reached, the journal cannot be written, or a
+                variable is not finite for another reason than a step.
         """
-        steps = self._run.steps_made
+        self.check_losses()
+        if self.is_active and not self.is_stopping():
+            self.check_variables()
+
+    def check_variables(self) -> None:
+        """Ends the process, as `check` does, if a variable is NaN or infinite."""
+        why, steps, last = self.find_bad_variable(), self._run.steps_made, self._last
         if not why:
             self._finite_at = steps
             return
+        if not steps and self._run.candidate is not None:
+            raise self.commit_is_bad(why)
         if steps in (0, self._finite_at):
             raise errors.BadStepsError(
                 f"{why}, and no step has caused this: the variable was finite after "
@@ -347,28 +403,25 @@ class BadStepRecords:
             return
         self._end(self._event(last, why, is_sought=True))
 
-    def check_restored(self, why: str) -> None:
-        """Handles the check of the variables of the restored commit.
+    def commit_is_bad(self, why: str) -> errors.BadStepsError:
+        """Returns the error for a restored commit that contains a bad step.
 
         Args:
-            why: text that names a variable with NaN; "" if all variables are finite.
-
-        Raises:
-            BadStepsError: a variable is NaN or infinite.
+            why: text that names a variable or a loss that is not finite.
         """
-        if why:
-            raise errors.BadStepsError(
-                f"In the newest commit of {self._run.directory.path!r} {why}, so the "
-                "commit contains a bad step, and on_bad_step cannot return to an "
-                "earlier step. Move the newest commits to another directory "
-                "(`tfpreempt inspect` lists the commits), and start again"
-            )
-        self._finite_at = self._run.steps_made
+        return errors.BadStepsError(
+            f"In the newest commit of {self._run.directory.path!r} {why}, so the "
+            "commit contains a bad step, and on_bad_step cannot return to an "
+            "earlier step. Move the newest commits to another directory "
+            "(`tfpreempt inspect` lists the commits), and start again"
+        )
 
     @property
     def are_finite(self) -> bool:
         """Whether the variables were checked after the newest step, and were finite."""
         return self._finite_at == self._run.steps_made
+
+    # --- a bad step ------------------------------------------------------------------
 
     def end_because_of(self, position: Position, why: str) -> None:
         """Records a bad step, and ends the process.
@@ -417,13 +470,13 @@ class BadStepRecords:
         Args:
             found: the bad step, as for `_end`.
         """
+        coordinator, worker = self._session.coordinator, self._session.cluster.worker
         self._veto = Veto(
-            reason=_described(found),
+            reason=f"worker {worker}: {_described(found)}",
             run=self._run.start.token,
             bad_step=dataclasses.asdict(found),
         )
         self._left_at = self._run.left_at
-        coordinator, worker = self._session.coordinator, self._session.cluster.worker
         coordinator.notice(
             Notice(
                 source=BAD_STEP,
@@ -459,11 +512,6 @@ class BadStepRecords:
         """The error to raise in a save, if this worker has found a bad step."""
         return None if self._veto is None else VetoError(self._veto)
 
-    def veto(self) -> None:
-        """Raises VetoError if this worker has found a bad step; called in a save."""
-        if (refusal := self.refusal) is not None:
-            raise refusal
-
     # --- the records -----------------------------------------------------------------
 
     def crashed(self, position: Position, error: BaseException) -> None:
@@ -484,15 +532,15 @@ class BadStepRecords:
             return
         count = 1 + sum(_position(each) == position for each in self._records)
         if count >= crashes:
-            self.add(position, describe(error), is_crash=True, cause=error)
+            self.record(position, describe(error), is_crash=True, cause=error)
             add_note(
                 error,
                 f"the next start leaves out {name_steps([position])}: crash {count}",
             )
         elif count > 1 or self._run.step:
-            self._record(position, describe(error), is_crash=True)
+            self._run.record(self._event(position, describe(error), is_crash=True))
 
-    def add(
+    def record(
         self,
         position: Position,
         why: str,
@@ -512,12 +560,12 @@ class BadStepRecords:
             BadStepsError: the limit was reached.
         """
         self._check_limit(position, why, cause)
-        self._record(position, why, is_crash=is_crash)
+        self._run.record(self._event(position, why, is_crash=is_crash))
 
     def _check_limit(
         self, position: Position, why: str, cause: BaseException | None = None
     ) -> None:
-        """Raises BadStepsError if no more steps may be left out; see `add`."""
+        """Raises BadStepsError if no more steps may be left out; see `record`."""
         replaced = self.search_end if self._replaced(position) else None
         others = [each for each in self.positions if each != replaced]
         if len(others) >= self.options.limit:
@@ -528,18 +576,11 @@ class BadStepRecords:
                 "batches, and the learning rate; or raise limit= of BadSteps"
             ) from cause
 
-    def _record(self, position: Position, why: str, *, is_crash: bool = False) -> None:
-        self._run.record(self._event(position, why, is_crash=is_crash))
-
-    def add_before(
-        self, error: BaseException, find: Callable[[], tuple[Position, str] | None]
-    ) -> bool:
+    def followed_bad_step(self, error: BaseException) -> bool:
         """Records the bad step before an error of the program, which the caller raises.
 
         Args:
-            error: the error, which ends the process before the losses are read.
-            find: function that reads the losses; returns the first bad step with the
-                reason, or None.
+            error: the error, which ends the process before a call of `check`.
 
         Returns:
             Whether a step was bad.
@@ -550,13 +591,13 @@ class BadStepRecords:
         found = None
         # Ignore errors: JAX may raise the error of a step when the loss is read.
         with contextlib.suppress(Exception):
-            found = find() if isinstance(error, Exception) else None
+            found = self.find() if isinstance(error, Exception) else None
         if found is None:
             return False
         # Recorded before; or the chief or the next start finds the step.
         if not self.is_stopping() and self.can_record:
             position, why = found
-            self.add(position, why, cause=error)
+            self.record(position, why, cause=error)
             where = f"{why} at {name_steps([position])}"
             add_note(error, f"{where}; the next start leaves this step out")
         return True
@@ -610,7 +651,7 @@ def _exit_fn_returned() -> errors.UsageError:
     )
 
 
-class LoopBadSteps:
+class LoopBadSteps(BadStepFinder):
     """Finds the bad steps of a custom loop, and knows the steps to leave out. Use on
     the main thread only.
 
@@ -640,29 +681,20 @@ class LoopBadSteps:
                 "None, because the losses of the steps before a restart are not known. "
                 "Leave spike_factor out"
             )
-        self._records = BadStepRecords(options, session, run)
-        self._run = run
+        super().__init__(options, session, run)
         self._checkpoint = checkpoint
-        self._unread: list[tuple[int, Any]] = []  # number of a step, loss
-        self._last: Position = (0, 0, 0)  # the newest trained step
         self._unreadable = -1  # newest step that was left out and could not be read
         self._handled: BaseException | None = None  # newest error of a step
         self._failed_at = -1  # newest step that has raised an error
         self._has_warned = False
-        self._records.read()
-        found = [each for each in self._records.positions if each >= _step(run.step)]
-        self._left_out = {number for fit, _, number in found if not fit}
-        if self._left_out and self._records.can_record:
-            log.warning(
-                "run() will return None without training at these calls, because "
-                "earlier starts have found bad steps (counted from 0; see %s): %s%s",
-                run.journal.path,
-                name_steps(found),
-                # From scratch, the order of the data depends on the program's seed.
-                ""
-                if run.candidate is not None
-                else ". The numbers are valid if each start has the same seed",
-            )
+        self.read()
+        found = [each for each in self.positions if _step(run.step) <= each < (1, 0, 0)]
+        self._left_out = {number for _, _, number in found}
+        self.warn_of_left_out(
+            "run() will return None without training at these calls",
+            found,
+            is_resumed=run.candidate is not None,
+        )
 
     # --- the steps to leave out ------------------------------------------------------
 
@@ -716,11 +748,10 @@ class LoopBadSteps:
         Args:
             result: return value of the step function.
         """
-        number = self._run.step - 1
-        self._last = _step(number)
-        loss = find_loss(result, self._records.options.loss)
+        self._last = _step(self._run.step - 1)
+        loss = find_loss(result, self.options.loss)
         if loss is not None:
-            self._unread.append((number, loss))
+            self._unread.append((self._last, loss))
         elif not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -729,46 +760,30 @@ class LoopBadSteps:
                 "the number %r. Without the loss, bad steps are found only by NaN in "
                 "the variables",
                 type(result).__name__,
-                self._records.options.loss,
+                self.options.loss,
             )
-        if self._is_searching or len(self._unread) >= self._records.options.check_every:
+        if self._is_searching or len(self._unread) >= self.options.check_every:
             self._run.stop_at = min(self._run.stop_at, self._run.steps_made)
 
     @property
     def _is_searching(self) -> bool:
-        return self._last <= self._records.search_end
+        return self._last <= self.search_end
 
     def check(self, *, will_save: bool = True) -> None:
-        """Ends the process if a step was bad, by its loss or by a variable. Call
-        between two steps.
-
-        With several workers, the method returns, and all workers end together at the
-        next boundary on which they agree.
+        """Ends the process if a step was bad; see `BadStepFinder.check`. Call between
+        two steps.
 
         Args:
             will_save: whether a save may follow. If False, the variables are checked
                 only before the first step, and in the search for a bad step.
-
-        Raises:
-            SystemExit: a step was bad; the next start leaves the step out.
-            BadStepsError: the limit was reached, the journal cannot be written, or a
-                variable is NaN for another reason than a step.
         """
-        if self._records.is_stopping():
-            return
-        if (found := self._find()) is not None:
-            self._records.end_because_of(*found)
-            return
-        is_first = self._run.steps_made == 0
-        if not (will_save or is_first or self._is_searching):
+        if not (will_save or self._run.steps_made == 0 or self._is_searching):
+            self.check_losses()
             return
         # Not before: the run of a handler that is dropped before training must not be
         # kept alive by a cycle.
         self._run.before_save = self._check_before_save
-        why = self._find_nan()
-        if is_first and self._run.candidate is not None:
-            self._records.check_restored(why)
-        self._records.check_variables(why, self._last)
+        super().check()
 
     def _check_before_save(self) -> Exception | None:
         """Calls `check` before a save, unless just called for the same state. Some
@@ -780,29 +795,20 @@ class LoopBadSteps:
             because this worker has found a bad step.
         """
         try:
-            if self._unread or not self._records.are_finite:
+            if self._unread or not self.are_finite:
                 self.check()
         except errors.BadStepsError as error:
-            if self._records.is_shared:
+            if self.is_shared:
                 return error
             raise
-        return self._records.refusal
+        return self.refusal
 
-    def _find(self) -> tuple[Position, str] | None:
-        """Reads the losses; returns the first bad step, with the reason, or None.
+    def why_bad(self, position: Position, loss: Any) -> str:
+        # The program may have donated the loss to a computation of JAX.
+        value = 0.0 if getattr(loss, "is_deleted", bool)() else float(loss)
+        return "" if math.isfinite(value) else f"the loss is {value}"
 
-        The loss of a bad step stays unread: the state in memory must never be saved.
-        """
-        while self._unread:
-            number, loss = self._unread[0]
-            # The program may have donated the loss to a computation of JAX.
-            value = 0.0 if getattr(loss, "is_deleted", bool)() else float(loss)
-            if not math.isfinite(value):
-                return _step(number), f"the loss is {value}"
-            self._unread.pop(0)
-        return None
-
-    def _find_nan(self) -> str:
+    def find_bad_variable(self) -> str:
         """Returns a text that names a variable with NaN; "" if there is none. Infinity
         is often the initial value of a mask or of the smallest loss."""
         for adapter in frameworks.adapters("values"):
@@ -838,8 +844,8 @@ class LoopBadSteps:
         self._handled = error
         is_retry = number == self._failed_at  # only starts count
         self._failed_at = number
-        if not (self._records.add_before(error, self._find) or is_retry):
-            self._records.crashed(_step(number), error)
+        if not (self.followed_bad_step(error) or is_retry):
+            self.crashed(_step(number), error)
 
     def loop_failed(self, error: BaseException) -> None:
         """Records the bad step before an error of the loop; the caller raises the
@@ -852,7 +858,7 @@ class LoopBadSteps:
             BadStepsError: the limit was reached.
         """
         if error is not self._handled and not isinstance(error, errors.BadStepsError):
-            self._records.add_before(error, self._find)
+            self.followed_bad_step(error)
 
 
 def _step(number: int) -> Position:

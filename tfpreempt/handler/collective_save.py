@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import logging
 import threading
-import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -52,16 +51,6 @@ _LONGEST_FOR_SNAPSHOT = 1.0  # longest wait for the previous snapshot, in second
 _ALL = "all"  # chief's outcome: every worker has captured the snapshot
 _OVER = "over"  # chief's outcome: no more snapshots are taken
 
-RunStage = Callable[[str], Save]
-"""A function that writes this worker's part of a save, given the name of the save."""
-
-RunStages = Mapping[Run, RunStage]
-"""By run, the function that writes the part. Only runs whose save takes arguments from
-the program have an entry; for other runs `Run.stage` writes the part."""
-
-PLAIN: RunStages = types.MappingProxyType({})
-"""The empty mapping: no save takes arguments from the program."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Veto:
@@ -88,11 +77,12 @@ class Veto:
 
 
 class VetoError(SaveError):
-    """Raised in a save, on a worker that has found a bad step."""
+    """Raised in a save, on a worker that has found a bad step, and on the chief: all
+    workers stop soon, and the chief records the step then."""
 
     def __init__(self, veto: Veto) -> None:
         super().__init__(veto.reason)
-        self.veto = veto
+        self.extra: keys.Extra = {"veto": dataclasses.asdict(veto)}
 
 
 def first_of(vetoes: Sequence[Veto]) -> Veto:
@@ -153,34 +143,34 @@ class CollectiveSaves:
 
     # --- the saves that a program, a period or the end asks for ----------------------
 
-    def save(self, run: Run, because: str, stages: RunStages = PLAIN) -> Commit | None:
+    def save(self, run: Run, because: str, *, is_async: bool = False) -> Commit | None:
         """Saves on every worker; every worker calls the method at the same point.
 
         Args:
             run: the run to save.
             because: reason for the save, written into the manifest of the commit:
                 "save", "periodic", "error" or "finished".
-            stages: for a run whose save takes arguments from the program, the function
-                that writes this worker's part.
+            is_async: whether the save is asynchronous, see `begin`.
 
         Returns:
             The commit, on the chief. None on the other workers, because the chief may
-            still be writing the commit.
+            still be writing the commit, and for an asynchronous save.
 
         Raises:
             SaveError: (chief) a worker's part did not arrive in time.
             CheckpointError: this worker's part could not be written.
         """
         name = self._next_name(run, because)
-        write = functools.partial(stages.get(run, run.stage), name)
         with self._saving():
+            if is_async:
+                self.begin(run, name, self._final, because)
+                return None
             self.end_async()
             self._remember(run, name)
+            write = functools.partial(run.stage, name)
             return self._complete(run, name, because, self._final, write)
 
-    def try_save(
-        self, run: Run, stages: RunStages = PLAIN, because: str = "periodic"
-    ) -> None:
+    def try_save(self, run: Run, because: str = "periodic") -> None:
         """Saves like `save`, but logs and records a failure instead of raising it.
 
         A periodic save is asynchronous if possible, and begins after the end of the
@@ -188,7 +178,6 @@ class CollectiveSaves:
 
         Args:
             run: the run to save.
-            stages: functions that write this worker's part, as in `save`.
             because: "periodic", or "error" if `fit` is about to raise an error. The
                 reason is part of the save's name. So if only some workers raise an
                 error, their save is not mixed up with a periodic save of the peers.
@@ -196,25 +185,15 @@ class CollectiveSaves:
         Raises:
             CollectiveReadError: the peers are in a collective read without this worker.
         """
-        is_async = because == "periodic" and run.saves_async and run not in stages
+        is_async = because == "periodic" and run.saves_async
         try:
-            if is_async:
-                self.save_async(run, because)
-            else:
-                self.save(run, because, stages)
+            self.save(run, because, is_async=is_async)
         except Exception as error:  # a State has failed, or no thread can be started
             if is_async:
                 self.keep_error(run, error)
             self.runs.fault(f"{because} save", error)
             if breaks_off(error, self.cluster.num_workers):
                 raise
-
-    def save_async(self, run: Run, because: str) -> None:
-        """Begins an asynchronous save outside of a round; every worker calls the method
-        at the same point. The arguments and errors are those of `save` and `begin`."""
-        name = self._next_name(run, because)
-        with self._saving():
-            self.begin(run, name, self._final, because)
 
     def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
         """Requests a commit from all workers periodically, until a run is closed.
@@ -355,13 +334,8 @@ class CollectiveSaves:
 
     def keep_error(self, run: Run, error: Exception) -> None:
         """Keeps the error of an asynchronous save for `raise_error`. Thread-safe."""
-        if not self.is_vetoed(error):
+        if not isinstance(error, VetoError):
             self._errors[run.start.token] = f"{type(error).__name__}: {error}"
-
-    def is_vetoed(self, error: Exception) -> bool:
-        """Returns whether a save has failed because a worker has found a bad step: all
-        workers stop soon, and the chief records the step then. Thread-safe."""
-        return isinstance(error, VetoError) or bool(self.coordinator.notes.vetoes)
 
     def raise_error(self, run: Run) -> None:
         """Raises the error of a run's newest failed asynchronous save, once.
@@ -453,16 +427,25 @@ class CollectiveSaves:
 
         Returns:
             The commit, on the chief; None on the other workers.
+
+        Raises:
+            VetoError: a worker has found a bad step.
         """
         timeout = self.coordinator.deadlines.peer_timeout
         if not self.cluster.is_chief:
-            done = False
+            done, extra = False, {}
             try:
                 write()
                 done = True
+            except VetoError as error:
+                extra = error.extra
+                raise
             finally:
-                key = f"{self.prefix}/{name}/{self.cluster.worker}"
-                insert = functools.partial(self.executor.insert, key, keys.encode(done))
+                key, text = (
+                    f"{self.prefix}/{name}/{self.cluster.worker}",
+                    keys.encode(done, extra),
+                )
+                insert = functools.partial(self.executor.insert, key, text)
                 # Wait for the insert, because the process may end right after the save.
                 call_and_wait(insert, min(timeout, 5.0))
             return None
@@ -534,10 +517,14 @@ class CollectiveSaves:
             A dict with the reason for each worker whose part is missing; and the set of
             workers that have reported a failure. The part of such a worker is required
             even if the worker has finished training since the report.
+
+        Raises:
+            VetoError: a worker has found a bad step.
         """
         others = range(1, self.cluster.num_workers)
         absent: dict[int, str] = {}
         failed: set[int] = set()
+        vetoes: list[Veto] = []
         if not others:
             return absent, failed
         self._listen(others)
@@ -547,6 +534,8 @@ class CollectiveSaves:
                 absent[worker] = str(extra.get("reason", ""))
             if value is False:
                 failed.add(worker)
+            if "veto" in extra:
+                vetoes.append(Veto.parse(extra["veto"]))
 
         gathering = KeyGather(
             self.executor,
@@ -560,6 +549,8 @@ class CollectiveSaves:
         late = gathering.wait(timeout)
         why = f"no answer within {timeout:g} s"
         gathering.give_up(late, why)
+        if vetoes:
+            raise VetoError(first_of(vetoes))
         return {**absent, **dict.fromkeys(late, why)}, failed
 
     def _listen(self, others: Sequence[int]) -> None:
@@ -608,11 +599,8 @@ class RoundSave:
     _snapshots: Snapshots | None = None
     _steps: int = 0  # steps made when the snapshot was captured
 
-    def stage(self, stages: RunStages) -> bool:
+    def stage(self) -> bool:
         """Writes or captures this worker's part of the save.
-
-        Args:
-            stages: functions that write the part, as in `CollectiveSaves.save`.
 
         Returns:
             Whether the part was written. An asynchronous save reports a failure later.
@@ -632,7 +620,7 @@ class RoundSave:
         ]
         if is_periodic and len(due) == 1:
             [run] = due
-            if run.saves_async and run not in stages:
+            if run.saves_async:
                 return self._begin(run, name)
         if not due:
             limit, stands = deadlines.left, self.collective.last_save_is_committed
@@ -641,7 +629,7 @@ class RoundSave:
         for run in due:
             run.is_unconfirmed = False  # the outcome of the round tells every worker
         try:
-            self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
+            self._staged = [(run, run.stage(name)) for run in due]
         # This worker reports the failure to the other workers.
         except Exception as error:
             self._failed(error)
@@ -875,9 +863,9 @@ class RoundSave:
     def _failed(self, error: Exception) -> None:
         c = self.coordinator
         if isinstance(error, VetoError):
-            c.notes.lost_because = error.veto.reason
-            c.extra[Key.COMMIT] = {"reason": error.veto.reason}
-            c.extra[Key.DONE] = {"veto": dataclasses.asdict(error.veto)}
+            c.notes.lost_because = f"{error}"
+            c.extra[Key.COMMIT] = {"reason": f"{error}"}
+            c.extra[Key.DONE] = error.extra
             return
         log.error("the save failed; the last commit is still valid", exc_info=error)
         run = next(iter(self.runs))

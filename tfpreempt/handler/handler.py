@@ -36,7 +36,6 @@ from tfpreempt.core.events import Batches
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
 from tfpreempt.handler.bad_steps import BadSteps, LoopBadSteps
-from tfpreempt.handler.collective_save import PLAIN, RunStages
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.registration import (
@@ -202,6 +201,8 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore(is_partial=restore == "partial")
+            if self._run.candidate is not None and restore is True:
+                self._unsaved.watch_restored()
             self._bad_steps: LoopBadSteps | None = None
             if on_bad_step is not None:
                 checkpoint = getattr(given, "checkpoint", given)
@@ -253,6 +254,8 @@ class PreemptionCheckpointHandler:
             return cast(T, self._leave_out(guard, args, kwargs))
         step_flag.started += 1
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
+            # Without `run()` the first boundary may come after the first step.
+            self._unsaved.compare_restored()
             self._enter("run()")
             if run.steps_made in (0, 1):
                 self._first_batch.before_step(run.steps_made, args, kwargs)
@@ -260,7 +263,7 @@ class PreemptionCheckpointHandler:
                 # Check at two calls, because two step functions may alternate, as in a
                 # GAN. With a save_fn there is no check: the contents of its checkpoint
                 # are unknown.
-                self._unsaved.before_call(fn, args, kwargs)
+                self._unsaved.before_call(fn, args, kwargs, sys._getframe(1))
         step_flag.busy = True
         try:
             result = fn(*args, **kwargs)
@@ -298,12 +301,11 @@ class PreemptionCheckpointHandler:
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             if not run.is_armed and run.candidate is not None:
                 self._warn_of_late_random_state()
-            self._enter(
-                "save_checkpoint_if_preempted()",
-                {run: lambda name: run.stage(name, *args, **kwargs)}
-                if args or kwargs
-                else PLAIN,
-            )
+            run.save_arguments = args, kwargs
+            try:
+                self._enter("save_checkpoint_if_preempted()")
+            finally:
+                run.save_arguments = (), {}
         step_flag.bare = step_flag.started
         step_flag.ends.append(monotonic())
         run.steps_made += 1
@@ -419,13 +421,8 @@ class PreemptionCheckpointHandler:
         self._checked()
         if metrics is not None:
             self._run.directory.set_metrics(self._run.step, check_metrics(metrics))
-        self._session.save(self._run, wait=wait)
-        if not (wait and self._session.cluster.is_chief):
-            return None
-        if (
-            self._bad_steps is not None
-            and not self._session.saves.last_save_is_committed(self._run, 0.0)
-        ):
+        saved = self._session.save(self._run, wait=wait)
+        if saved is None or not (wait and self._session.cluster.is_chief):
             return None
         return next(reversed(self.checkpoints()), None)
 
@@ -641,7 +638,7 @@ class PreemptionCheckpointHandler:
         session.boundary(self._checked)
         if self._is_save_due:
             self._checked()
-            session.save_at_boundary(run, PLAIN)
+            session.save_at_boundary(run)
         self._step_flag.busy = True
         try:
             guard.skip(args, kwargs)
@@ -667,7 +664,7 @@ class PreemptionCheckpointHandler:
                 "save_checkpoint_if_preempted() first in the loop."
             )
 
-    def _enter(self, what: str, stages: RunStages = PLAIN) -> None:
+    def _enter(self, what: str) -> None:
         """Does the work that only some boundaries need: agreement, saves, first steps.
 
         The caller has already counted the interval after the boundary.
@@ -675,13 +672,15 @@ class PreemptionCheckpointHandler:
         session, run = self._session, self._run
         if self._bad_steps is not None:
             self._check_at_boundary(self._bad_steps, what)
-        session.enter(run, what, stages)
+        session.enter(run, what)
         self._unsaved.after_call()
         if run.steps_made in LOOKS and run.config.save_fn is None:
             is_last = run.steps_made == LOOKS[-1]
-            self._unsaved.watch_loop(sys._getframe(2), is_last=is_last)
+            self._unsaved.watch_loop(
+                sys._getframe(2), is_before_step=what == "run()", is_last=is_last
+            )
         if self._is_save_due:
-            session.save_at_boundary(run, stages)
+            session.save_at_boundary(run)
         every = self._save_steps
         if run.steps_made < 4:
             run.stop_at = run.steps_made

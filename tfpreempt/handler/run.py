@@ -13,8 +13,7 @@ import math
 import os
 import socket
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.directory import catalog
@@ -25,7 +24,6 @@ from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
 from tfpreempt.checkpoint.restore.reshard import load_worker_state
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
-from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.state.unfinished_caches import (
     clear_interrupted,
     written_caches,
@@ -107,8 +105,6 @@ class Run:
         candidate: the commit to restore; None to start from scratch.
         snapshots: snapshots of this worker in memory; None if at least one worker has
             no memory for snapshots.
-        saves_async: whether periodic saves are asynchronous: requested by `async_save`,
-            and supported by the contents of the save.
         states: loader of named States from the restored commit, or a later one.
         journal: journal of the run's events; for use on any thread.
         steps_made: number of steps completed in this process.
@@ -127,6 +123,8 @@ class Run:
         is_unconfirmed: whether only the chief knows if the newest save was committed:
             the save was asynchronous, or was made outside of a round.
         is_armed: whether training has begun.
+        save_arguments: positional and keyword arguments of the program for a manager's
+            `save` or for a save_fn.
         is_at_end: whether the fit ended as planned, so that `close` may commit the
             final state.
         is_closed: whether the run no longer participates.
@@ -150,6 +148,7 @@ class Run:
     left_at: int | None = None
     is_unconfirmed: bool = False
     is_armed: bool = False
+    save_arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
     is_at_end: bool = False
     is_closed: bool = False
 
@@ -185,7 +184,7 @@ class Run:
             after=highest,
             loaded={each.name for each in self.directory.registry.in_order()},
         )
-        self.saves_async = async_save and self.directory.contents.can_be_async
+        self._async_save = async_save and self.directory.contents.can_be_async
         self._status: StatusWriter | None = None  # `arm` starts the status file
         self.journal = Journal(
             journal_directory(self.directory.path),
@@ -213,6 +212,12 @@ class Run:
         The value is equal on every worker.
         """
         return self.steps_made != self.saved_at
+
+    @property
+    def saves_async(self) -> bool:
+        """Whether periodic saves are asynchronous: requested by `async_save`, supported
+        by the contents of the save, and without arguments of the program."""
+        return self._async_save and not any(self.save_arguments)
 
     # --- the start -------------------------------------------------------------------
 
@@ -268,7 +273,11 @@ class Run:
                 # A fit logs a line of its own, because `epochs` may have been raised.
                 _COMPLETE if is_of_end and not self.amid else "",
             )
-        elif restart := num_restarts():
+        elif (restart := num_restarts()) and (
+            # The journal of this directory begins with this start, or has a commit.
+            len(self.journal.read_earlier(Restored)) < 2
+            or self.journal.read_earlier(Commit)
+        ):
             log.warning(
                 "no commit in %s at restart %d: training starts from step 0. If an "
                 "earlier start made commits, check that the directory is the same, on "
@@ -289,14 +298,6 @@ class Run:
         )
         self._record_start(adopted_as, self.start.seconds)
 
-    def load_state(self, state: State) -> bool:
-        """Loads a named State from the restored commit, or from a later commit.
-
-        The State need not be registered. Returns whether a commit has a value for the
-        State.
-        """
-        return self.states.load(state)
-
     def start_mirror(self) -> None:
         """Starts to mirror commits. Does nothing on workers other than the chief.
 
@@ -309,13 +310,17 @@ class Run:
             mirror.begin(path, self.start.on_disk, self.record, journal_directory(path))
             mirror.enqueue(functools.partial(clear_others, mirror.store, token))
 
-    def arm(self, doing: Callable[[], WorkerActivity], ends: deque[float]) -> None:
+    def arm(
+        self,
+        doing: Callable[[], WorkerActivity],
+        step_times: Callable[[], Sequence[float]],
+    ) -> None:
         """Begins training: sets the random generators, and starts the status file.
 
         Args:
             doing: function that returns the current activity of the process; called on
                 any thread.
-            ends: ends of the newest steps, from `StepFlag.ends`.
+            step_times: function that returns the seconds of the newest steps.
         """
         self.is_armed = True
         self.watcher.rearm()
@@ -332,7 +337,7 @@ class Run:
             for framework in frameworks.adapters("compile_cache"):
                 if run.steps_made > 1:
                     framework.keep(run.directory.path, run.directory.mirror)
-            return with_step_times(run._now(doing()), ends)
+            return with_step_times(run._now(doing()), step_times())
 
         cluster, clock = self.directory.cluster, self.directory.clock
         path = status_path(self.journal.path.parent, cluster.worker)
@@ -411,31 +416,21 @@ class Run:
 
     # --- a save ----------------------------------------------------------------------
 
-    def stage(self, name: str, *args: Any, **kwargs: Any) -> Save:
+    def stage(self, name: str) -> Save:
         """Captures and writes this worker's part of a save (its files of the commit).
 
         Args:
             name: name of the save; equal on every worker, and never used again.
-            *args: the program's arguments for a manager's `save` or for a save_fn.
-            **kwargs: keyword arguments for the same function.
         """
-        return self.write(self.capture(name, None, *args, **kwargs))
+        return self.write(self.capture(name, None))
 
-    def capture(
-        self,
-        name: str,
-        cancel_token: CancellationToken | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Save:
+    def capture(self, name: str, cancel_token: CancellationToken | None) -> Save:
         """Copies the values for this worker's part of a save; `write` writes the part.
 
         Args:
             name: name of the save, as in `stage`.
             cancel_token: token with which an asynchronous save can be cancelled; None
                 if training waits for the save.
-            *args: arguments of the program, as in `stage`.
-            **kwargs: keyword arguments of the program, as in `stage`.
         """
         refusal = self.before_save()
         if self.snapshots is not None:
@@ -447,6 +442,7 @@ class Run:
         self.source.contents.warn_of_unrestored()
         attempt = f"{self.start.token}-{name}"
         save = Save(self.directory, self.step, attempt, cancel_token)
+        args, kwargs = self.save_arguments
         save.capture(*args, **kwargs)
         if refusal is not None:
             if self.directory.cluster.is_chief:
@@ -481,11 +477,11 @@ class Run:
         if commit is None:
             return None
         if self.snapshots is not None:
-            made = self.directory.read_back(commit.path)
-            if made is not None and made.manifest is not None:
-                parent = Parent(token=made.token, sequence=commit.sequence)
-                self.snapshots.parent = parent
-                self.snapshots.expect_as_in(made.manifest)
+            made = save.made
+            assert made is not None
+            assert made.manifest is not None
+            self.snapshots.parent = Parent(token=made.token, sequence=commit.sequence)
+            self.snapshots.expect_as_in(made.manifest)
         commit = dataclasses.replace(
             commit,
             notice_to_commit_seconds=(

@@ -37,17 +37,11 @@ from tfpreempt.core.replay import read_replay
 from tfpreempt.errors import (
     HandlerClosedError,
     NestedRunError,
-    SaveError,
     TfpreemptError,
     UsageError,
 )
-from tfpreempt.handler.activity import Activity, SnapshotScheduler, StepTimer
-from tfpreempt.handler.collective_save import (
-    PLAIN,
-    CollectiveSaves,
-    RoundSave,
-    RunStages,
-)
+from tfpreempt.handler.activity import Activity, SnapshotScheduler
+from tfpreempt.handler.collective_save import CollectiveSaves, RoundSave, VetoError
 from tfpreempt.handler.exit import ExitController, defer_sigint, notify_peers
 from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.run import Run, Runs
@@ -117,7 +111,6 @@ class Session:
         self.incarnation = incarnation
         self._pending = pending
         self._clock = SystemClock()
-        self.timer = StepTimer(self._clock)
         self.runs = Runs()
         self.start_count = 0
         self._newest_notice: Notice | None = None  # the newest notice of a run
@@ -136,7 +129,7 @@ class Session:
             self.executor,
             self._clock,
             peer_timeout=peer_timeout,
-            step_seconds=lambda: self.timer.step_seconds(self.step_flag.started),
+            step_seconds=lambda: self.step_flag.step_seconds,
             record=self.runs.record,
             on_overrun=lambda why: self.exit.force_exit(why),
         )
@@ -252,7 +245,7 @@ class Session:
             # Hold the run before `arm` starts a thread. Otherwise the thread could have
             # the last reference, and the run would be closed on the thread.
             self.runs.kept.add(run)
-            run.arm(self.activity.now, self.step_flag.ends)
+            run.arm(self.activity.now, self.step_flag.step_times)
 
     def _check_cluster(self) -> None:
         """Raises an error if JAX has connected this process to a cluster too late."""
@@ -346,7 +339,7 @@ class Session:
             )
         self.start_listening(run)
 
-    def enter(self, run: Run, what: str, stages: RunStages = PLAIN) -> None:
+    def enter(self, run: Run, what: str) -> None:
         """Does the work that only some boundaries need: the agreement, and the first
         steps.
 
@@ -358,8 +351,6 @@ class Session:
         Args:
             run: the run whose step is about to start.
             what: the call, for an error message.
-            stages: for a run whose save takes arguments from the program, the function
-                that writes this worker's part of the save.
 
         Raises:
             UsageError: the step cannot start, see `ready`. The interval is then not
@@ -370,7 +361,7 @@ class Session:
         except TfpreemptError:
             self.step_flag.started -= 1
             raise
-        self.wait_at_boundary(stages)
+        self.wait_at_boundary()
         if (replay := read_replay()) is not None and run.step >= replay.until:
             self.saves.save(run, "replay")
             self.exit.leave(Outcome.COMMITTED, "the steps of the replay are repeated")
@@ -382,8 +373,8 @@ class Session:
             run.record(FirstStep(step=run.step))
             run.record_caches()
             run.directory.contents.prepare()
-            self.timer.begin(self.step_flag.started)
             self.step_flag.ends.clear()  # the first step also traces
+            self.step_flag.measure_from_now()
         elif run.steps_made == 3:
             # Do not warn after the first step: two step functions may alternate, as in
             # a GAN.
@@ -392,7 +383,7 @@ class Session:
 
     def _warn_of_long_steps(self, run: Run) -> None:
         grace = run.watcher.shortest_grace
-        seconds = self.timer.step_seconds(self.step_flag.started)
+        seconds = self.step_flag.step_seconds
         if grace is None:
             return
         save = self.coordinator.deadlines.save_seconds or 0.0
@@ -421,20 +412,17 @@ class Session:
                 before a save at this boundary, and prepares the state to be saved.
         """
         self.step_flag.started += 1
-        self.timer.check(self.step_flag.started)
+        self.step_flag.measure_from_now()
         if self.step_flag.flag:
             with saving():
                 self.wait_at_boundary()
 
-    def wait_at_boundary(self, stages: RunStages = PLAIN) -> None:
+    def wait_at_boundary(self) -> None:
         """Waits at a boundary while a notice or a request for a save is handled.
 
         The caller has already counted the interval that begins after the boundary. The
         method returns when the interval may start. The method raises SystemExit if this
         process must exit.
-
-        Args:
-            stages: functions that write this worker's part of a save, by run.
         """
         self.resume_after_exit()
         if not self.step_flag.flag:
@@ -442,7 +430,7 @@ class Session:
         with self.deferring_sigint():
             while self.step_flag.flag:
                 self.step_flag.started -= 1
-                verdict = self.wait_for_directive(stages)
+                verdict = self.wait_for_directive()
                 self.step_flag.started += 1
                 if isinstance(verdict, ev.Proceed):
                     return
@@ -481,7 +469,6 @@ class Session:
 
     def wait_for_directive(
         self,
-        stages: RunStages = PLAIN,
         *,
         last: bool = False,
         limit: float | None = None,
@@ -490,7 +477,6 @@ class Session:
         """Waits at a boundary for directives of the coordinator, and executes them.
 
         Args:
-            stages: functions that write this worker's part of a save, by run.
             last: whether training is over on this worker.
             limit: seconds to wait for a directive; None: no limit.
             steps_follow: whether steps may follow this boundary.
@@ -518,7 +504,7 @@ class Session:
                     return None
                 case ev.SaveDirective(_, _, repeat):
                     with self.saves.breaking_off():
-                        is_staged = repeat or save.stage(stages)
+                        is_staged = repeat or save.stage()
                     c.dispatch(ev.Saved(is_staged))
                 case ev.WriteMarker(workers):
                     c.dispatch(ev.Committed(save.mark(workers, steps_follow)))
@@ -538,7 +524,7 @@ class Session:
 
     # --- without a notice ------------------------------------------------------------
 
-    def save(self, run: Run, *, wait: bool = True) -> str:
+    def save(self, run: Run, *, wait: bool = True) -> str | None:
         """Saves on every worker, at the same point of the program.
 
         Args:
@@ -549,8 +535,8 @@ class Session:
         Returns:
             On the chief, the directory of the commit. On the other workers, the
             checkpoint directory; on the chief too, if the commit has no directory (flat
-            files), if a save_fn left no files to commit, or if a worker has found a bad
-            step.
+            files), or if a save_fn left no files to commit. None if nothing was saved,
+            because a worker has found a bad step, as far as this worker knows.
 
         Raises:
             CheckpointError: the directory cannot be written, or a worker's part did not
@@ -564,21 +550,17 @@ class Session:
                 "of the callback, or call save_all_states() before or after the fit."
             )
         self.ready(run, "save()")
-        commit = None
+        is_async = not wait and run.saves_async
         try:
-            if not wait and run.saves_async:
-                self.saves.save_async(run, "save")
-            else:
-                commit = self.saves.save(run, "save")
-        except SaveError as error:
-            if not self.saves.is_vetoed(error):
-                raise
+            commit = self.saves.save(run, "save", is_async=is_async)
+        except VetoError as error:
             log.warning("the state was not saved: %s", error)
+            return None
         if commit is None or not os.path.isdir(commit.path):
             return run.directory.path
         return commit.path
 
-    def save_at_boundary(self, run: Run, stages: RunStages) -> None:
+    def save_at_boundary(self, run: Run) -> None:
         """Makes a periodic save at a boundary.
 
         The caller has already counted the interval after this boundary
@@ -591,10 +573,10 @@ class Session:
         """
         is_alone = self.cluster.num_workers == 1
         self.step_flag.started -= is_alone
-        self.saves.try_save(run, stages)
+        self.saves.try_save(run)
         self.step_flag.started += is_alone
         if is_alone:
-            self.wait_at_boundary(stages)
+            self.wait_at_boundary()
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
         """Waits for the asynchronous save in progress; any thread may call.
@@ -727,7 +709,7 @@ class Session:
             self.executor.call_at(at, self._name_killed)
         for run in runs:
             if not run.is_alive():
-                self.exit.force_exit(f"{run.amid} has ended, and no step will follow")
+                self.exit.force_exit("model.fit has ended, and no step will follow")
 
     def _name_killed(self) -> None:
         """Logs the children of this process that were killed.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import itertools
 import json
 import logging
 import math
@@ -21,7 +20,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,19 +193,13 @@ class StepRate:
         return min((last - first) / (ended - began), (last - first + 1) / (now - began))
 
 
-def with_step_times(
-    status: WorkerStatus, ends: collections.deque[float]
-) -> WorkerStatus:
+def with_step_times(status: WorkerStatus, steps: Sequence[float]) -> WorkerStatus:
     """Returns a status with the mean and the deviation of the newest step times.
 
     Args:
         status: status without step times.
-        ends: times of the ends of steps, in monotonic seconds. Other threads may add
-            times during the call.
+        steps: seconds of the newest steps.
     """
-    # `copy` is atomic. `tuple` creates a tuple during the iteration, and until Python
-    # 3.11 a garbage collection at this moment lets other threads run.
-    steps = [later - before for before, later in itertools.pairwise(ends.copy())]
     if not steps:
         return status
     mean = sum(steps) / len(steps)

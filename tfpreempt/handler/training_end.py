@@ -154,7 +154,6 @@ def close(session: Session, run: Run, limit: float | None = None) -> None:
     if session.step_flag.busy:
         raise UsageError("close() was called inside run(); call it after the loop")
     if run.amid and not run.is_at_end:
-        log.debug("%s did not come to its end", run.amid)
         close_unfinished(session, run)
         return
     with session.activity.hang_detection_paused():
@@ -213,7 +212,7 @@ def close_unfinished(session: Session, run: Run) -> None:
     """
     if run.is_closed:
         return
-    why = f"{run.amid} did not come to its end"
+    why = "model.fit did not come to its end"
     if not session.exit.left and connection() is None and not session.exit.detached:
         session.failed(UsageError(why))
     close_failed(session, run, why, sys.exc_info()[1])

@@ -98,8 +98,10 @@ class PyTreeState(State):
         self._value = value
         self._copies = HostCopies()
         self._missing: list[str] = []  # divided arrays whose shards are not loaded
-        # Whether the program has not read the loaded value; None without a load.
+        # Whether the program has not read the loaded value; None without a load. And
+        # whether the program has replaced the value unread: a later read is too late.
         self._is_unread: bool | None = None
+        self._is_replaced = False
         self._structure: Any = None  # the tree without its leaves, after the first step
         # States are loaded in name order, so the tree is loaded before the shards.
         self._shards = Shards(f"{self.name}.shards", self, registry)
@@ -118,12 +120,13 @@ class PyTreeState(State):
                 "are divided among the processes, and the shards of this process are "
                 "missing. Restore a commit by a PreemptionCheckpointHandler."
             )
-        if self._is_unread:
+        if self._is_unread and not self._is_replaced:
             self._is_unread = False
         return self._value
 
     @value.setter
     def value(self, value: Any) -> None:
+        self._is_replaced = True
         self._value = value
 
     def unregister(self) -> None:
@@ -183,7 +186,7 @@ class PyTreeState(State):
                 loaded[path] = head.place(whole.__getitem__, leaf)
         self._missing = [path for path in here if path not in loaded]
         self._assign(loaded)
-        self._is_unread = True
+        self._is_unread, self._is_replaced = True, False
 
     def validate(self, fileobj: IO[bytes]) -> None:
         with readable(self):

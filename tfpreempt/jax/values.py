@@ -36,6 +36,11 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
+def named_variables(checkpoint: Any) -> Sequence[tuple[str, Any]]:
+    """Returns no variables, because JAX has no checkpoint object."""
+    return ()
+
+
 def variables(value: Any) -> Sequence[Any]:
     """Returns the variables of an object of Keras; another object itself, if the
     object can replace arrays that the object has; otherwise nothing."""

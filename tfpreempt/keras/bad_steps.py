@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.handler.bad_steps import BadStepRecords, BadSteps, Position, name_steps
+from tfpreempt.core.events import name_steps
+from tfpreempt.handler.bad_steps import BadStepFinder, BadSteps, Position
 from tfpreempt.handler.run import NEVER, Run
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.training_end import is_end_of_data
@@ -64,7 +65,7 @@ def _warn_of_loss(directory: str, loss: str, step: int) -> None:
     )
 
 
-class BadStepGuard:
+class BadStepGuard(BadStepFinder):
     """Finds the bad steps of a fit, and knows the steps to leave out. Use on the main
     thread only.
 
@@ -89,17 +90,13 @@ class BadStepGuard:
         session: Session,
         run: Run,
     ) -> None:
-        self._records = BadStepRecords(options, session, run)
-        self._options = self._records.options
+        super().__init__(options, session, run)
         self._fit = fit
         self._variables = variables
-        self._run = run
         self.is_left_out = False
         self.unreadable: int | None = None
         self._fit_number = self._epoch = 0
         self._mean: float | None = None  # mean loss before the first unread loss
-        self._unread: list[tuple[int, Any]] = []  # first batch of a step, mean loss
-        self._last: Position = (0, 0, 0)  # the newest trained step
         if options is None:
             return
         root = type(fit.model).train_step.__module__.partition(".")[0]
@@ -109,11 +106,6 @@ class BadStepGuard:
                 "train_step, whose logs may have another loss than the mean of the "
                 "epoch. Use the train_step of Keras, or leave spike_factor out"
             )
-
-    @property
-    def is_active(self) -> bool:
-        """Whether `on_bad_step` was given."""
-        return self._records.is_active
 
     def begin(
         self, number: int, epoch: int, logs: Mapping[str, Any], size: int
@@ -134,11 +126,11 @@ class BadStepGuard:
         if not self.is_active:
             return
         self._fit_number, self._epoch = number, epoch
-        mean = logs.get(self._options.loss)
+        mean = logs.get(self.options.loss)
         self._mean = None if mean is None else float(mean)
         if self._mean is not None and not math.isfinite(self._mean):
-            self._records.check_restored(f"the loss is {self._mean}")
-        for each in self._records.read():
+            raise self.commit_is_bad(f"the loss is {self._mean}")
+        for each in self.read():
             is_ahead = (each["fit"], each["epoch"]) >= (number, epoch)
             if is_ahead and each["batches"] != size:
                 raise errors.ConfigurationError(
@@ -148,24 +140,13 @@ class BadStepGuard:
                     f"steps_per_execution={each['batches']} until epoch "
                     f"{each['epoch']} has ended"
                 )
-        if self._records.positions and self._records.can_record:
-            log.warning(
-                "these batches are left out of training, because earlier starts have "
-                "found bad steps (counted from 0; see %s): %s%s",
-                self._run.journal.path,
-                name_steps(self._records.positions),
-                # From scratch, the order of the data depends on the program's seed.
-                ""
-                if logs
-                else ". The numbers are valid if each start has the same seed",
-            )
+        self.warn_of_left_out(
+            "these batches are left out of training",
+            self.positions,
+            is_resumed=bool(logs),
+        )
 
     # --- the steps to leave out ------------------------------------------------------
-
-    @property
-    def has_positions(self) -> bool:
-        """Whether a step is to be left out."""
-        return bool(self._records.positions)
 
     def epoch_begins(self, epoch: int, size: int) -> None:
         """Begins an epoch.
@@ -176,17 +157,13 @@ class BadStepGuard:
         """
         if epoch != self._epoch:
             self._mean = None
-        self._epoch, self._records.size = epoch, size
+        self._epoch, self.size = epoch, size
         self._unread.clear()
         self.unreadable = None
 
     def _of_epoch(self) -> list[int]:
         here = self._fit_number, self._epoch
-        return [
-            batch
-            for *position, batch in self._records.positions
-            if tuple(position) == here
-        ]
+        return [batch for *position, batch in self.positions if tuple(position) == here]
 
     def leaves_out(self, batch: int) -> bool:
         """Returns whether the step with this first batch is left out."""
@@ -194,7 +171,7 @@ class BadStepGuard:
 
     def steps_until(self, batch: int) -> int:
         """Returns the number of steps from a batch to the next step to leave out."""
-        later = [(each - batch) // self._records.size for each in self._of_epoch()]
+        later = [(each - batch) // self.size for each in self._of_epoch()]
         return min((each for each in later if each >= 0), default=NEVER)
 
     def data_ended(self, batch: int) -> None:
@@ -207,7 +184,7 @@ class BadStepGuard:
             BadStepsError: each step of the epoch was left out.
         """
         left_out = [each for each in self._of_epoch() if each < batch]
-        if left_out and len(left_out) * self._records.size >= batch:
+        if left_out and len(left_out) * self.size >= batch:
             found = [(self._fit_number, self._epoch, each) for each in left_out]
             raise errors.BadStepsError(
                 f"Each step of epoch {self._epoch} is left out ({name_steps(found)}), "
@@ -227,91 +204,57 @@ class BadStepGuard:
         Raises:
             ConfigurationError: the logs have no loss.
         """
-        if self._options.loss not in logs:
+        if self.options.loss not in logs:
             raise errors.ConfigurationError(
-                f"the logs of the train step have no {self._options.loss!r}, only "
+                f"the logs of the train step have no {self.options.loss!r}, only "
                 f"{', '.join(map(repr, logs)) or 'no values'}. Pass "
                 "BadSteps(loss=...) with the name of the loss"
             )
-        self._unread.append((batch, logs[self._options.loss]))
-        self._last = (self._fit_number, self._epoch, batch)
-        if self._last <= self._records.search_end:
+        self._last = self._position(batch)
+        self._unread.append((self._last, logs[self.options.loss]))
+        if self._last <= self.search_end:
             self.check()
-        elif len(self._unread) >= self._options.check_every:
-            self._check_losses()
+        elif len(self._unread) >= self.options.check_every:
+            self.check_losses()
 
-    def find(self) -> tuple[Position, str] | None:
-        """Reads the losses; returns the first bad step, with the reason, or None.
-
-        The loss of a bad step stays unread: the state in memory must never be saved.
-        """
-        while self._unread:
-            batch, value = self._unread[0]
-            mean = float(value)
-            left_out = sum(each < batch for each in self._of_epoch())
-            trained = batch - left_out * self._records.size
-            factor = self._options.spike_factor
-            if why := problem(self._mean, trained, mean, self._records.size, factor):
-                return self._position(batch), why
+    def why_bad(self, position: Position, loss: Any) -> str:
+        mean, batch = float(loss), position[2]
+        left_out = sum(each < batch for each in self._of_epoch())
+        trained, factor = batch - left_out * self.size, self.options.spike_factor
+        why = problem(self._mean, trained, mean, self.size, factor)
+        if not why:
             self._mean = mean
-            self._unread.pop(0)
-        return None
+        return why
 
-    def check(self) -> None:
-        """Ends the process if a step was bad, by its loss or by a variable. Call before
-        a save.
-
-        With several workers, the method returns, and all workers end together at the
-        next boundary on which they agree.
-
-        Raises:
-            SystemExit: a step was bad; the next start leaves the step out.
-            BadStepsError: the limit was reached, the journal cannot be written, or a
-                variable is NaN or infinite for another reason than a step.
-        """
-        self._check_losses()
-        if not self.is_active or self._records.is_stopping():
-            return
+    def find_bad_variable(self) -> str:
         self._fit.sync()
-        why = find_not_finite(self._fit, self._variables)
-        self._records.check_variables(why, self._last)
-
-    def check_restored(self) -> None:
-        """Checks the variables of the restored commit.
-
-        Raises:
-            BadStepsError: a variable is NaN or infinite.
-        """
-        why = ""
-        if self.is_active:
-            why = find_not_finite(self._fit, self._variables)
-        self._records.check_restored(why)
+        return find_not_finite(self._fit, self._variables)
 
     def check_before_save(self) -> None:
         """Raises SaveError if a step was bad, for a save without a call of `check`.
 
-        With several workers, only `veto` raises the error: in the save itself, so that
-        every worker reaches the save.
+        With several workers, only `refuse_save` raises the error: in the save itself,
+        so that every worker reaches the save.
         """
-        if self._records.is_shared:
+        if self.is_shared:
             self.check()
             return
         found = self.find()
         why = "" if found is None else f"{found[1]} at {name_steps([found[0]])}"
-        if not why and self.is_active and not self._records.are_finite:
-            self._fit.sync()
-            why = find_not_finite(self._fit, self._variables)
+        if not why and self.is_active and not self.are_finite:
+            why = self.find_bad_variable()
         if why:
             raise errors.SaveError(
                 f"{why}, so the state is not saved; the older commits are unchanged"
             )
 
-    def veto(self) -> None:
+    def refuse_save(self) -> None:
         """Raises SaveError if a step was bad, in a save of several workers."""
-        if self._records.is_shared:
-            if not self._records.are_finite:
+        if self.is_shared:
+            if not self.are_finite:
                 self.check()
-            self._records.veto()
+            if (refusal := self.refusal) is not None:
+                raise refusal
 
     def warn_of_loss(self, logs: Mapping[str, Any]) -> None:
         """Without `on_bad_step`, logs a warning, once, if a state with a bad loss is
@@ -320,16 +263,10 @@ class BadStepGuard:
         Args:
             logs: logs of the epoch, as numbers.
         """
-        loss = logs.get(self._options.loss)
+        loss = logs.get(self.options.loss)
         is_bad = isinstance(loss, float) and not math.isfinite(loss)
         if is_bad and not self.is_active:
             _warn_of_loss(self._run.directory.path, f"{loss}", self._run.step)
-
-    def _check_losses(self) -> None:
-        if self._records.is_stopping():
-            return
-        if (found := self.find()) is not None:
-            self._records.end_because_of(*found)
 
     def failed(self, error: BaseException, batch: int) -> None:
         """Records a crash of a step; the caller raises the error.
@@ -355,24 +292,8 @@ class BadStepGuard:
                     "error in the generator, and continue with the next batch"
                 ) from error
             return
-        if self.followed_bad_step(error):
-            return
-        self._records.crashed(self._position(batch), error)
-
-    def followed_bad_step(self, error: BaseException) -> bool:
-        """Records the bad step before an error of a callback or of a later step; the
-        caller raises the error.
-
-        Args:
-            error: the error, which ends the process before a call of `check`.
-
-        Returns:
-            Whether there was a bad step.
-
-        Raises:
-            BadStepsError: the limit was reached.
-        """
-        return self._records.add_before(error, self.find)
+        if not self.followed_bad_step(error):
+            self.crashed(self._position(batch), error)
 
     def _position(self, batch: int) -> Position:
         return self._fit_number, self._epoch, batch

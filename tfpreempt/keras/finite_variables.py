@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,25 +24,23 @@ def find_not_finite(fit: Fit, variables: FitVariables) -> str:
         fit: the fit; on JAX, its variables have the current values (`Fit.sync`).
         variables: the variables of the fit, as a checkpoint.
     """
-    trained, others = _variables(fit)
+    found = _variables(fit)
+    sums = variables.sums([variable for variable, _ in found])
     # A sum is finite only if all elements are finite. A sum of finite elements may be
     # infinite, so then the elements are read.
-    for variable, total in zip(trained, variables.sums(trained), strict=True):
-        if not math.isfinite(total):
+    for (variable, is_trained), total in zip(found, sums, strict=True):
+        if math.isnan(total) or (is_trained and math.isinf(total)):
             array = np.asarray(variables.elements(variable), np.float64)
-            if not np.isfinite(array).all():
-                value = "NaN" if np.isnan(array).any() else "infinity"
+            is_nan = np.isnan(array).any()
+            if is_nan or (is_trained and np.isinf(array).any()):
+                value = "NaN" if is_nan else "infinity"
                 return f"the variable {_name(variable)} contains {value}"
-    for variable, total in zip(others, variables.sums(others), strict=True):
-        if math.isnan(total):
-            array = np.asarray(variables.elements(variable), np.float64)
-            if np.isnan(array).any():
-                return f"the variable {_name(variable)} contains NaN"
     return ""
 
 
-def _variables(fit: Fit) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Returns the floating-point variables that a step trains, and the other ones."""
+def _variables(fit: Fit) -> list[tuple[Any, bool]]:
+    """Returns the floating-point variables, and for each whether a step trains the
+    variable; the trained variables come first."""
     model, optimizer = fit.model, fit.model.optimizer
     slots = () if optimizer is None else optimizer.variables
     trained, weights = [*(slots() if callable(slots) else slots)], []
@@ -52,14 +49,14 @@ def _variables(fit: Fit) -> tuple[Sequence[Any], Sequence[Any]]:
         weights = model.weights
         trained += model.trainable_variables
     seen = {id(each) for metric in model.metrics for each in metric.variables}
-    groups: tuple[list[Any], list[Any]] = ([], [])
-    for group, variables in zip(groups, (trained, weights), strict=True):
+    found = []
+    for variables, is_trained in ((trained, True), (weights, False)):
         for each in variables:
             is_float = getattr(each.dtype, "name", each.dtype) in _FLOATS
             if is_float and id(each) not in seen:
                 seen.add(id(each))
-                group.append(each)
-    return groups
+                found.append((each, is_trained))
+    return found
 
 
 def _name(variable: Any) -> str:

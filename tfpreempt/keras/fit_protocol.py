@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -47,12 +46,20 @@ class SequenceData:
     Attributes:
         data: the PyDataset or Sequence.
         shuffles: whether Keras shuffles the batches in every epoch.
-        workers: number of threads that read the data.
+        workers: number of threads or processes that read the data; 0: the thread that
+            needs a batch reads the batch.
+        has_processes: whether processes read the data.
+        ahead: number of batches that the workers read ahead.
+        repeats: whether an epoch has several passes over the data. Keras' own workers
+            read such epochs.
     """
 
     data: Any
     shuffles: bool
     workers: int
+    has_processes: bool
+    ahead: int
+    repeats: bool = False
 
 
 class Pipelines(Protocol):
@@ -329,24 +336,6 @@ class Fit(Protocol):
         """Waits until the callbacks that Keras runs in the background have returned."""
         return
 
-    def shuffle_state(self) -> Any:
-        """Returns the random state that Keras will use to shuffle the sequence next.
-
-        Returns:
-            A state of Python's global generator, or an int that seeds a new generator.
-        """
-        return random.getstate()
-
-    def note_order(self, note: Callable[[int], None]) -> None:
-        """Makes Keras' readers call a function with every index of the sequence that
-        they read.
-
-        Args:
-            note: function called with the index, in the order of the batches, on a
-                thread that reads ahead.
-        """
-        return
-
     def note_batches(self, note: Callable[[Any], None]) -> None:
         """Makes Keras' reader call a function with every batch of a Python generator.
 
@@ -365,16 +354,6 @@ class Fit(Protocol):
             batches: function returning an iterator over the batches.
             ahead: number of batches to prefetch; -1: the framework decides.
         """
-
-    def read_one_pass(self) -> Any:
-        """Returns a dataset of one pass over the sequence, read by Keras' threads.
-
-        Returns None if Keras reads without reader threads or processes. Keras' own
-        readers cannot be used, because they do not stop after a pass: those of Keras 3
-        draw an order when an epoch begins, before a restart has restored the state, and
-        those of tf_keras begin another pass by themselves.
-        """
-        return None
 
     def distribute_arrays(self, batches: int) -> Any:
         """Returns the dataset that `fit` makes from arrays, without its first batches.

@@ -156,7 +156,7 @@ def load_state(state: State) -> bool:
     if (current := current_session.current()) and current.runs:
         current.wait_for_save()
         runs = reversed(list(current.runs))
-        return any(each.load_state(state) for each in runs)
+        return any(each.states.load(state) for each in runs)
     directory = os.environ.get(DIRECTORY_VARIABLE, "").strip()
     if not directory:
         return False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
-from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -16,11 +16,17 @@ from tfpreempt.checkpoint.state.encoding import (
     encode,
     readable,
 )
-from tfpreempt.checkpoint.state.random_state import load_own_or_first
-from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.state.random_state import GeneratorState, num_spawned
+from tfpreempt.checkpoint.state.state import REGISTRY, StateRegistry
+
+_log = logging.getLogger(__name__)
+_MOST_SPAWNED = 10_000_000  # a restore spawns them again, in about two minutes
+_AT_ONCE = 1_000  # generators spawned in one call, for little memory
+_SPAWNED = "spawned"
+"""Key of the number of spawned generators in a saved state; absent for 0."""
 
 
-class PythonRandomState(State):
+class PythonRandomState(GeneratorState):
     """Saves the state of a generator of Python's `random` module.
 
     Args:
@@ -49,23 +55,15 @@ class PythonRandomState(State):
         with readable(self):
             self._generator.setstate(decode(json.loads(fileobj.read())))
 
-    def reshard(
-        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
-    ) -> None:
-        """Restores this worker's generator after the number of workers has changed.
-
-        A worker with a saved file loads the file. A new worker gets a generator whose
-        seed is derived from the chief's file and the worker's index.
-        """
-        if (seed := load_own_or_first(self, files, worker)) is not None:
-            self._generator.seed(seed)
+    def _reseed(self, seed: int) -> None:
+        self._generator.seed(seed)
 
 
-class NumpyRandomState(State):
+class NumpyRandomState(GeneratorState):
     """Saves the state of a NumPy generator.
 
-    Generators made by `Generator.spawn` are not included: make a State for every
-    spawned generator.
+    The state includes how many generators `Generator.spawn` has made, but not their
+    states: make a State for every spawned generator that the program keeps.
 
     Args:
         name: name of the State, unique among the existing States.
@@ -88,12 +86,20 @@ class NumpyRandomState(State):
         self._generator = generator
 
     def save(self, fileobj: IO[bytes]) -> None:
-        fileobj.write(json.dumps(encode(self._get())).encode())
+        state = self._get()
+        if state.get(_SPAWNED, 0) > _MOST_SPAWNED:
+            raise errors.SaveError(
+                f"{self!r} cannot be saved: its generator has spawned more than "
+                f"{_MOST_SPAWNED:,} generators. Create the generators from seeds, such "
+                "as numpy.random.default_rng((seed, step))."
+            )
+        fileobj.write(json.dumps(encode(state)).encode())
 
     def load(self, fileobj: IO[bytes]) -> None:
         with readable(self):
             state = decode(json.loads(fileobj.read()))
             check_bit_generator(state)
+            _check_spawned(state)
             saved, here = state["bit_generator"], self._get()["bit_generator"]
             if saved == here:
                 self._set(state)
@@ -104,27 +110,21 @@ class NumpyRandomState(State):
                 "with the saved bit generator."
             )
 
-    def reshard(
-        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
-    ) -> None:
-        """Restores this worker's generator after the number of workers has changed.
-
-        A worker with a saved file loads the file. A new worker gets a generator whose
-        seed is derived from the chief's file and the worker's index.
-        """
-        if (seed := load_own_or_first(self, files, worker)) is not None:
-            if isinstance(self._generator, np.random.Generator):
-                self._set(type(self._generator.bit_generator)(seed).state)
-            else:
-                legacy = self._generator or np.random
-                legacy.seed(list(seed.to_bytes(16, "little")))
+    def _reseed(self, seed: int) -> None:
+        if isinstance(self._generator, np.random.Generator):
+            self._set(type(self._generator.bit_generator)(seed).state)
+        else:
+            legacy = self._generator or np.random
+            legacy.seed(list(seed.to_bytes(16, "little")))
 
     def _get(self) -> Any:
         if self._generator is None:
             return np.random.get_state(legacy=False)
         if isinstance(self._generator, np.random.RandomState):
             return self._generator.get_state(legacy=False)
-        return self._generator.bit_generator.state
+        state = self._generator.bit_generator.state
+        spawned = num_spawned(self._generator.bit_generator)
+        return {**state, _SPAWNED: spawned} if spawned else state
 
     def _set(self, state: Any) -> None:
         if self._generator is None:
@@ -132,4 +132,24 @@ class NumpyRandomState(State):
         elif isinstance(self._generator, np.random.RandomState):
             self._generator.set_state(state)
         else:
-            self._generator.bit_generator.state = state
+            bit_generator: Any = self._generator.bit_generator
+            bit_generator.state = {key: state[key] for key in state if key != _SPAWNED}
+            saved, here = state.get(_SPAWNED, 0), num_spawned(bit_generator)
+            for done in range(here, saved, _AT_ONCE):
+                bit_generator.seed_seq.spawn(min(_AT_ONCE, saved - done))
+            if 0 < saved < here:
+                _log.warning(
+                    "%r was saved after its generator had spawned %d generators, and "
+                    "this process has already spawned %d. So the next spawned "
+                    "generators differ from those of an uninterrupted run",
+                    *(self, saved, here),
+                )
+
+
+def _check_spawned(state: Any) -> None:
+    """Raises ValueError if the saved number of spawned generators is out of range."""
+    spawned = state.get(_SPAWNED, 0)
+    if type(spawned) is not int or not 0 <= spawned <= _MOST_SPAWNED:
+        raise ValueError(
+            f"{_SPAWNED} is {spawned!r}; expected an integer from 0 to {_MOST_SPAWNED}"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import IO
 
 import tensorflow as tf
@@ -11,7 +10,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.state.encoding import read_parts, readable, write_parts
-from tfpreempt.checkpoint.state.random_state import load_own_or_first
+from tfpreempt.checkpoint.state.random_state import GeneratorState
 from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.tensors import program_values
 from tfpreempt.checkpoint.tensors.data_order import of_iterator
@@ -28,7 +27,7 @@ from tfpreempt.checkpoint.tensors.program_values import (
 from tfpreempt.core import private_api
 
 
-class TensorFlowRandomState(State):
+class TensorFlowRandomState(GeneratorState):
     """Saves a `tf.random.Generator`, or the random state of eager ops.
 
     The state of random ops with an op-level seed, and of random ops inside a
@@ -78,19 +77,11 @@ class TensorFlowRandomState(State):
                 "algorithm."
             )
 
-    def reshard(
-        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
-    ) -> None:
-        """Restores this worker's generator after the number of workers has changed.
-
-        A worker with a saved file loads the file. A new worker gets a generator whose
-        seed is derived from the chief's file and the worker's index.
-        """
-        if (seed := load_own_or_first(self, files, worker)) is not None:
-            if self._generator is None:
-                program_values.reseed(seed)
-            else:
-                self._generator.reset_from_seed(seed % 2**63)
+    def _reseed(self, seed: int) -> None:
+        if self._generator is None:
+            program_values.reseed(seed)
+        else:
+            self._generator.reset_from_seed(seed % 2**63)
 
 
 class DatasetIteratorState(State):

@@ -18,6 +18,8 @@ from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report.goodput import Badput
 from tfpreempt.cli.report.run_report import RunReport, build_report
 from tfpreempt.core.events import (
+    BAD_STEP,
+    BadStep,
     Commit,
     Decision,
     Event,
@@ -179,6 +181,16 @@ class Scripted:
         self.save(before + after)
         self._leave(Outcome.COMMITTED, 143, "preemption")
 
+    def find_bad_step(self, worker: int = 0) -> None:
+        """A worker finds a bad step; all workers exit without a commit."""
+        self._notice(worker, BAD_STEP)
+        found = BadStep(
+            step=self.step, fit=1, epoch=2, batch=7, batches=1, is_crash=False,
+            reason="the loss is nan",
+        )  # fmt: skip
+        self._record(found, workers=[0])
+        self._leave(Outcome.LOST, 143, "preemption")
+
     def finish(self, save: float = 1.0) -> None:
         """Training is over."""
         self.save(save, "finished")
@@ -253,9 +265,9 @@ class Scripted:
         self._pass(seconds, Badput.TRAINING_PREP)
         return name
 
-    def _notice(self, worker: int) -> None:
+    def _notice(self, worker: int, source: str = "signal:SIGTERM") -> None:
         notice = Notice(
-            source="signal:SIGTERM",
+            source=source,
             worker=worker,
             grace_seconds=30.0,
             received_at=self.now,

@@ -232,6 +232,17 @@ def test_a_report_is_true(name: str, is_supervised: bool) -> None:
         assert report.account.bad[Badput.WASTED_PROGRESS] == approx(case.wasted)
 
 
+def test_durations_include_a_notice_that_a_commit_under_way_serves() -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.train(80)
+    run.preempt_amid_save()
+    run.down()
+    run.start()
+    run.finish()
+    assert run.report().durations["notice to commit"] == [approx(0.6)]
+
+
 def test_every_moment_of_a_worker_has_its_phase() -> None:
     report = one_of_each().report()
     for worker in report.workers:
@@ -265,6 +276,33 @@ def test_the_death_of_a_supervisor_is_the_cause(is_noticed: bool) -> None:
     if is_noticed:
         check_account(run, report)
         assert (death.step, death.steps_lost) == (102, 0)
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+def test_a_bad_step_is_the_cause_of_an_interruption(
+    is_supervised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the supervisor the exit code means a preemption."""
+    run = Scripted(is_supervised=is_supervised)
+    run.start()
+    run.train(80)
+    run.save()
+    run.train(20)
+    run.find_bad_step(worker=1)
+    run.finish_later()
+    report = run.report()
+    check_account(run, report)
+    [found] = report.interruptions
+    assert (found.cause, found.steps_lost) == ("bad step", 20)
+    bad_step = {"fit": 1, "epoch": 2, "batch": 7, "is_sought": False}
+    bad_step["reason"] = "the loss is nan"
+    [interruption] = json.loads(json.dumps(view.to_json(report)))["interruptions"]
+    assert interruption["bad_step"] == found.bad_step == bad_step
+    assert interruption["sources"] == {"bad step": [1]}
+    view.show(Console(width=200), report)
+    shown = capsys.readouterr().out, make_page(report, "run")
+    assert all("bad step: batch 7 of epoch 2" in each for each in shown)
+    assert not any("bad step (1)" in each for each in shown)
 
 
 @pytest.mark.parametrize("is_supervised", [True, False])

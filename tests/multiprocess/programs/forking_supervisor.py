@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from tests.multiprocess.zygote import become
@@ -29,24 +30,6 @@ from tfpreempt.cli.run import worker_group
 
 REQUEST_BYTES = 1 << 17
 _PR_SET_PDEATHSIG = 1
-
-
-class ForkedWorker:
-    """The methods of `subprocess.Popen` that the supervisor calls for a worker."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:
@@ -89,7 +72,8 @@ def start(requests: socket.socket) -> None:
         request = {"argv": argv, "env": environment, "cwd": os.getcwd()}
         message = json.dumps(request).encode()
         socket.send_fds(requests, [message], [options["stdout"]])
-        return ForkedWorker(int(requests.recv(64)))
+        # The supervisor uses only the process id of a worker.
+        return SimpleNamespace(pid=int(requests.recv(64)))
 
     class Forking:
         """The module `subprocess`, but for `Popen`."""

@@ -83,7 +83,13 @@ def check(prefix: str) -> None:
         with file_reading.open_file(prefix + ".index") as file:
             data = read(file)
         shards, ends = _read(data)
-        _check_data(prefix, shards, ends)
+        for shard in range(shards):
+            path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
+            size, needed = os.stat(path).st_size, ends.get(shard, 0)
+            if size < needed:
+                raise ValueError(
+                    f"{path!r} has {size} bytes; expected at least {needed}"
+                )
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
         raise errors.CheckpointCorruptedError(
             f"The checkpoint {prefix!r} is incomplete or corrupt: {error}"
@@ -98,19 +104,6 @@ def check_size(prefix: str) -> None:
     """
     if os.stat(prefix + ".index").st_size > _MAX_INDEX_BYTES:
         raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
-
-
-def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
-    for shard in range(shards):
-        path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
-        size, needed = os.stat(path).st_size, ends.get(shard, 0)
-        if size < needed:
-            raise ValueError(f"{path!r} has {size} bytes; expected at least {needed}")
-    if any(shard >= shards for shard in ends):
-        raise ValueError(
-            f"the index names a data file beyond the {shards} files that its header "
-            "counts"
-        )
 
 
 def _read(data: bytes) -> tuple[int, dict[int, int]]:
@@ -133,6 +126,11 @@ def _read(data: bytes) -> tuple[int, dict[int, int]]:
     if not 1 <= shards <= 100_000:
         raise ValueError(
             f"the index header has {shards} data files; expected 1 to 100,000"
+        )
+    if any(shard >= shards for shard in ends):
+        raise ValueError(
+            f"the index names a data file beyond the {shards} files that its header "
+            "counts"
         )
     return shards, ends
 

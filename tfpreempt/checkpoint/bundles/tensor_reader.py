@@ -191,6 +191,34 @@ class Index:
         )
 
 
+def read_all(
+    prefix: str,
+) -> tuple[Index, dict[str, tuple[Stored, Bytes]], dict[str, tuple[int, int]]]:
+    """Reads every tensor of a checkpoint that is plain memory, and compares the
+    checksums with the index. Skips strings, variants, and slices without full rows.
+
+    Args:
+        prefix: path prefix of the checkpoint's files.
+
+    Returns:
+        The index; and the two dicts of `read`, the first one by names of tensors.
+
+    Raises:
+        CheckpointCorruptedError: the bytes of a tensor do not match the index.
+        Exception: one of `UNREADABLE`: a file cannot be read, or the index is corrupt.
+    """
+    bundle.check_size(prefix)
+    index = Index(prefix)
+    found = [(name, index.find(name)) for name in index.names()]
+    stored = [(name, tensor) for name, tensor in found if tensor is not None]
+    # Check the size: an unverified index may claim any number of bytes.
+    if sum(tensor.size for _, tensor in stored) > data_size(prefix):
+        raise ValueError("the index claims more bytes than the data files have")
+    # Sort in file order: neighbours in a file then become neighbours in memory.
+    stored.sort(key=lambda each: each[1].first_position)
+    return index, *read(dict(stored), has_gaps=True)
+
+
 def read(
     stored: Mapping[_Key, Stored], *, has_gaps: bool = False
 ) -> tuple[dict[_Key, tuple[Stored, Bytes]], dict[str, tuple[int, int]]]:

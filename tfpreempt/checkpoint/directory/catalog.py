@@ -29,12 +29,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import checkpoint_state, layout
-from tfpreempt.checkpoint.directory.manifest import Manifest, from_json
+from tfpreempt.checkpoint.directory.manifest import Manifest, from_json, to_json
 from tfpreempt.storage import checksum, file_reading, paths
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectStore, read_object
 
 MAX_FOLDERS = 100_000
+_MAX_SEQUENCE = 1 << 62  # far more commits than a run makes
 _MAX_CONTROL_BYTES = 64 << 20
 _MAX_MARKER_BYTES = 4096
 _READS = 2  # a file that looks corrupt is read once more
@@ -325,6 +326,30 @@ def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
     )
 
 
+def made(path: str, manifest: Manifest, kind: Kind = Kind.OWN) -> Entry:
+    """Returns the entry of a commit that was just made, without its time; reads no
+    file.
+
+    Args:
+        path: directory of the commit, or prefix of a flat checkpoint.
+        manifest: manifest of the commit.
+        kind: layout of the commit.
+    """
+    directory, name = os.path.split(path)
+    data = to_json(manifest)
+    marker = marker_bytes(data, manifest.sequence)
+    entry = Entry(
+        store=reader(directory),
+        name=name,
+        kind=kind,
+        condition=CommitStatus.COMMITTED,
+        token=token_of(marker, manifest.sequence),
+        data=data,
+        marker=marker,
+    )
+    return with_manifest(entry, manifest)
+
+
 def read_at(path: str) -> Entry:
     """Returns the entry for the checkpoint at a path, with marker and manifest read.
 
@@ -528,8 +553,35 @@ def read_commits(
 
 
 def highest_sequence(entries: Iterable[Entry]) -> int:
-    """Returns the highest sequence of the entries; 0 if no entry has a sequence."""
-    return max((entry.sequence or 0 for entry in entries), default=0)
+    """Returns the highest sequence of the entries; 0 if no entry has a sequence.
+
+    A new commit gets a higher sequence than the result. So the result is limited: the
+    manifest of a commit with a sequence above the limit would be invalid, and the next
+    start would restore an older commit.
+
+    Raises:
+        CheckpointError: a sequence is above the limit.
+    """
+    found = sorted(entries, key=lambda entry: entry.sequence or 0)
+    sequence = (found[-1].sequence or 0) if found else 0
+    if sequence <= _MAX_SEQUENCE:
+        return sequence
+    # The last commits may be of a run that continued from a planted sequence just below
+    # the limit. So only the lowest of the high sequences is certainly planted.
+    planted = next(each for each in found if (each.sequence or 0) > _MAX_SEQUENCE // 2)
+    message = (
+        f"{found[-1].path!r} has the sequence {sequence}; expected at most "
+        f"{_MAX_SEQUENCE}, so no commit can follow. Delete the directory "
+        f"{planted.path!r}, which was not written by tfpreempt."
+    )
+    if planted is not found[-1]:
+        message += (
+            " Move away all directories with a higher sequence than this directory, "
+            "which may be intact commits of the run."
+        )
+    error = errors.CheckpointError(message)
+    error.is_permanent = True
+    raise error
 
 
 def rank(entry: Entry) -> tuple[int, float, str]:

@@ -117,7 +117,7 @@ class StagedFiles:
 
 def publish(
     files: Files, clock: Clock, directory: str, staged: StagedFiles, draft: Manifest
-) -> tuple[str, Manifest]:
+) -> Entry:
     """Makes a commit of a staging directory: a directory `<number>/` in the checkpoint
     directory.
 
@@ -129,7 +129,7 @@ def publish(
         draft: the manifest without its list of files, which `seal` adds.
 
     Returns:
-        The path of the commit, and its manifest.
+        The commit.
 
     Raises:
         OSError: the file system failed before the marker; older commits are unchanged.
@@ -149,7 +149,7 @@ def publish(
         staged.cancel_token.begin_commit()
     data, number = to_json(manifest), staged.number
     target = put_in_place(files, directory, staging, number, data, manifest.sequence)
-    return target, manifest
+    return catalog.made(target, manifest)
 
 
 def seal(

@@ -32,7 +32,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, commit, layout, retention
-from tfpreempt.checkpoint.directory.manifest import Manifest, to_json
+from tfpreempt.checkpoint.directory.manifest import Manifest
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import file_reading
@@ -128,7 +128,7 @@ def publish(
     directory: str,
     staged: commit.StagedFiles,
     draft: Manifest,
-) -> tuple[str, Manifest]:
+) -> catalog.Entry:
     """Commits a flat checkpoint: TensorFlow's files, and a sidecar, made of the staging
     directory with the shards.
 
@@ -142,11 +142,12 @@ def publish(
         draft: the manifest without its list of files.
 
     Returns:
-        The prefix, and the manifest.
+        The commit.
 
     Raises:
         OSError: the file system failed before the marker.
         SaveError: no file has the prefix.
+        CheckpointError: the sequence of a checkpoint is above the limit.
     """
     prefix, staging = staged.prefix, staged.staging
     assert prefix is not None
@@ -189,11 +190,11 @@ def publish(
     _make_room(files, prefix)
     files.rename(staging, layout.sidecar(prefix))
     files.sync_dir(base)
-    marker = catalog.marker_bytes(to_json(manifest), manifest.sequence)
-    files.publish(os.path.join(layout.sidecar(prefix), layout.MARKER), marker)
+    made = catalog.made(prefix, manifest, catalog.Kind.FLAT)
+    files.publish(os.path.join(layout.sidecar(prefix), layout.MARKER), made.marker)
     files.remove(prefix + layout.INTENT_SUFFIX)
     files.sync_dir(base)
-    return prefix, manifest
+    return made
 
 
 def payload_files(prefix: str) -> list[str]:

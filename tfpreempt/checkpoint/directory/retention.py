@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import datetime
 import itertools
+import logging
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,6 +38,11 @@ from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
+
+_log = logging.getLogger(__name__)
+
+LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
+"""Log message with the path and the error of a deletion that is not necessary."""
 
 _LARGE_BYTES = 1 << 25
 """Smallest size in bytes of a file that is removed by one of several threads."""
@@ -370,6 +376,16 @@ def delete_staging(files: Files, path: str) -> None:
                 files.remove_dir(inner)
     files.remove(manifest)
     files.remove_dir(path)
+
+
+def try_delete_staging(files: Files, path: str) -> None:
+    """Deletes a directory of staged files, and the directory above it if that is then
+    empty. Logs a failure, because the files only take up disk space."""
+    try:
+        delete_staging(files, path)
+        remove_if_empty(files, os.path.dirname(path))
+    except (OSError, errors.CheckpointError) as error:
+        _log.warning(LEFT_BEHIND, path, error)
 
 
 def clean(

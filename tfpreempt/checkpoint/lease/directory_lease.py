@@ -356,7 +356,13 @@ class FencedFiles:
             self._files.remove(path)
             return
         with contextlib.suppress(*NOTHING_THERE), self._moved(path) as moved:
-            self._files.remove(moved)
+            if not file_reading.is_real_dir(moved):
+                self._files.remove(moved)
+            elif moved != path:
+                # A directory is not a file of tfpreempt. Move the directory back:
+                # otherwise the lease's directory could not be removed, and no later
+                # process could take the lease.
+                self._files.rename(moved, path)
 
     @contextlib.contextmanager
     def _moved(self, path: str) -> Iterator[str]:

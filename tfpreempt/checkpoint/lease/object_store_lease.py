@@ -53,7 +53,8 @@ _log = logging.getLogger(__name__)
 # Longer intervals than for a disk, because requests cost money.
 PACE = RenewalIntervals(renewal=15.0, expiry=60.0, poll=1.0)
 _FOLDER = "lease"
-_NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
+# Exactly the names that `_name` makes, so that each number has one name.
+_NAME = re.compile(rf"{_FOLDER}/(\d{{10}}|[1-9]\d{{10,18}})(\.[a-z]+)?", re.ASCII)
 _RENEWALS, _MARKING, _OVER = ".renewals", ".marking", ".over"
 _MAX_BYTES = 16 << 20
 _PUT_SECONDS = 5.0  # timeout for creating the record of a lease
@@ -99,8 +100,17 @@ class ObjectStoreLease:
 
         Raises:
             SaveError: the object store did not confirm the record within the timeout.
+            CheckpointError: an object has the highest number that a lease can have.
         """
         number = self._seen + 1
+        if _number(_name(number)) != number:
+            error = errors.CheckpointError(
+                f"{self.where} has the object {_name(self._seen)!r}, which has the "
+                "highest number of a lease, so no process can take the lease. Delete "
+                "all objects whose names begin with this name."
+            )
+            error.is_permanent = True
+            raise error
         record = io.BytesIO(holder.to_json())
         try:
             # Limit the whole call: a store in a mounted directory may hang, and ignores

@@ -41,6 +41,7 @@ def download(
     timeout: float | None = None,
     progress: bool = False,
     files: Files | None = None,
+    root: str | None = None,
 ) -> None:
     """Downloads and verifies a checkpoint's files; writes MANIFEST.json, but no marker.
 
@@ -58,6 +59,7 @@ def download(
             arriving.
         progress: whether to show a progress bar after 2 s, if stderr is a terminal.
         files: file operations on the directory; None: `LocalFiles`.
+        root: directory inside which no link is followed; None: the target.
 
     Raises:
         CheckpointCorruptedError: an object is missing, or differs from the manifest in
@@ -68,7 +70,8 @@ def download(
     """
     manifest = checkpoint.manifest
     assert manifest is not None
-    destination = DownloadTarget(target, checkpoint, files or LocalFiles(target))
+    files = files or LocalFiles(target)
+    destination = DownloadTarget(target, checkpoint, files, root)
     with (
         os_errors.translated(f"download {checkpoint.path}", destination.path),
         destination.filling(),

@@ -121,11 +121,15 @@ class DownloadTarget:
         target: path of the directory; `filling` creates the directory if missing.
         checkpoint: the checkpoint to download; its manifest names the files.
         files: file operations on the directory.
+        root: directory inside which no link is followed; None: the target.
     """
 
-    def __init__(self, target: str, checkpoint: Entry, files: Files) -> None:
+    def __init__(
+        self, target: str, checkpoint: Entry, files: Files, root: str | None = None
+    ) -> None:
         assert checkpoint.manifest is not None
         self.path = os.path.abspath(target)
+        self._root = root or self.path
         self._checkpoint = checkpoint
         self._source = checkpoint.path
         self._manifest = checkpoint.manifest
@@ -220,7 +224,7 @@ class DownloadTarget:
     def _opened(self, name: str, flags: int = 0) -> io.FileIO:
         def opener(path: str, _: int) -> int:
             flags_of_all = os.O_RDWR | os.O_CREAT | flags
-            return contained.open_file(path, flags_of_all, root=self.path, copies=True)
+            return contained.open_file(path, flags_of_all, root=self._root, copies=True)
 
         return io.FileIO(os.path.join(self.path, name), "r+", opener=opener)
 
@@ -231,8 +235,11 @@ class DownloadTarget:
             size = os.lstat(path).st_size
         except FileNotFoundError:
             return None
-        expected = (entry.size, entry.crc32c)
-        return size == entry.size and checksum.of_file(path) == expected
+        if size != entry.size:
+            return False
+        with file_reading.open_inside(path, self._root) as file:
+            found = checksum.of_source(file)
+        return (found.size, found.crc32c) == (entry.size, entry.crc32c)
 
     def _check_names(self) -> None:
         names = {entry.name for entry in self._manifest.files}
@@ -292,7 +299,8 @@ class DownloadTarget:
     def _has(self, name: str, data: bytes | None) -> bool | None:
         """Returns whether the file `name` has the content `data`; None if missing."""
         try:
-            with file_reading.open_file(os.path.join(self.path, name)) as file:
+            path = os.path.join(self.path, name)
+            with file_reading.open_inside(path, self._root) as file:
                 return data is not None and file.read(len(data) + 1) == data
         except FileNotFoundError:
             return None

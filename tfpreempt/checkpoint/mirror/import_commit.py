@@ -281,7 +281,7 @@ def bring(
     )
     with os_errors.translated(f"download step {step}", directory):
         _drop_others(files, staged)
-        download(commit, staged, progress=True, files=files)
+        download(commit, staged, progress=True, files=files, root=directory)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
                 # Delete a corrupt copy of the same commit.

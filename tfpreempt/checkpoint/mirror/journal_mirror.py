@@ -30,7 +30,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tfpreempt import errors
-from tfpreempt.core.journal import SEGMENT, SEGMENT_BYTES, open_file, parse_record
+from tfpreempt.core.journal import (
+    MAX_LINE_BYTES,
+    SEGMENT,
+    SEGMENT_BYTES,
+    open_file,
+    parse_record,
+)
 from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
 from tfpreempt.storage import checksum
 from tfpreempt.storage.object_store import (
@@ -46,10 +52,11 @@ _NAME = re.compile(
     FOLDER
     + r"/(?P<of>worker-\d{1,9}|supervisor(?:-[\w-]{1,99})?)"
     + SEGMENT
-    + r"-\w{8}\.jsonl"
+    + r"-\w{8}\.jsonl",
+    re.ASCII,
 )
 _MOST_BYTES = 64 << 20  # largest size of one file
-_MOST_READ = 256 << 20  # bytes of all files that `fetch` reads
+_MOST_READ = 256 << 20  # bytes that `fetch` reads, of a store and of a directory
 _MOST_FILES = 10_000
 _Files: TypeAlias = dict[bytes, bytes]  # texts of files, by their first lines
 
@@ -161,7 +168,8 @@ class JournalMirror:
         own = set()
         for path in self._directory.glob("*.jsonl"):
             with open(open_file(path, os.O_RDONLY), "rb") as file:
-                own.add(_name(path.stem, file.readline().rstrip(b"\n")))
+                first = file.readline(MAX_LINE_BYTES).rstrip(b"\n")
+                own.add(_name(path.stem, first))
         names: dict[str, list[str]] = defaultdict(list)
         for name in self._store.list(f"{FOLDER}/"):
             if name not in own and (match := _NAME.fullmatch(name)):
@@ -274,9 +282,16 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
         found = _download(store)
     except ObjectNotFoundError:  # a starting machine has joined objects meanwhile
         found = _download(store)
+    left = _MOST_READ
     for path in () if local is None else sorted(local.glob("*.jsonl")):
         with open(open_file(path, os.O_RDONLY), "rb") as file:
             stem, text = path.stem.partition(".")[0], file.read(_MOST_BYTES)
+        left -= len(text)
+        if left < 0:
+            raise errors.CheckpointError(
+                f"The journals in {local} are too large for a run: more than "
+                f"{_MOST_READ >> 20} MiB. Find the program that wrote {path}."
+            )
         _add(found[stem], _files_in(text))
     for stem, files in found.items():
         (target / f"{stem}.jsonl").write_bytes(b"".join(_in_order(files)))

@@ -83,7 +83,8 @@ class Retention:
             timeout: timeout of the listing in seconds; None: the store's own timeout.
 
         Raises:
-            CheckpointError: the store cannot be listed.
+            CheckpointError: the store cannot be listed, or a sequence is above the
+                limit.
         """
         folders = catalog.copies(self._store, timeout=timeout)
         self.highest_sequence = max(
@@ -99,7 +100,8 @@ class Retention:
         rule keeps `commit` although newer commits exist.
 
         Raises:
-            CheckpointError: the store cannot be listed.
+            CheckpointError: the store cannot be listed, or a sequence is above the
+                limit.
         """
         if self._found is None:
             folders = self.look()
@@ -205,7 +207,7 @@ class Retention:
         could name a commit that would be deleted.
 
         Raises:
-            CheckpointError: the store failed.
+            CheckpointError: the store failed, or a sequence is above the limit.
         """
         if self.naming is not Naming.DONE:
             return  # the next write of the state file queues a new call
@@ -301,12 +303,16 @@ class Retention:
 def delete(copy: Entry) -> None:
     """Deletes the folder of a commit in a mirror, also if the folder is incomplete.
 
+    An object whose name no store of tfpreempt writes stays, such as the object that the
+    web page of a cloud creates for an empty folder.
+
     Raises:
         CheckpointError: the store failed.
     """
     store, found = copy.store, copy if copy.is_committed else catalog.read(copy)
     manifest, marker = copy.control(layout.MANIFEST), copy.control(layout.MARKER)
-    names = set(store.list(copy.name + "/"))
+    listed = store.list(copy.name + "/")
+    names = {name for name in listed if paths.why_unsafe(name) is None}
     if found.is_committed and found.manifest is not None:
         ours = {copy.object(entry.name) for entry in found.manifest.files}
         names &= ours | {copy.control(layout.METADATA)}

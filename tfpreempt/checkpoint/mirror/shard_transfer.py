@@ -27,7 +27,7 @@ from tfpreempt.checkpoint.directory.manifest import (
 from tfpreempt.checkpoint.mirror.download import download
 from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.storage import checksum, file_reading, os_errors
-from tfpreempt.storage.files import Files, remove_if_empty
+from tfpreempt.storage.files import Files
 from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -80,18 +80,20 @@ class ShardTransfer:
             with os_errors.translated("upload this worker's part", staged.staging):
                 self._send(staged)
         finally:
-            self._drop(staged.staging)
+            retention.try_delete_staging(self._files, staged.staging)
 
     def _send(self, staged: StagedSave) -> None:
         folder = os.path.join(staged.staging, layout.worker_name(self._worker))
-        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        names, root = file_reading.names(folder), _directory(staged)
         remote = self._folder(staged.attempt, self._worker)
         entries = []
         for name in names:
             path = os.path.join(folder, name)
-            size, crc32c = checksum.of_file(path)
-            entries.append(FileEntry(name=name, size=size, crc32c=crc32c))
-            with file_reading.open_file(path) as file:
+            with file_reading.open_inside(path, root) as file:
+                found = checksum.of_source(file)
+                entry = FileEntry(name=name, size=found.size, crc32c=found.crc32c)
+                entries.append(entry)
+                file.seek(0)
                 self._store.put_if_absent(f"{remote}/{name}", file, timeout=_SECONDS)
         manifest = Manifest(
             step=staged.step,
@@ -102,18 +104,6 @@ class ShardTransfer:
         )
         name, data = f"{remote}/{layout.MANIFEST}", io.BytesIO(to_json(manifest))
         self._store.put_if_absent(name, data, timeout=_SECONDS)
-
-    def _drop(self, directory: str) -> None:
-        """Deletes the staging directory on this worker's disk; logs a failure."""
-        try:
-            retention.delete_staging(self._files, directory)
-            remove_if_empty(self._files, os.path.dirname(directory))
-        except OSError as error:
-            _log.warning(
-                "could not delete %s, which only takes up disk space: %s",
-                directory,
-                error,
-            )
 
     def collect(
         self,
@@ -179,7 +169,8 @@ class ShardTransfer:
         )
         folder = os.path.join(staged.staging, layout.worker_name(worker))
         try:
-            download(shard, folder, timeout=seconds, files=self._files)
+            root = _directory(staged)
+            download(shard, folder, timeout=seconds, files=self._files, root=root)
         except errors.CheckpointError:
             retention.delete_staging(self._files, folder)  # delete the incomplete shard
             raise
@@ -187,6 +178,11 @@ class ShardTransfer:
     @staticmethod
     def _folder(attempt: str, worker: int) -> str:
         return f"{FOLDER}/{attempt}/{layout.worker_name(worker)}"
+
+
+def _directory(staged: StagedSave) -> str:
+    """Returns the checkpoint directory of a save, inside which no link is followed."""
+    return os.path.dirname(os.path.dirname(staged.staging))
 
 
 def clear_others(store: ObjectStore, token: str) -> None:

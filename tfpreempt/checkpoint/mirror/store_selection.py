@@ -263,7 +263,14 @@ class Scratch:
                 Parent(token=str(each["token"]), sequence=int(each["sequence"]))
                 for each in json.loads(data)
             ]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            OverflowError,
+            RecursionError,
+        ):
             return [NONE]
 
     def _note(self, files: Files, expected: list[Parent]) -> None:

@@ -38,6 +38,7 @@ from tfpreempt.checkpoint.restore.reshard import (
     check_rules,
     has_part_of,
     is_resized,
+    load_state,
     load_worker_state,
 )
 from tfpreempt.checkpoint.state.contents import Contents
@@ -46,7 +47,6 @@ from tfpreempt.checkpoint.state.state import (
     State,
     StateRegistry,
     check_state_file,
-    read_state,
     try_states,
 )
 from tfpreempt.core import events
@@ -54,15 +54,13 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.storage import os_errors
-from tfpreempt.storage.files import Files, remove_if_empty
+from tfpreempt.storage.files import Files
 from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
-# Number of saves to remember: a later save deletes the files that a slow worker wrote
-# for these saves after the commit.
-_UNFINISHED = 8
+_ENDED_SAVES = 8  # saves whose late shares are deleted
+
 # The newest commit by another process (`Head`) that this process has seen in each
 # directory in which this process has committed. Key: name of this process, directory.
 _heads: dict[tuple[str, str], Head] = {}
@@ -94,8 +92,8 @@ class Directory:
         highest_sequence: highest sequence number of the commits checked by `newest` or
             made by a save. A new commit gets a higher number, even if a faulty disk
             does not list the older commits during the save.
-        unfinished: staging directories of the newest finished saves for which a slow
-            worker may still write files.
+        ended_saves: staging directories of the newest saves that ended before every
+            worker had written its share. A slow worker may write its share later.
         identity: compares the storage at the path with the storage at the start.
         metadata: JSON values for the manifests of the next saves. "restart": number of
             restarts of the run before this process, read at the start, because an error
@@ -115,14 +113,14 @@ class Directory:
     exchange: ShardTransfer | None = None
     corrupt: set[str] = dataclasses.field(default_factory=set, init=False)
     highest_sequence: int = dataclasses.field(default=0, init=False)
-    unfinished: collections.deque[str] = dataclasses.field(init=False)
+    ended_saves: collections.deque[str] = dataclasses.field(init=False)
     identity: DirectoryIdentity = dataclasses.field(init=False)
     metadata: Mapping[str, Any] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         with os_errors.translated("read the checkpoints", self.path):
             self.identity = DirectoryIdentity(self.path)
-        self.unfinished = collections.deque(maxlen=_UNFINISHED)
+        self.ended_saves = collections.deque(maxlen=_ENDED_SAVES)
         self.metadata = {"restart": num_restarts()}
 
     # --- the start -------------------------------------------------------------------
@@ -213,17 +211,6 @@ class Directory:
         each State that raises an error. Called on the main thread."""
         states, is_chief = self.registry.in_order(), self.cluster.is_chief
         try_states(each for each in states if each.per_worker or is_chief)
-
-    def delete_parts(self, staging: str) -> None:
-        """Deletes the files that workers wrote beside the staging directory of a save.
-
-        With several workers, every worker writes a share of the tensors to these files.
-        """
-        try:
-            retention.delete_staging(self.files, staging + layout.PARTS_SUFFIX)
-            remove_if_empty(self.files, os.path.join(self.path, layout.STAGING))
-        except (OSError, errors.CheckpointError) as error:
-            _log.warning(LEFT_BEHIND, staging + layout.PARTS_SUFFIX, error)
 
     # --- finding and restoring -------------------------------------------------------
 
@@ -392,18 +379,13 @@ class Directory:
             CheckpointMismatchError: the program has only named States, and the commit
                 has none of these; no State was changed.
         """
-        shared, missing = os.path.join(candidate.shards, layout.STATES), list[str]()
-        states = self.registry.in_order()
+        missing, states = list[str](), self.registry.in_order()
         for state in states:
-            if not state.per_worker:
-                is_there = read_state(shared, state)
+            is_there = load_state(candidate, state, self.cluster)
             # If the commit has no file of this worker at all, do not warn again for
             # each State: `warn_about_workers` has logged a warning.
-            else:
-                is_there = load_worker_state(
-                    candidate, state, self.cluster
-                ) or not has_part_of(candidate, self.cluster)
-            if not (is_there or state._is_optional):
+            is_known = state.per_worker and not has_part_of(candidate, self.cluster)
+            if not (is_there or is_known or state._is_optional):
                 missing.append(state.name)
         if missing and len(missing) == len(states) and type(self.contents) is Contents:
             raise errors.CheckpointMismatchError(
@@ -517,20 +499,6 @@ class Directory:
                     f"disk, or delete {entry.path!r} by hand"
                 )
         return None
-
-    def read_back(self, path: str) -> Entry | None:
-        """Returns the entry of a commit just made. If the disk fails, logs a warning,
-        and returns None."""
-        try:
-            return catalog.read_at(path)
-        except (OSError, errors.CheckpointError) as error:
-            _log.warning(
-                "%s is committed, but cannot be read again, so the commit is not "
-                "mirrored: %s",
-                path,
-                error,
-            )
-            return None
 
     @property
     def mirror_status(self) -> MirrorStatus | None:

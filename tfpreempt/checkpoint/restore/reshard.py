@@ -23,6 +23,17 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage import file_reading
 
 
+def load_state(entry: Entry, state: State, cluster: Cluster) -> bool:
+    """Loads the value of a named State from a commit: this worker's value of a
+    per-worker State, or the value that is equal on all workers.
+
+    The arguments, result and error are those of `load_worker_state`.
+    """
+    if state.per_worker:
+        return load_worker_state(entry, state, cluster)
+    return read_state(os.path.join(entry.shards, layout.STATES), state)
+
+
 def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
     """Loads this worker's value of a per-worker State from a commit.
 

@@ -24,11 +24,11 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, flat_commit, layout, retention
 from tfpreempt.checkpoint.directory import commit as committing
-from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.directory.head import newest, this_process
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
-from tfpreempt.checkpoint.restore.checkpoint_directory import LEFT_BEHIND, Directory
+from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
 from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.checkpoint.state.state import (
     Capture,
@@ -56,6 +56,9 @@ class Save(StagedSave):
         cancel_token: token by which another thread can cancel an asynchronous save.
             None for a synchronous save: tensors are not copied, and must not change
             before the end of `write`.
+
+    Attributes:
+        made: the commit; None before the end of `publish`.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Save(StagedSave):
         # States whose files `write` writes, in an asynchronous save.
         self._captured: list[tuple[State, str, Capture]] = []
         self._metadata = directory.metadata  # metadata of the captured step
+        self.made: Entry | None = None
 
     # --- the phases ------------------------------------------------------------------
 
@@ -144,15 +148,11 @@ class Save(StagedSave):
             if self.cancel_token is not None:
                 write_captured(directory.files, self._captured, self.cancel_token.check)
             # Sync here: the chief cannot sync files that are cached on this machine.
-            names = (
-                []
-                if directory.cluster.is_chief
-                else file_reading.names(self._own_folder)
-            )
-            for name in names:
-                directory.files.sync_file(os.path.join(self._own_folder, name))
-            if names:
-                directory.files.sync_dir(self._own_folder)
+            is_chief, own = directory.cluster.is_chief, self._own_folder
+            if not is_chief and (names := file_reading.names(own)):
+                for name in names:
+                    directory.files.sync_file(os.path.join(own, name))
+                directory.files.sync_dir(own)
             if directory.exchange is not None:
                 directory.exchange.send(self)
         if self.is_dealt:
@@ -208,17 +208,18 @@ class Save(StagedSave):
             if self.cancel_token is not None:
                 self.cancel_token.check()
             present = self._keep_parts_of(workers)
-            self._check_parts(present)
             if self.is_dealt:
                 directory.contents.complete(self, workers)
-            path, manifest = self._commit(because, present, parent)
+            self.made = self._commit(because, present, parent)
         took = directory.clock.monotonic() - self.started_at
-        self._clear_up(is_over=len(set(workers)) == directory.cluster.num_workers)
-        if directory.mirror is not None and (made := directory.read_back(path)):
-            directory.mirror.add(made)
+        self._clear_up(workers)
+        if directory.mirror is not None:
+            directory.mirror.add(self.made)
+        manifest = self.made.manifest
+        assert manifest is not None
         return events.Commit(
             step=manifest.step,
-            path=path,
+            path=self.made.path,
             sequence=manifest.sequence,
             world_size=manifest.world_size,
             save_seconds=took,
@@ -235,14 +236,14 @@ class Save(StagedSave):
         directory = self.directory
         try:
             retention.delete_staging(directory.files, self.staging)
-            self._clear_up(is_over=False)
+            self._clear_up(finished=(directory.cluster.worker,))
             intent, self._intent = self._intent, None
             if intent is None and self.prefix is not None:
                 intent = flat_commit.intent_of(self.attempt, self.prefix)
             if intent is not None and directory.identity.is_same():
                 flat_commit.abandon(directory.files, intent)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning(LEFT_BEHIND, self.staging, error)
+            _log.warning(retention.LEFT_BEHIND, self.staging, error)
 
     # --- details ---------------------------------------------------------------------
 
@@ -250,9 +251,10 @@ class Save(StagedSave):
         directory = self.directory
         directory.identity.check()
         if directory.cluster.is_chief:
-            for over in directory.unfinished:
-                if over != self.staging:
-                    directory.delete_parts(over)
+            # A slow worker may have written its share of an earlier save too late. The
+            # shares of later saves stay: other workers do not wait for the chief.
+            for earlier in directory.ended_saves:
+                self._delete_shares(earlier)
             directory.files.make_dirs(self.staging)
         if prefix is not None:
             self._intent = flat_commit.intent_of(self.attempt, prefix)
@@ -281,26 +283,29 @@ class Save(StagedSave):
                 directory.identity.check()
             raise
 
-    def _clear_up(self, *, is_over: bool) -> None:
+    def _clear_up(self, finished: Sequence[int]) -> None:
         """Deletes the files with the workers' shares of the tensors, after a save.
 
         The files are beside the staging directory, and in the object store if a worker
         has no access to the chief's disk.
 
         Args:
-            is_over: whether every worker has finished the save. If not, a slow worker
-                may write further files; the next save deletes these files.
+            finished: indices of the workers that have written their files. If another
+                worker writes a file later, the next save deletes the file.
         """
         directory = self.directory
-        directory.delete_parts(self.staging)
-        is_shared = (
-            directory.cluster.num_workers > 1 and not directory.cluster.saves_all
-        )
-        if is_shared and not is_over:
-            directory.unfinished.append(self.staging)
+        self._delete_shares(self.staging)
+        cluster = directory.cluster
+        if not cluster.saves_all and len(set(finished)) < cluster.num_workers:
+            directory.ended_saves.append(self.staging)
         if directory.exchange is not None and directory.mirror is not None:
             clear = functools.partial(directory.exchange.clear, self.attempt)
             directory.mirror.enqueue(clear)
+
+    def _delete_shares(self, staging: str) -> None:
+        """Deletes the workers' shares of a save beside its staging directory."""
+        parts = staging + layout.PARTS_SUFFIX
+        retention.try_delete_staging(self.directory.files, parts)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
         """Deletes the shards (folders with a worker's own values) of workers that have
@@ -312,8 +317,11 @@ class Save(StagedSave):
         Returns:
             The workers of `workers` whose shards exist on the chief's disk. A warning
             names the workers whose shards are missing.
+
+        Raises:
+            SaveError: a State needs every worker's files, and some are missing.
         """
-        directory = self.directory
+        directory, cluster = self.directory, self.directory.cluster
         complete = {layout.worker_name(worker): worker for worker in workers}
         names = file_reading.names(self.staging)
         for name in names:
@@ -321,39 +329,30 @@ class Save(StagedSave):
                 retention.delete_staging(
                     directory.files, os.path.join(self.staging, name)
                 )
-        if directory.random_state is None:
-            return list(workers)  # a worker without a folder had nothing to save
-        missing = sorted(complete[name] for name in complete.keys() - set(names))
-        if missing:
+        present = list(workers)
+        if directory.random_state is not None:  # every worker has saved a State
+            present = [each for name, each in complete.items() if name in names]
+        if lost := sorted(set(workers).difference(present)):
             _log.warning(
                 "workers %s wrote their parts of this save, but worker 0 does not find "
                 "these parts in %s, so the commit lacks these parts. Mount the same "
                 "storage on all workers",
-                missing,
+                lost,
                 self.staging,
             )
-        return [worker for worker in workers if worker not in missing]
-
-    def _check_parts(self, present: Collection[int]) -> None:
-        """Raises SaveError if a State needs every worker's files, and some are missing.
-
-        Args:
-            present: indices of the workers whose files the commit will contain.
-        """
-        cluster = self.directory.cluster
-        if not self._needs_every_worker or cluster.saves_all:
-            return
-        if missing := sorted({*range(cluster.num_workers)}.difference(present)):
+        missing = sorted({*range(cluster.num_workers)}.difference(present))
+        if missing and self._needs_every_worker and not cluster.saves_all:
             raise errors.SaveError(
                 f"Step {self.step} cannot be committed: workers {missing} have not "
                 "written their parts, and this commit needs the part of every worker "
                 "(arrays are divided among all workers, or on_bad_step= was given). "
                 "Restart all workers; they resume from the last commit."
             )
+        return present
 
     def _commit(
         self, because: str, workers: Sequence[int], parent: Parent | None
-    ) -> tuple[str, Manifest]:
+    ) -> Entry:
         """Commits the staged files, then deletes old commits.
 
         Args:
@@ -363,7 +362,7 @@ class Save(StagedSave):
                 the newest commit of the directory.
 
         Returns:
-            The path and the manifest of the commit.
+            The commit.
         """
         directory, policy = self.directory, self.directory.retention
         found = catalog.scan(directory.path)
@@ -405,8 +404,8 @@ class Save(StagedSave):
         is_flat = self.prefix is not None
         publish = flat_commit.publish if is_flat else committing.publish
         files = directory.files
-        path, manifest = publish(files, directory.clock, directory.path, self, draft)
-        directory.highest_sequence = manifest.sequence
+        made = publish(files, directory.clock, directory.path, self, draft)
+        directory.highest_sequence = made.sequence or 0
         directory.remember_head()
         with committing.tidying(directory.path):
             if is_flat:
@@ -414,36 +413,28 @@ class Save(StagedSave):
                     # Check now: the manager deletes files without checking the lease.
                     directory.lease.check()
                 directory.contents.committed()
-                flat_commit.sweep(files, os.path.dirname(path))
+                flat_commit.sweep(files, os.path.dirname(made.path))
                 # Keep only the newest of the commits that were imported from a mirror;
                 # the manager deletes its own checkpoints.
                 newest_only = retention.RetentionPolicy(max_to_keep=1)
                 for entry in retention.plan(found, newest_only)[1]:
                     retention.delete(files, entry)
             else:
-                # The entry that `scan` would return, made without reading the files.
-                new = Entry(
-                    store=catalog.reader(directory.path),
-                    name=os.path.basename(path),
-                    kind=Kind.OWN,
-                    condition=CommitStatus.COMMITTED,
-                    manifest=manifest,
-                )
                 committing.finish(
                     files,
                     directory.path,
-                    [new, *found],
+                    [made, *found],
                     policy,
                     directory.corrupt,
                     lambda each: mirror is not None and mirror.is_pinned(each),
                 )
                 if name := policy.best_by and policy.best_by[0]:
-                    known = retention.metrics_of(manifest)
-                    older = (each.manifest for each in commits)
-                    is_due = known or manifest.sequence >= _MANY
-                    if is_due and not retention.is_seen(name, (manifest, *older)):
+                    known = retention.metrics_of(draft)
+                    manifests = (each.manifest for each in (made, *commits))
+                    is_due = known or draft.sequence >= _MANY
+                    if is_due and not retention.is_seen(name, manifests):
                         _warn_of_metric(directory.path, name, ", ".join(sorted(known)))
-        return path, manifest
+        return made
 
 
 @functools.cache  # the cache limits the warning to one call

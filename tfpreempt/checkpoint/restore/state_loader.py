@@ -15,9 +15,9 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout, retention
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.restore import restore as restoring
-from tfpreempt.checkpoint.restore.reshard import has_part_of, load_worker_state
+from tfpreempt.checkpoint.restore.reshard import has_part_of, load_state
 from tfpreempt.checkpoint.state import state_file
-from tfpreempt.checkpoint.state.state import State, naming, read_state
+from tfpreempt.checkpoint.state.state import State, naming
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.restarts import read_restarts
@@ -103,8 +103,10 @@ class StateLoader:
                 _log.warning("%s; this checkpoint is skipped", problem.rstrip("."))
         sequence = 0 if commit is None else commit.sequence or 0
         is_newer = own is not None and own[0] >= sequence
-        if commit is not None and not is_newer and self._load_from(commit, state):
-            return True
+        if commit is not None and not is_newer:
+            self._log_lost_restarts(commit)
+            if load_state(commit, state, self.cluster):
+                return True
         if own is not None:
             with naming(state, "load"):
                 state.load(own[1])
@@ -201,12 +203,6 @@ class StateLoader:
                 self._checked[key] = str(error)
         if problem := self._checked[key]:
             raise errors.CheckpointCorruptedError(problem)
-
-    def _load_from(self, commit: Entry, state: State) -> bool:
-        self._log_lost_restarts(commit)
-        if state.per_worker:
-            return load_worker_state(commit, state, self.cluster)
-        return read_state(os.path.join(commit.shards, layout.STATES), state)
 
     def _warn_of_missing(self, commit: Entry, state: State) -> None:
         if state.per_worker and not has_part_of(commit, self.cluster):

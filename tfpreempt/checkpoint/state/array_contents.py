@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.bundles import (
 )
 from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.checkpoint.state.contents import Contents, StagedSave
+from tfpreempt.checkpoint.state.contents import Contents, StagedSave, write_tensors
 from tfpreempt.checkpoint.state.encoding import read_parts
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage import file_reading
@@ -137,8 +137,6 @@ class ArrayContents(Contents):
         self._cluster = cluster
         self._files = files
         self._copies = tensor_copies.CopyMemory(is_kept=keeps_copies)
-        # (prefix, arrays) of the newest `read_ahead`; None after a restore or a save.
-        self._ahead: tuple[str, Arrays] | None = None
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         self.free_read_ahead()
@@ -153,17 +151,8 @@ class ArrayContents(Contents):
         save.tensors = tensors
 
     def write(self, save: StagedSave) -> None:
-        if not self._cluster.is_chief:
-            return
-        save.sums = bundle_writer.add(
-            self._files,
-            os.path.join(save.staging, layout.PAYLOAD),
-            save.tensors,
-            bundle_writer.thread_count(is_async=save.is_async),
-            check=save.cancel_token.check if save.cancel_token else None,
-            is_new=True,
-        )
-        save.tensors = ()
+        if self._cluster.is_chief:
+            write_tensors(self._files, save, is_new=True)
 
     def held_bytes(self) -> int:
         return sum(int(each.nbytes) for each in self._checkpoint.arrays().values())
@@ -179,9 +168,6 @@ class ArrayContents(Contents):
             return {}  # the verification of the files reports the reason
         self._ahead = prefix, arrays
         return sums
-
-    def free_read_ahead(self) -> None:
-        self._ahead = None
 
     def check(self, prefix: str) -> None:
         bundle.check(prefix)
@@ -273,27 +259,11 @@ def read(prefix: str) -> tuple[Arrays, Mapping[str, tuple[int, int]]]:
             the index.
     """
     try:
-        return _read(prefix)
+        _, tensors, sums = tensor_reader.read_all(prefix)
     except tensor_reader.UNREADABLE as error:
         raise errors.CheckpointCorruptedError(
             f"{prefix!r} could not be read: {error}"
         ) from error
-
-
-def _read(prefix: str) -> tuple[Arrays, Mapping[str, tuple[int, int]]]:
-    bundle.check_size(prefix)
-    index = tensor_reader.Index(prefix)
-    stored = {
-        name: found for name in index.names() if (found := index.find(name)) is not None
-    }
-    # Check the size: an unverified index may claim any number of bytes.
-    if sum(each.size for each in stored.values()) > tensor_reader.data_size(prefix):
-        raise ValueError("the index claims more bytes than the data files have")
-    # Sort in file order: neighbours in a file then become neighbours in memory.
-    names = sorted(stored, key=lambda name: stored[name].first_position)
-    tensors, sums = tensor_reader.read(
-        {name: stored[name] for name in names}, has_gaps=True
-    )
     arrays = {
         name: data.view(bundle.numpy_dtype(tensor.dtype)).reshape(tensor.shape)
         for name, (tensor, data) in tensors.items()

@@ -13,10 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle_writer
 from tfpreempt.checkpoint.bundles.partitioning import DenseTensor, Part
+from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.commit import StagedFiles
 from tfpreempt.checkpoint.state.state import State
+from tfpreempt.storage.files import Files
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -84,6 +87,31 @@ class StagedSave(StagedFiles):
             ) from None
 
 
+def write_tensors(files: Files, save: StagedSave, *, is_new: bool = False) -> None:
+    """Writes the tensors that a save has captured, with several threads.
+
+    Args:
+        files: the file operations.
+        save: the save; its tensors are freed after the write.
+        is_new: whether the tensors are the whole checkpoint. If False, TensorFlow has
+            written files of the checkpoint.
+
+    Raises:
+        OSError: error of the file system.
+        SaveError: an asynchronous save was cancelled.
+    """
+    token = save.cancel_token
+    save.sums = bundle_writer.add(
+        files,
+        os.path.join(save.staging, layout.PAYLOAD),
+        save.tensors,
+        bundle_writer.thread_count(is_async=save.is_async),
+        check=None if token is None else token.check,
+        is_new=is_new,
+    )
+    save.tensors = ()
+
+
 class Contents:
     """Saves and restores the files that a framework or a save_fn writes.
 
@@ -104,6 +132,8 @@ class Contents:
     needs_every_worker: bool = False
     can_be_async: ClassVar[bool] = True
     needs_prefix: ClassVar[bool] = False
+    # The tensors of the last `read_ahead`; None after a restore or a save.
+    _ahead: Any = None
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         """Captures the state of this worker; on the chief, also writes small values.
@@ -179,6 +209,7 @@ class Contents:
 
     def free_read_ahead(self) -> None:
         """Frees the tensors kept by `read_ahead`; a save frees them too."""
+        self._ahead = None
 
     def check(self, prefix: str) -> None:
         """Checks that `restore` can read the files of a commit; assigns no value.

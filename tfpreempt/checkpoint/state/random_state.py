@@ -28,15 +28,47 @@ from tfpreempt.core import frameworks
 
 _log = logging.getLogger(__name__)
 _SEED_BYTES = 16
-_FRAMEWORKS = {
-    "tensorflow": frozenset({"tf_seed", "tf_rng", "tf_generator"}),
-}
-"""By framework, the keys of a record for the generators of the framework. The adapter
-of the framework ("generators" in `core/frameworks.py`) has `record()`, which returns a
-JSON-able value or None for each key, `load(record)` and `reseed(seed)`."""
+_OF_TENSORFLOW = ("tf_seed", "tf_rng", "tf_generator")
+"""The keys of a record for the generators of TensorFlow. The adapter of a framework
+("generators" in `core/frameworks.py`) has `record()`, which returns a JSON-able value
+or None for each key, `load(record)` and `reseed(seed)`."""
 _KERAS_SEED = "keras_seed"
 """The key for the generator of Keras 3, saved by the adapter of the framework below
 Keras (TensorFlow or JAX)."""
+
+
+def num_spawned(bit_generator: Any) -> int:
+    """Returns how many generators `spawn()` has made from a bit generator of NumPy; 0
+    before NumPy 1.25."""
+    seeds = getattr(bit_generator, "seed_seq", None)
+    return getattr(seeds, "n_children_spawned", 0)
+
+
+class GeneratorState(State):
+    """A State that saves one random generator."""
+
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
+        """Restores this worker's generator after the number of workers has changed.
+
+        A worker with a saved file loads the file. A new worker gets a generator whose
+        seed is derived from the chief's file and the worker's index, so that the worker
+        draws other numbers than the chief.
+        """
+        file, is_another = own_or_first(files, worker)
+        saved = file.read()
+        self.load(io.BytesIO(saved))
+        if is_another:
+            self._reseed(derived_seed(saved, worker))
+
+    def _reseed(self, seed: int) -> None:
+        """Seeds the generator.
+
+        Args:
+            seed: seed of up to 128 bits.
+        """
+        raise NotImplementedError
 
 
 class GlobalRngState(State):
@@ -54,19 +86,18 @@ class GlobalRngState(State):
     framework.
 
     Attributes:
-        ignored: frameworks whose generators a load ignores. A load imports every other
-            framework whose generators are in the commit.
+        ignores_tensorflow: whether a load ignores the generators of TensorFlow.
+            Otherwise a load imports TensorFlow if its generators are in the commit.
     """
 
     _is_reserved = True
 
     def __init__(self) -> None:
-        self.ignored: set[str] = set()
+        self.ignores_tensorflow = False
         super().__init__("tfpreempt.random", per_worker=True, registry=None)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        record = dict.fromkeys(key for keys in _FRAMEWORKS.values() for key in keys)
-        record[_KERAS_SEED] = None
+        record = dict.fromkeys((*_OF_TENSORFLOW, _KERAS_SEED))
         record["python"] = encode(random.getstate())
         record["numpy"] = encode(np.random.get_state(legacy=False))
         for each in frameworks.adapters("generators"):
@@ -101,48 +132,43 @@ class GlobalRngState(State):
             random.seed(seed)
         if "numpy" in differing:
             np.random.seed(list(seed.to_bytes(16, "little")))
-        for framework, keys in _FRAMEWORKS.items():
-            if differing & keys and (generators := _generators(framework)):
-                generators.reseed(seed)
+        if not differing.isdisjoint(_OF_TENSORFLOW):
+            for each in _generators_of_tensorflow():
+                each.reseed(seed)
 
     def load(self, fileobj: IO[bytes]) -> None:
         with readable(self):
             record = json.load(fileobj)
             generator = decode(record["numpy"])
             check_bit_generator(generator)
-            # Import the framework before Python's generator is set, because the import
+            # Import TensorFlow before Python's generator is set, because the import
             # draws from that generator.
-            others = [
-                _generators(framework)
-                for framework, keys in _FRAMEWORKS.items()
-                if any(record.get(key) is not None for key in keys)
-                and framework not in self.ignored
-            ]
+            others = []
+            is_used = any(record.get(key) is not None for key in _OF_TENSORFLOW)
+            if is_used and not self.ignores_tensorflow:
+                others += _generators_of_tensorflow()
             if record.get(_KERAS_SEED) is not None:
                 others += frameworks.adapters("generators")
             random.setstate(decode(record["python"]))
             np.random.set_state(generator)
             for each in dict.fromkeys(others):
-                if each is not None:
-                    each.load(record)
+                each.load(record)
 
 
-def _generators(framework: str) -> Any | None:
-    """Imports a framework, and returns the adapter for its generators.
+def _generators_of_tensorflow() -> list[Any]:
+    """Imports TensorFlow, and returns the adapter for its generators.
 
-    Logs a warning and returns None if the framework is not installed.
+    Logs a warning and returns no adapter if TensorFlow is not installed.
     """
     try:
-        return frameworks.adapter(framework, "generators")
+        return [frameworks.adapter("tensorflow", "generators")]
     except errors.TensorFlowMissingError:
         _log.warning(
-            "the commit has the state of the random generators of %s, which is not "
-            "installed here, so their state is not restored. If the program draws from "
-            "these generators, install %s and start the program again",
-            framework,
-            framework,
+            "the commit has the state of the random generators of tensorflow, which is "
+            "not installed here, so their state is not restored. If the program draws "
+            "from these generators, install tensorflow and start the program again"
         )
-        return None
+        return []
 
 
 def own_or_first(
@@ -161,22 +187,6 @@ def own_or_first(
     if worker < len(files) and (own := files[worker]) is not None:
         return own, False
     return next(file for file in files if file is not None), True
-
-
-def load_own_or_first(
-    state: State, files: Sequence[IO[bytes] | None], worker: int
-) -> int | None:
-    """Loads the State of a random generator from the file that `own_or_first` chooses.
-
-    Returns:
-        On a new worker, which has no file: the seed that the caller must set, so that
-        the worker draws other numbers than the saved worker. None on a worker with a
-        file.
-    """
-    file, is_another = own_or_first(files, worker)
-    saved = file.read()
-    state.load(io.BytesIO(saved))
-    return derived_seed(saved, worker) if is_another else None
 
 
 def derived_seed(saved: bytes, worker: int) -> int:

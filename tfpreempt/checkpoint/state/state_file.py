@@ -54,6 +54,7 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
 
     Raises:
         OSError: a file operation failed.
+        CheckpointError: the sequence of a checkpoint is above the limit.
         Exception: any error raised by the `save` of the State.
     """
     buffer = io.BytesIO()

@@ -22,13 +22,20 @@ variables too.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
+import io
+import itertools
 import logging
+import numbers
+import os
 import random
+import stat
 import sys
 import traceback
 import types
@@ -47,16 +54,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfpreempt.checkpoint.state.random_state import num_spawned
 from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.object_graph import ObjectPath
 from tfpreempt.core.reachable_values import reachable
 from tfpreempt.core.source_code import (
+    GLOBAL_GENERATORS,
     called_callbacks,
     calls_of_adapt,
     derived_keys,
     draws_of_loops,
+    fetched_by_loops,
     is_updated,
+    reset_before_use,
     set_at_begin,
     set_at_steps,
     updated_keys,
@@ -64,9 +75,16 @@ from tfpreempt.core.source_code import (
 
 _log = logging.getLogger(__name__)
 
-_SAMPLES = 1 << 16  # elements compared, of an array or variable with more elements
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_SAMPLES = 1 << 16  # elements compared, of an array, variable or list with more
+_SCALARS = (numbers.Number, str, bytes, type(None), np.generic, enum.Enum)
+_BUFFERS = (bytearray, array.array)
+GENERATORS = (
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    np.random.SeedSequence,
+    random.Random,
+)
 
 _NOT_CHECKED = (
     "cannot check whether the step changes state that is not in the commits; a restart "
@@ -90,10 +108,20 @@ _IN_A_FIT = (
     "model; put other values into a tfpreempt.State, or into a callback with "
     "get_state() and set_state() (docs/fit/callbacks.md)."
 )
+_OF_VALIDATION_DATA = (
+    " Change no attributes of the validation data in their on_epoch_end, see "
+    "docs/fit/restored-state.md."
+)
 _UNREAD_IN_A_FIT = (
     "training can read from %s, whose contents are not in the commits. A restarted run "
     "reads them from the beginning. Make an iterator over a tf.data.Dataset an "
     "attribute of the fitted model; keep the contents of a queue in a tf.Variable."
+)
+
+_EMPTIED_IN_A_FIT = (
+    "training can write to %s, which the program has opened with mode 'w'. A restarted "
+    "run that opens the same path deletes the lines that the interrupted run has "
+    "written. Open the file with mode 'a', or use a CSVLogger."
 )
 
 _ADAPTS_IN_A_FIT = (
@@ -102,6 +130,8 @@ _ADAPTS_IN_A_FIT = (
     "on_train_begin, or normalize with variables of the model, such as a "
     "BatchNormalization."
 )
+_FEW = 64  # elements compared, of a restored variable
+_SHOWN = 5  # changed variables named in a warning
 _ITEMS = 100  # items compared, of a list that a function replaces
 _BY_THE_STEP = (
     "The step changes state that is not in the commits",
@@ -118,6 +148,12 @@ _DRAWN_BY_THE_LOOP = (
     "or from a generator that is seeded with the number of the epoch or step, such as "
     "numpy.random.default_rng((seed, epoch)); or keep the numbers in a named State."
 )
+_FETCHED_BY_THE_LOOP = (
+    "the loop fetches batches outside of its step, from %s. If run() saves and exits, "
+    "the saved position is after a batch that no step has trained, so each restart "
+    "loses a batch. Pass the iterator to the step function, and call next(iterator) "
+    "in the function."
+)
 _DRAWN_BY_THE_STEP = (
     "the step draws random numbers with %s, whose state cannot be saved: a restarted "
     "run draws the first numbers again. Use a tf.random.Generator that is in the "
@@ -128,6 +164,13 @@ _SET_AT_STEPS = (
     "a step does not execute the statement again, and has the earlier state. Let the "
     "condition hold at later steps too (step >= 10 instead of step == 10), or keep the "
     "value in a named State."
+)
+_RESTORED = (
+    "the program has changed variables after the restore and before the first step: "
+    "%s. So this run differs from an uninterrupted run. The handler restores the "
+    "newest commit when the handler is created: assign initial values, restore other "
+    "checkpoints and load weights before, or only if handler.total_run_calls is 0. "
+    "Increase a step counter inside the step, or after run()."
 )
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
@@ -163,6 +206,10 @@ class Values(Protocol):
             The objects and variables; and the objects that are saved with every
             attribute.
         """
+        ...
+
+    def named_variables(self, checkpoint: Any) -> Iterable[tuple[str, Any]]:
+        """Returns the variables that a checkpoint saves, with their paths."""
         ...
 
     def variables(self, value: Any) -> Sequence[Any]:
@@ -227,18 +274,55 @@ class UnsavedStateCheck:
     _call: _Call | None = dataclasses.field(default=None, init=False)
     _loop: _Call | None = dataclasses.field(default=None, init=False)
     _has_failed: bool = dataclasses.field(default=False, init=False)
+    # Fingerprints of the restored variables, by path; empty after the comparison.
+    _restored: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
+
+    def watch_restored(self) -> None:
+        """Records the variables that the start has restored, for `compare_restored`."""
+        with self._errors_logged():
+            self._restored = self._marks_of_variables()
+
+    def compare_restored(self) -> None:
+        """Logs a warning with the variables that the program has changed between the
+        restore and the first step."""
+        restored, self._restored = self._restored, {}
+        if not restored:
+            return
+        with self._errors_logged():
+            now = self._marks_of_variables()
+            changed = [path for path in restored if restored[path] != now.get(path)]
+            if changed:
+                more = ", ..." if len(changed) > _SHOWN else ""
+                _log.warning(_RESTORED, ", ".join(changed[:_SHOWN]) + more)
+
+    def _marks_of_variables(self) -> dict[str, Any]:
+        found = collections.defaultdict[str, list[str]](list)
+        values: list[Values] = frameworks.adapters("values")
+        for each in values:
+            for path, variable in each.named_variables(self.checkpoint):
+                sample = each.sample(variable, _FEW)
+                found[path].append("" if sample is None else repr(sample.tolist()))
+        return dict(found)
 
     def before_call(
         self,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        frame: types.FrameType | None = None,
     ) -> None:
         """Records the values that a step function can reach, before a call of the step
         function. Does nothing if the function was compared before.
 
         For the first call of a step function, the training loop does not call this
         method, because the first call traces the function and creates variables.
+
+        Args:
+            function: the step function.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+            frame: the frame of a caller of `run()`; variables that the loop sets from a
+                State after the restore are not compared.
         """
         key = _identity(function)
         if key in self._functions:
@@ -248,8 +332,14 @@ class UnsavedStateCheck:
             _log.warning(_NOTHING)
         with self._errors_logged():
             call = functools.partial(function, *args, **kwargs)
-            values: list[Values] = frameworks.adapters("values")
-            self._call = _Call({"": call}, values, self._saved(values), self.registry)
+            callers = _frames_of_program(frame)
+            try:
+                self._call = _Call(
+                    {"": call}, self._saved(), self.registry, callers=callers
+                )
+            finally:
+                for each in callers:
+                    _drop_copy(each)
 
     def after_call(self) -> None:
         """Logs a warning with the values that the call has changed and no commit
@@ -260,7 +350,7 @@ class UnsavedStateCheck:
         with self._errors_logged():
             locations = call.search()
             changed = call.changed(locations)
-            self._warn(changed, call.unread, call.values, _BY_THE_STEP)
+            self._warn(changed, call.unread, _BY_THE_STEP)
             draws = call.hidden_draws(locations)
             drawn = [op for op in draws if op not in self._named]
             self._named.update(drawn)
@@ -268,42 +358,47 @@ class UnsavedStateCheck:
                 _log.warning(_DRAWN_BY_THE_STEP, ", ".join(drawn[:3]))
 
     def watch_loop(
-        self, frame: types.FrameType | None, *, is_last: bool = False
+        self,
+        frame: types.FrameType | None,
+        *,
+        is_before_step: bool,
+        is_last: bool = False,
     ) -> None:
         """Records the values that the training loop can reach; later calls compare.
 
         The loop consists of the running functions of the program. A loop changes values
         without a call of the step function, such as a replay buffer. A loop may also
-        read batches by `next(iterator)`, and pass the batches to the step function; the
-        first call names such iterators, and random numbers that the loop draws outside
-        of its step. Called after the numbers of steps in `LOOKS`.
+        read batches by `next(iterator)` or `iterator.get_next()`, and pass the batches
+        to the step function; the first call names such iterators, and random numbers
+        that the loop draws outside of its step. Called after the numbers of steps in
+        `LOOKS`.
 
         Args:
             frame: the frame of a caller of `run()`.
+            is_before_step: whether the boundary is in front of a step, as in `run()`.
+                Another boundary may come after the step of a batch, so that a save has
+                the correct position of a saved iterator.
             is_last: whether no later call follows, so the values are not needed any
                 more.
         """
         if self._has_failed:
             return
-        frames = [
-            each
-            for each, _ in traceback.walk_stack(frame)
-            if object_graph.is_user_module(each.f_globals.get("__name__", ""))
-        ]
+        frames = _frames_of_program(frame)
         roots = {str(number): each for number, each in enumerate(frames)}
         found, unread = dict[Any, str](), dict[str, Any]()
         with self._errors_logged():
             try:
-                values: list[Values] = frameworks.adapters("values")
                 if self._loop is not None:
                     found = self._loop.changed(self._loop.search(roots))
                 else:
-                    saved = self._saved(values)
-                    self._loop = _Call(roots, values, saved, self.registry)
+                    saved = self._saved()
+                    self._loop = _Call(roots, saved, self.registry)
                     # Keep no reference, so that the program can delete an iterator.
                     unread, self._loop.unread = self._loop.unread, {}
                     if drawn := draws_of_loops(frames, State):
                         _log.warning(_DRAWN_BY_THE_LOOP, ", ".join(drawn))
+                    if is_before_step and (fetched := fetched_by_loops(frames, saved)):
+                        _log.warning(_FETCHED_BY_THE_LOOP, ", ".join(fetched))
                     called = called_callbacks(frames).items()
                     found = {id(x): name for name, x in called if id(x) not in saved}
                     if lines := set_at_steps(frames, State):
@@ -311,7 +406,7 @@ class UnsavedStateCheck:
             finally:
                 for each in frames:
                     _drop_copy(each)
-            self._warn(found, unread, values, _BY_THE_LOOP)
+            self._warn(found, unread, _BY_THE_LOOP)
         if is_last or self._has_failed:
             self._loop = None
 
@@ -333,13 +428,13 @@ class UnsavedStateCheck:
             savers: functions that save values; the values that they reach are saved.
         """
         with self._errors_logged():
-            values: list[Values] = frameworks.adapters("values")
-            saved = self._saved(values, savers)
-            call = _Call(roots, values, saved, self.registry, called)
+            call = _Call(roots, self._saved(savers), self.registry, called)
             call.leave_out(kept)
             self._call = call
             if call.adapting:
                 _log.warning(_ADAPTS_IN_A_FIT, ", ".join(call.adapting))
+            if call.emptied:
+                _log.warning(_EMPTIED_IN_A_FIT, ", ".join(call.emptied.values()))
 
     def compare(self) -> None:
         """Logs a warning with the values that have changed since `watch`, and that no
@@ -352,7 +447,9 @@ class UnsavedStateCheck:
             unread = [name for name in call.unread if name not in self._named]
             self._named.update(new, unread)
             if new:
-                _log.warning(_IN_A_FIT, ", ".join(new))
+                is_of_data = any(each.startswith("validation_data.") for each in new)
+                more = _OF_VALIDATION_DATA if is_of_data else ""
+                _log.warning(_IN_A_FIT + more, ", ".join(new))
             if unread:
                 _log.warning(_UNREAD_IN_A_FIT, ", ".join(unread))
 
@@ -360,7 +457,6 @@ class UnsavedStateCheck:
         self,
         changed: Mapping[Any, str],
         unread: Mapping[str, Any],
-        values: Sequence[Values],
         begins: tuple[str, str],
     ) -> None:
         """Logs a warning of values and iterators that have no name in a warning yet.
@@ -368,7 +464,6 @@ class UnsavedStateCheck:
         Args:
             changed: names of changed values, by key.
             unread: iterators whose position is not saved, by name.
-            values: adapters of the frameworks.
             begins: beginnings of the sentences about the values and the iterators.
         """
         known, named = self._known, self._named
@@ -378,9 +473,12 @@ class UnsavedStateCheck:
         iterators = {name: it for name, it in read.items() if name not in named}
         known.update(new, map(id, read.values()))
         named.update(new.values(), read)
+        values = _adapters()
         problems = []
         if names:
-            advice = " ".join(each.ADVICE for each in values) or _ADVICE
+            # TensorFlow's adapter is the first, and JAX has no checkpoint object.
+            first = values[:1] if self.checkpoint is not None else values[-1:]
+            advice = first[0].ADVICE if first else _ADVICE
             problems.append(
                 f"{begins[0]}: {', '.join(names)}. A restarted run starts with the "
                 f"initial values. {advice}"
@@ -413,15 +511,15 @@ class UnsavedStateCheck:
             _log.log(level, _NOT_CHECKED, exc_info=error)
             self._has_failed = True
 
-    def _saved(self, values: Sequence[Values], savers: Sequence[Any] = ()) -> set[Any]:
+    def _saved(self, savers: Sequence[Any] = ()) -> set[Any]:
         """Returns the keys of the values that a commit holds; `_Call._things` defines
         the keys.
 
         Args:
-            values: adapters of the frameworks.
             savers: further functions that save the values that they reach.
         """
-        roots: list[Any] = [*savers]
+        values = _adapters()
+        roots: list[Any] = [*savers, *GLOBAL_GENERATORS]
         for state in self.registry.in_order():
             roots += [state, state.save]
         keys: set[Any] = set()
@@ -434,8 +532,30 @@ class UnsavedStateCheck:
         named = {str(number): root for number, root in enumerate(roots)}
         for location in reachable(named, functools.partial(_is_saved_with, whole)):
             keys |= {id(location.value), (id(location.owner), location.key)}
+            if isinstance(location.owner, types.CellType):
+                keys.add((types.CellType, location.key))
             keys |= set(map(id, _variables(location.value, values)))
+            if isinstance(location.value, np.random.Generator):
+                bits = location.value.bit_generator
+                keys |= {id(bits), id(getattr(bits, "seed_seq", None))}
+            elif isinstance(location.value, np.random.RandomState):
+                keys.add(id(getattr(location.value, "_bit_generator", None)))
         return keys
+
+
+def _adapters() -> list[Values]:
+    """Returns the adapters of the frameworks that the program has imported."""
+    return frameworks.adapters("values")
+
+
+def _frames_of_program(frame: types.FrameType | None) -> list[types.FrameType]:
+    """Returns the frames of the program's running functions: those of `frame` and its
+    callers."""
+    return [
+        each
+        for each, _ in traceback.walk_stack(frame)
+        if object_graph.is_user_module(each.f_globals.get("__name__", ""))
+    ]
 
 
 def _drop_copy(frame: types.FrameType) -> None:
@@ -484,37 +604,48 @@ class _Call:
 
     Args:
         roots: the function with its arguments, or functions and objects, by name.
-        values: adapters of the frameworks.
         saved: keys of the values that a commit holds; these are not compared.
         registry: registry of the named States.
         called: names of further methods that a library calls.
+        callers: frames of the running functions that call a step function.
 
     Attributes:
-        values: adapters of the frameworks.
         unread: iterators whose position is not saved, by name.
         adapting: calls of `layer.adapt` in functions that a library calls.
+        emptied: names of open files that a restarted program empties when it opens the
+            files again, by location (owner and name there).
     """
 
     def __init__(
         self,
         roots: Mapping[str, Any],
-        values: Sequence[Values],
         saved: set[Any],
         registry: StateRegistry,
         called: Iterable[str] = (),
+        callers: Iterable[types.FrameType] = (),
     ) -> None:
-        self.values = values
+        self._values = _adapters()
         self._registry = registry
         self._called = frozenset(called)
         frames = [each for each in roots.values() if isinstance(each, types.FrameType)]
         # A frame would keep its local variables alive: later frames are given again.
         self._roots = {} if frames else roots
         locations, held = self.search(roots), self._held()
-        fresh = set[Any]().union(
-            *(derived_keys(frame, saved, State) for frame in frames)
-        )
+        # With the owner: another frame may have variables of the same names.
+        self._fresh = set[Any]()
+        for frame in (*frames, *callers):
+            derived = derived_keys(frame, saved, State)
+            self._fresh |= {(_owner_in(frame, key[1]), key) for key in derived}
+            for name in frame.f_code.co_cellvars + frame.f_code.co_freevars:
+                key = "name", name
+                if key in derived:
+                    self._fresh.add((types.CellType, key))
+                # A State may save a variable of a function by a closure, in the cell of
+                # the variable; in the frame, the variable has another location.
+                if (types.CellType, name) in saved:
+                    self._fresh.add((id(frame.f_code), key))
         # An iterator in a frame counts only if a function calls `next(iterator)`.
-        self._updated = updated_keys(locations) - fresh
+        self._updated = updated_keys(locations)
         # By key: a reference to the object whose id() is in the key, and the mark.
         self._before = {
             key: (
@@ -523,19 +654,26 @@ class _Call:
             )
             for key, (location, thing) in self._things(locations).items()
             if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
-            if not (_is_local(location) and ("name", location.key) in fresh)
+            if not self._is_fresh(location)
         }
         self.adapting: Collection[str] = ()
+        self.emptied: dict[Any, str] = {}
+        self.leave_out(reset_before_use(locations))
         if self._called:  # a restart calls hooks of the beginning again
+            self.emptied = {
+                (id(each.owner), each.key): each.path
+                for each in locations
+                if _is_emptied(each.value)
+            }
             self.leave_out(set_at_begin(locations, self._updated))
-            self.adapting = calls_of_adapt(locations)
+            self.adapting = calls_of_adapt(locations, self._called)
         self.unread = {
             location.path: location.value
             for location in locations
             if id(location.value) not in saved
-            if not frames or is_updated(location, self._updated)
+            if not frames or self._is_updated(location)
             if _is_python_iterator(location.value, saved)
-            or any(each.restarts(location.value) for each in values)
+            or any(each.restarts(location.value) for each in self._values)
         }
 
     def search(self, roots: Mapping[str, Any] | None = None) -> list[ObjectPath]:
@@ -549,8 +687,10 @@ class _Call:
     def leave_out(self, locations: Iterable[ObjectPath]) -> None:
         """Excludes the values at some locations from the comparison."""
         for location in locations:
-            self._before.pop((id(location.owner), location.key), None)
-            for thing in (location.value, *_variables(location.value, self.values)):
+            key = id(location.owner), location.key
+            self._before.pop(key, None)
+            self.emptied.pop(key, None)
+            for thing in (location.value, *_variables(location.value, self._values)):
                 if not _is_scalar(thing):
                     self._before.pop(id(thing), None)
 
@@ -560,7 +700,7 @@ class _Call:
         return [
             op
             for location in locations
-            for each in self.values
+            for each in self._values
             for op in each.hidden_draws(location.value)
         ]
 
@@ -612,13 +752,26 @@ class _Call:
             names[key] = path if counts[path] == 1 else f"{path} ({counts[path]})"
         return names
 
+    def _is_fresh(self, location: ObjectPath) -> bool:
+        """Returns whether a location is a variable that a restart sets again."""
+        owner = location.owner
+        is_cell = isinstance(owner, types.CellType)  # of a frame that is not known
+        owner = types.CellType if is_cell else id(owner)
+        return (owner, ("name", location.key)) in self._fresh
+
+    def _is_updated(self, location: ObjectPath) -> bool:
+        """Returns whether a function updates the value at a location, and a restart
+        does not set the value again."""
+        is_fresh = self._is_fresh(location)
+        return not is_fresh and is_updated(location, self._updated)
+
     def _held(self) -> dict[int, Any]:
         """Returns the arrays that the States have at present, by id."""
         states = self._registry.in_order()
         return {id(array): array for each in states for array in self._arrays(each)}
 
     def _arrays(self, thing: Any) -> list[Any]:
-        return [array for each in self.values for array in each.arrays(thing)]
+        return [array for each in self._values for array in each.arrays(thing)]
 
     def _mark_of_array(self, array: Any) -> Any:
         return mark_of_array(np.asarray(self._sample(array)))
@@ -633,7 +786,7 @@ class _Call:
         location. A step may also replace a tree of immutable values, such as a dict of
         JAX arrays.
         """
-        replaced = sum((each.REPLACED for each in self.values), _SCALARS)
+        replaced = sum((each.REPLACED for each in self._values), _SCALARS)
         found: dict[Any, tuple[ObjectPath, Any]] = {}
         for location in locations:
             value = location.value
@@ -641,9 +794,10 @@ class _Call:
             if not is_replaced:
                 for thing in self._mutable(location):
                     found.setdefault(id(thing), (location, thing))
-            if is_updated(location, self._updated) and (
+            if self._is_updated(location) and (
                 is_replaced
-                or isinstance(value, list | tuple | np.ndarray)
+                or isinstance(value, list | tuple | dict | np.ndarray)
+                or _is_searched(type(value))
                 or self._arrays(value)
                 or self._sample(value) is not None
             ):
@@ -659,13 +813,13 @@ class _Call:
         if isinstance(value, object_graph.GROWING):
             kind: type = type(location.owner)
             return [] if object_graph.is_set_by_library(kind, location.key) else [value]
-        is_generator = isinstance(value, GENERATORS)
-        return [value] if is_generator else _variables(value, self.values)
+        is_whole = isinstance(value, GENERATORS + _BUFFERS)
+        return [value] if is_whole else _variables(value, self._values)
 
     def _sample(self, thing: Any) -> np.ndarray[Any, Any] | None:
         """Returns some elements of an object of a framework; None for an object of no
         framework."""
-        samples = (each.sample(thing, _SAMPLES) for each in self.values)
+        samples = (each.sample(thing, _SAMPLES) for each in self._values)
         return next((each for each in samples if each is not None), None)
 
     def _mark(self, key: Any, thing: Any, held: Mapping[int, Any]) -> Any:
@@ -681,9 +835,21 @@ class _Call:
         """
         if isinstance(thing, GENERATORS):
             return mark_of_generator(thing)
+        if isinstance(thing, _BUFFERS):
+            # A copy, because a thread of the program cannot resize a buffer in use.
+            copied = bytes(thing[:: 1 + len(thing) // _SAMPLES])
+            return len(thing), zlib.crc32(copied)
         if isinstance(thing, object_graph.GROWING) and isinstance(key, int):
-            # Compare only the length: items have locations of their own.
-            return len(thing)
+            # A container may have exchanged items: a full replay buffer keeps its
+            # length. The values of a dict have locations of their own, but the method
+            # `update` of a Counter adds to its values.
+            # Copies, because a thread of the program may change the container.
+            parts: list[Any] = list(thing)
+            mark: Callable[[Any], Any] = hash if isinstance(thing, dict) else id
+            if isinstance(thing, collections.Counter):
+                parts, mark = list(thing.items()), repr
+            few = parts[:: 1 + len(parts) // _SAMPLES]
+            return len(parts), hash(tuple(map(mark, few)))
         if _is_scalar(thing):
             return type(thing), repr(thing)
         if arrays := self._arrays(thing):
@@ -691,14 +857,21 @@ class _Call:
             return frozenset(marks)
         if isinstance(thing, np.ndarray):
             return mark_of_array(thing)
-        if isinstance(thing, list | tuple):
+        if isinstance(thing, list | tuple | dict):
+            items = thing.values() if isinstance(thing, dict) else thing
             return [
                 len(each)
                 if object_graph.is_container(each)
                 # The text of an object of an unknown class may be long.
                 else self._mark(key, each, held)
-                for each in thing[:_ITEMS]
+                for each in itertools.islice(items, _ITEMS)
             ]
+        if _is_searched(type(thing)):  # such as a dataclass, which a step replaces
+            return {
+                name: self._mark(key, each, held)
+                for name, each in object_graph.attributes(thing).items()
+                if _is_scalar(each) or isinstance(each, np.ndarray)
+            }
         if (sample := self._sample(thing)) is not None:
             return mark_of_array(sample)
         return type(thing), id(thing)
@@ -713,9 +886,12 @@ def _reference(thing: Any) -> Callable[[], Any]:
         return lambda: thing
 
 
-def _is_local(location: ObjectPath) -> bool:
-    """Returns whether a location is a variable of a running function or module."""
-    return isinstance(location.owner, types.CodeType | dict)
+def _owner_in(frame: types.FrameType, name: str) -> int:
+    """Returns the `id()` of the owner of a variable that a frame sets, as in
+    `ObjectPath`: the code of a function, or the namespace of a module."""
+    variables = frame.f_locals
+    is_global = variables is frame.f_globals or name not in variables
+    return id(frame.f_globals if is_global else frame.f_code)
 
 
 def _is_python_iterator(value: Any, saved: Container[Any] = ()) -> bool:
@@ -732,10 +908,22 @@ def _is_python_iterator(value: Any, saved: Container[Any] = ()) -> bool:
     if isinstance(value, types.GeneratorType) and (frame := value.gi_frame):
         owner = frame.f_locals.get("self")
         _drop_copy(frame)
-        if value.gi_running or id(owner) in saved:
+        is_of_saved = owner is not None and id(owner) in saved
+        if value.gi_running or is_of_saved:
             return False
     is_of_python = type(value).__module__ in ("builtins", "itertools")
     return is_of_python and isinstance(value, Iterator)
+
+
+def _is_emptied(value: Any) -> bool:
+    """Returns whether a value is an open file whose contents were deleted when the
+    program opened the file."""
+    if not isinstance(value, io.IOBase) or value.closed:
+        return False
+    # A file without a path, such as a standard stream, is not opened again by its name.
+    is_path = isinstance(getattr(value, "name", None), str)
+    is_written = "w" in str(getattr(value, "mode", "")) and value.fileno() > 2
+    return is_path and is_written and stat.S_ISREG(os.fstat(value.fileno()).st_mode)
 
 
 def _is_scalar(thing: Any) -> bool:
@@ -745,16 +933,27 @@ def _is_scalar(thing: Any) -> bool:
 
 
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:
-    """Returns the variables in an object, of all frameworks."""
+    """Returns the variables in an object, of all frameworks. The items of a container
+    have locations of their own."""
+    if _is_scalar(value) or object_graph.is_container(value):
+        return []
     return [variable for each in values for variable in each.variables(value)]
 
 
 def mark_of_generator(generator: Any) -> Any:
     """Returns a fingerprint of the state of a random generator of `GENERATORS`."""
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
+        return mark_of_generator(generator.bit_generator)
+    if isinstance(generator, np.random.BitGenerator):
+        state, spawned = repr(generator.state), num_spawned(generator)
+        # Existing commits have the checksum of `state` for the attributes of a dataset.
+        return (state, spawned) if spawned else state
+    if isinstance(generator, np.random.SeedSequence):
+        return generator.n_children_spawned
     if isinstance(generator, np.random.RandomState):
         return repr(generator.get_state())
+    if isinstance(generator, random.SystemRandom):
+        return None  # has no state
     return hash(generator.getstate())
 
 

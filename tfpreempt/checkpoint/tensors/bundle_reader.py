@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.bundles import bundle, bundle_writer, tensor_reader
+from tfpreempt.checkpoint.bundles import bundle_writer, tensor_reader
 from tfpreempt.checkpoint.bundles.tensor_reader import Bytes, Index, Stored
 from tfpreempt.core import private_api
 
@@ -62,26 +62,17 @@ def read_ahead(prefix: str) -> ReadAhead | None:
         files reports the reason.
     """
     try:
-        most = tensor_reader.data_size(prefix)
-        if most < bundle_writer.WORTH_BYTES or not _is_here():
+        is_small = tensor_reader.data_size(prefix) < bundle_writer.WORTH_BYTES
+        if is_small or not _is_here():
             return None
-        bundle.check_size(prefix)
-        index = Index(prefix)
-        stored = {
-            name: found
-            for name in index.names()
-            if (found := _numeric(index, name)) is not None and found.size
-        }
-        # Check the size: an unverified index may claim any number of bytes.
-        size = sum(each.size for each in stored.values())
-        if not bundle_writer.WORTH_BYTES <= size <= most:
-            return None
-        names = sorted(stored, key=lambda name: stored[name].first_position)
-        # Sort in file order: neighbours in a file then become neighbours in memory.
-        stored = {name: stored[name] for name in names}
-        tensors, sums = tensor_reader.read(stored, has_gaps=True)
+        index, found, sums = tensor_reader.read_all(prefix)
     except (*tensor_reader.UNREADABLE, errors.CheckpointError):
         return None
+    tensors = {
+        name: each
+        for name, each in found.items()
+        if each[0].dtype in _NUMBERS and each[0].size
+    }
     return ReadAhead(prefix=prefix, index=index, tensors=tensors, sums=sums)
 
 

@@ -248,27 +248,19 @@ def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
     """
     found: list[Value] = []
     for (device, dtype), variables in search.variables.items():
-        if (handles := _handles(variables)) is None:
-            return None
+        handles = []
+        for each in variables:
+            if (variable := each.variable()) is None:
+                return None
+            handles.append(variable.handle)
+            if each.is_large:
+                tf.raw_ops.DisableCopyOnRead(resource=handles[-1])
         read = read_variables(device, dtype, handles)
         found += [
-            (objects[variable.number], variable.key, value)
-            for variable, value in zip(variables, read, strict=True)
+            (objects[each.number], each.key, value)
+            for each, value in zip(variables, read, strict=True)
         ]
     return found
-
-
-def _handles(variables: Sequence[PlainVariable]) -> list[tf.Tensor] | None:
-    """Returns the resource handles of plain variables; None if a variable no longer
-    exists. Tells TensorFlow not to copy large variables in a read."""
-    handles = []
-    for each in variables:
-        if (variable := each.variable()) is None:
-            return None
-        handles.append(variable.handle)
-        if each.is_large:
-            tf.raw_ops.DisableCopyOnRead(resource=handles[-1])
-    return handles
 
 
 def is_large(variable: Any) -> bool:
@@ -607,9 +599,8 @@ class LargeTensors:
             tensors, except plain variables.
         worth_bytes: if the large tensors and the plain variables together have fewer
             bytes, TensorFlow writes every tensor.
-        replication: function that returns a predicate of a variable: whether every
-            worker holds the same value. Called only if tensors are extracted. None: no
-            tensor is marked as replicated.
+        is_replicated: predicate of a variable: whether every worker holds the same
+            value. None: no tensor is marked as replicated.
 
     Attributes:
         found: the extracted tensors.
@@ -617,7 +608,7 @@ class LargeTensors:
 
     small_bytes: int
     worth_bytes: int
-    replication: Callable[[], IsReplicated] | None = None
+    is_replicated: IsReplicated | None = None
     found: list[DenseTensor] = dataclasses.field(default_factory=list)
 
     def extract(self, tensors: Any, variables: Sequence[Value] = ()) -> Any:
@@ -640,16 +631,14 @@ class LargeTensors:
         if any(size >= self.worth_bytes for size in sums):
             for owner, name, _ in large:
                 del tensors[owner][name]
-            replication = self.replication
-            is_replicated = replication() if replication is not None else None
             taken = [*large, *known]
             for owner, name, value in taken:
                 # Mark only large values as replicated: only large values are divided
                 # between the workers.
                 is_held = (
-                    is_replicated is not None
+                    self.is_replicated is not None
                     and _size(value) >= self.small_bytes
-                    and is_replicated(_object(owner))
+                    and self.is_replicated(_object(owner))
                 )
                 self.found.append(_in_memory(name, value, is_held))
         names = {name for _, name, _ in taken}

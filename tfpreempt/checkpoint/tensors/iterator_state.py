@@ -286,6 +286,8 @@ def check_position(iterator: Any, where: str) -> None:
         )
     if reads_generator(*found):
         why, instead = "the dataset reads a Python generator", ""
+    elif may_miss_end(*found):
+        why, instead = MISSED_END, f" Or {REPEAT_FIRST}."
     else:
         try:
             iterator._serialize_to_tensors()
@@ -343,6 +345,33 @@ def reads_generator(*datasets: Any) -> bool:
         for wrapper in _functions(*datasets)
         for op in wrapper.function.graph.get_operations()
     )
+
+
+def may_miss_end(*datasets: Any) -> bool:
+    """Returns whether a restored iterator may search for ever for the end of its data.
+
+    `sample_from_datasets` without `stop_on_empty_dataset` ends when the iterator has
+    counted the end of each dataset. TensorFlow (2.21) does not save the count: an
+    iterator that is saved after the end of one dataset and restored then draws from
+    the ended datasets for ever.
+    """
+    for node in parts(*datasets):
+        kind = private_api.directed_interleave_op._DirectedInterleaveDataset
+        if isinstance(node, kind) and not node._stop_on_empty_dataset:
+            chosen, *sizes = (int(each.cardinality()) for each in node._inputs())
+            if chosen == tf.data.INFINITE_CARDINALITY and chosen not in sizes:
+                return True
+    return False
+
+
+MISSED_END = (
+    "sample_from_datasets draws from datasets that all end, and a restored iterator "
+    "may wait for ever at their end"
+)
+REPEAT_FIRST = (
+    "repeat each dataset before sample_from_datasets, or pass "
+    "stop_on_empty_dataset=True"
+)
 
 
 def hidden_state(*datasets: Any, allows_checks: bool = False) -> str | None:

@@ -27,13 +27,13 @@ from tfpreempt.checkpoint.tensors.iterator_state import (
     nodes_of,
     reads_data_service,
 )
+from tfpreempt.checkpoint.tensors.reader import COUNTERS
 from tfpreempt.checkpoint.tensors.shuffle_seeds import parts
 from tfpreempt.checkpoint.tensors.variables import (
     attach,
     local_parts,
     out_of_scope,
     unequal_parts,
-    walk,
 )
 from tfpreempt.core import private_api
 
@@ -103,18 +103,18 @@ def is_seeded() -> bool:
     return private_api.eager_context.global_seed() is not None
 
 
-def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
+def warn_of_kernels(objects: Iterable[tuple[str, Any]]) -> None:
     """Logs a warning if layers of tf_keras have a random state that no save contains.
 
     Args:
-        checkpoint: checkpoint whose objects are searched.
+        objects: path and object of each object of a checkpoint.
     """
     # Do not use getattr: the access to a missing attribute of a variable reads the
     # value of the variable. For an ON_READ variable the read is a collective, which
     # would hang without the other workers.
     lost = [
         path
-        for path, obj in walk(checkpoint)
+        for path, obj in objects
         if getattr(
             inspect.getattr_static(obj, "_random_generator", None), "_rng_type", None
         )
@@ -200,7 +200,12 @@ def _checked(state: Any) -> Any:
 
 
 SAVED_WHOLE = (tf.train.experimental.PythonState, tf.train.Checkpoint)
-REPLACED = (tf.Tensor,)
+_OF_TENSORS = (
+    tf.RaggedTensor,
+    tf.SparseTensor,
+    tf.types.experimental.distributed.PerReplica,
+)
+REPLACED = (tf.Tensor, *_OF_TENSORS)
 _TABLES = (
     tf.lookup.experimental.MutableHashTable,
     tf.lookup.experimental.DenseHashTable,
@@ -229,9 +234,10 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
         return [], []
     # TensorFlow's wrapper for a list or dict of a module is saved without the plain
     # values in it.
+    attached = attach(checkpoint)
     found = [
         each
-        for _, each in (*attach(checkpoint).own, *walk(checkpoint))
+        for _, each in (*attached.own, *attached.tracked()[0])
         if not isinstance(each, list | dict)
     ]
     parts_of = [part for each in found for part in local_parts(each)]
@@ -239,6 +245,23 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
         each for each in found if isinstance(each, tf.train.experimental.PythonState)
     ]
     return [*found, *parts_of], states
+
+
+def named_variables(checkpoint: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the local variables of a Checkpoint, with their paths, without the
+    counters of runs and saves.
+
+    Args:
+        checkpoint: the Checkpoint; None for no variables.
+    """
+    if checkpoint is not None:
+        found = {
+            id(part): (path, part)
+            for path, each in attach(checkpoint).tracked()[0]
+            if path not in COUNTERS
+            for part in local_parts(each)
+        }
+        yield from found.values()
 
 
 def variables(value: Any) -> Sequence[Any]:
@@ -267,15 +290,23 @@ def variables(value: Any) -> Sequence[Any]:
         return local_parts(value.state)
     if isinstance(value, tf.train.ExponentialMovingAverage):
         return [part for each in value._averages.values() for part in local_parts(each)]
-    return local_parts(getattr(value, "__dict__", {}).get("state"))
+    # A SeedGenerator has a `state`. An initializer may have a SeedGenerator as `seed`.
+    seed = getattr(value, "__dict__", {}).get("seed")
+    states = (getattr(each, "__dict__", {}).get("state") for each in (value, seed))
+    return [part for each in states for part in local_parts(each)]
 
 
 def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-    """Returns about `size` evenly spaced elements of a variable or tensor, or the
-    values of a hash table; None for other objects."""
+    """Returns about `size` evenly spaced elements of a variable or tensor, or of each
+    tensor in a value such as a RaggedTensor, or the values of a hash table; None for
+    other objects."""
     if isinstance(thing, _TABLES):
         values: np.ndarray[Any, Any] = np.sort(thing.export()[1].numpy(), axis=None)
         return values
+    if isinstance(thing, _OF_TENSORS):
+        parts = tf.nest.flatten(thing, expand_composites=True)
+        found = [part for each in parts if (part := sample(each, size)) is not None]
+        return np.concatenate(found) if found else None
     if not isinstance(thing, tf.Variable | tf.Tensor):
         return None
     flat = tf.reshape(thing, [-1])
@@ -298,8 +329,7 @@ def with_nan(checkpoint: Any, states: Iterable[Any]) -> Iterator[str]:
     """
     named: dict[int, tuple[str, Any]] = {}
     if checkpoint is not None:
-        attach(checkpoint)
-        for path, each in walk(checkpoint):
+        for path, each in attach(checkpoint).tracked()[0]:
             for part in unequal_parts(each):
                 if part.dtype.is_floating:
                     named.setdefault(id(part), (path, part))

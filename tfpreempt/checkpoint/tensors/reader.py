@@ -6,7 +6,6 @@ The structure of the saved checkpoint is compared with the program's objects fir
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
@@ -32,9 +31,7 @@ from tfpreempt.checkpoint.tensors.variables import (
     device_prefixes,
     is_on_read,
     local_parts,
-    paths,
     plain_message,
-    reached,
     variable_shape,
 )
 from tfpreempt.core import private_api
@@ -42,44 +39,30 @@ from tfpreempt.core import private_api
 _log = logging.getLogger(__name__)
 # Key of the object graph; files of TensorFlow 1 have no such key.
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_OPTIONAL = {"checkpointed_runs", "save_counter"}
+COUNTERS = {"checkpointed_runs", "save_counter"}
 
 _SHOWN = 20
 VALUE = "VARIABLE_VALUE"  # name of the attribute that has a variable's value
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class VariableSpec:
-    """Shape and type of a variable, in this program or in a checkpoint.
-
-    Attributes:
-        shape: sizes of the dimensions; None for a dimension without a fixed size.
-        dtype: name of the type.
-    """
-
-    shape: tuple[int | None, ...]
-    dtype: str
-
-
-def problem(here: VariableSpec, saved: VariableSpec | None) -> str | None:
+def problem(here: tf.TensorSpec, saved: tf.TensorSpec | None) -> str | None:
     """Compares a variable with its saved value. Returns the difference as text for
     people; None if the value fits.
 
     Args:
-        here: the variable in this program.
-        saved: the variable in the checkpoint; None if it is missing there.
+        here: shape and type of the variable in this program.
+        saved: shape and type in the checkpoint; None if the variable is missing there.
     """
     if saved is None:
         return (
-            f"the model has a variable of shape {here.shape} and type {here.dtype}, "
-            "the checkpoint has no value"
+            f"the model has a variable of shape {here.shape} and type "
+            f"{here.dtype.name}, the checkpoint has no value"
         )
     if saved.dtype != here.dtype:
-        return f"the model has type {here.dtype}, the checkpoint {saved.dtype}"
-    if len(here.shape) != len(saved.shape) or any(
-        now not in (None, then)
-        for now, then in zip(here.shape, saved.shape, strict=True)
-    ):
+        return (
+            f"the model has type {here.dtype.name}, the checkpoint {saved.dtype.name}"
+        )
+    if not here.shape.is_compatible_with(saved.shape):
         return f"the model has shape {here.shape}, the checkpoint {saved.shape}"
     return None
 
@@ -137,8 +120,9 @@ def match(objects: Sequence[Any], edges: Edges, graph: Any) -> dict[int, int]:
     return matched
 
 
-def unused(graph: Any, nodes: Collection[int]) -> list[str]:
-    """Returns the names of variables that exist only in the checkpoint.
+def _unused(graph: Any, nodes: Collection[int]) -> list[str]:
+    """Returns the names of variables that exist only in the checkpoint, without the
+    counters of tfpreempt and TensorFlow.
 
     Args:
         graph: the saved TrackableObjectGraph.
@@ -150,12 +134,13 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
         matched.update(
             s.slot_variable_node_id for s in graph.nodes[index].slot_variables
         )
-    return [
+    found = {
         attribute.checkpoint_key.split("/.ATTRIBUTES/")[0]
         for index, node in enumerate(graph.nodes)
         for attribute in node.attributes
         if index not in matched and attribute.name == VALUE
-    ]
+    }
+    return sorted(found - COUNTERS)
 
 
 def called(variable: Any) -> str:
@@ -239,8 +224,7 @@ def restore(
     for iterator in attached.iterators.values():
         keep_seeds(iterator)
     checkpoint.sync()
-    found, edges = reached(checkpoint, attached)
-    objects = list(zip(paths(edges), found, strict=True))
+    objects, edges = attached.tracked()
     unmoved = contextlib.nullcontext() if with_data else positions_kept(objects)
     try:
         unfit = _check_structure(objects, edges, prefix, is_partial)
@@ -253,15 +237,6 @@ def restore(
         ) from error
     status.expect_partial()
     return follow_later_restores(status, prefix)
-
-
-def _left(coordinator: Any) -> Sequence[str]:
-    matched = list(coordinator.object_by_proto_id)
-    return _unused(coordinator.object_graph_proto, matched)
-
-
-def _unused(graph: Any, nodes: Collection[int]) -> Sequence[str]:
-    return sorted(set(unused(graph, nodes)) - _OPTIONAL)
 
 
 def _check_structure(
@@ -284,14 +259,14 @@ def _check_structure(
     for path, variable in objects:
         if (shape := variable_shape(variable)) is None:
             continue
-        here = VariableSpec(shape=shape, dtype=tf.as_dtype(variable.dtype).name)
+        here = tf.TensorSpec(shape, variable.dtype)
         key, saved = saved_key(graph, nodes.get(id(variable))), None
         if key in dtypes:
-            saved = VariableSpec(shape=tuple(shapes[key]), dtype=dtypes[key].name)
+            saved = tf.TensorSpec(shapes[key], dtypes[key])
         elif path.startswith(f"{NAME}/"):
             new.append(path)
             continue
-        elif path in _OPTIONAL:
+        elif path in COUNTERS:
             continue
         if difference := problem(here, saved):
             name = called(variable)
@@ -403,7 +378,8 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
 
     coordinator.restore_saveables = restore_saveables
     coordinator.object_by_proto_id = _RestoredObjectMap(coordinator, prefix)
-    return functools.partial(_left, coordinator)
+    graph, matched = coordinator.object_graph_proto, coordinator.object_by_proto_id
+    return lambda: _unused(graph, list(matched))
 
 
 # --- plain variables ------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 A share is a list of tensor slices. Every worker divides the same tensors into the same
 shares, and writes the share with the worker's number into data files
-(`<attempt>.parts/<worker>/`). A JSON file beside the data files, the description, lists
-the rows of the tensors in every data file, with checksums. The chief (worker 0) merges
-the files into a single checkpoint. The chief holds the same tensors, so the chief
-writes a share again if the share is missing or does not fit.
+(`<attempt>.parts/<worker>/`). A JSON file beside the data files, the description, has
+the checksums of the files and of the slices in the files. The chief (worker 0) divides
+the tensors in the same way, and merges the files into a single checkpoint. The chief
+holds the same tensors, so the chief writes a share again if the share is missing or
+does not fit.
 
 Different values of two workers must not be mixed in one checkpoint: replicas may drift
 apart, and a program may set a variable on each worker separately. So the chief computes
@@ -16,11 +17,9 @@ therefore equal to the chief's values, bit for bit.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import logging
-import math
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -42,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 _DESCRIPTION = "part.json"
 _MAX_BYTES = 64 << 20  # largest size of a description file
+_MAX_THREADS = 64  # largest number of threads in a description file
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -117,7 +117,9 @@ class ReplicaParallelWriter:
         folder = layout.parts_directory(save.staging, self.worker)
         parts = self._write(folder, share, 0)
         if self.worker != 0:
-            text = json.dumps(_description(save.step, self.num_workers, shared, parts))
+            kind = _description(save.step, self.num_workers, shared)
+            files = [_described(part) for part in parts]
+            text = json.dumps({**kind, "threads": _thread_count(share), "files": files})
             path = os.path.join(folder, _DESCRIPTION)
             self.files.write(path, [text.encode()])
             self.files.sync_file(path)
@@ -140,14 +142,14 @@ class ReplicaParallelWriter:
             OSError: error of the file system.
         """
         shared = _shared(save.tensors)
-        expected = _description(save.step, self.num_workers, shared, ())
+        expected = _description(save.step, self.num_workers, shared)
         found: list[tuple[int, Part]] = []
         missing: list[TensorSlice] = []
         for worker, share in enumerate(self._deal(shared)[1:], 1):
             folder = layout.parts_directory(save.staging, worker)
             try:
                 if worker in workers:
-                    parts = _fitting(folder, share, expected, shared)
+                    parts = _fitting(folder, share, expected)
                     found += [(worker, part) for part in parts]
                     continue
             except _InvalidShareError as error:
@@ -236,16 +238,10 @@ class ReplicaParallelWriter:
     def _write(
         self, folder: str, share: Sequence[TensorSlice], first: int
     ) -> list[Part]:
-        """Writes tensor slices into data files, with several threads.
-
-        A small share is written to fewer files, because the chief has to move every
-        file. The names of the files in `folder` are the numbers from `first` on.
-        """
+        """Writes tensor slices into data files, with several threads. The names of the
+        files in `folder` are the numbers from `first` on."""
         self.files.make_dirs(folder)
-        size = sum(each.data.nbytes for each in share)
-        files = size // max(1, bundle_writer.WORTH_BYTES)
-        threads = max(1, min(files, bundle_writer.THREADS))
-        shares = bundle_writer.deal_to_threads(share, threads)
+        shares = bundle_writer.deal_to_threads(share, _thread_count(share))
         names = range(first, first + len(shares))
         paths = [os.path.join(folder, str(name)) for name in names]
         return bundle_writer.write(self.files, dict(zip(paths, shares, strict=True)))
@@ -262,6 +258,14 @@ def _whole(tensors: Iterable[DenseTensor]) -> list[TensorSlice]:
     return [TensorSlice(tensor=tensor) for tensor in tensors]
 
 
+def _thread_count(share: Sequence[TensorSlice]) -> int:
+    """Returns the number of threads that write a share, each into a separate file. A
+    small share is written to fewer files, because the chief has to move every file."""
+    size = sum(each.data.nbytes for each in share)
+    files = size // max(1, bundle_writer.WORTH_BYTES)
+    return max(1, min(files, bundle_writer.THREADS))
+
+
 # --- descriptions --------------------------------------------------------------------
 
 
@@ -270,42 +274,34 @@ class _InvalidShareError(Exception):
 
 
 def _description(
-    step: int, num_workers: int, shared: Sequence[DenseTensor], parts: Iterable[Part]
+    step: int, num_workers: int, shared: Sequence[DenseTensor]
 ) -> dict[str, Any]:
-    """Returns the description of a worker's share, JSON-able: the save, a checksum of
-    names, types and shapes of the divided tensors (`shared`), and the data files."""
+    """Returns the beginning of a share's description, JSON-able: the save, and a
+    checksum of names, types and shapes of the divided tensors (`shared`)."""
     kinds = [(each.name, each.dtype, each.shape) for each in shared]
     return {
         "step": step,
         "num_workers": num_workers,
         "tensors": checksum.of_bytes(json.dumps(kinds).encode()),
-        "files": [
-            {
-                "name": os.path.basename(part.path),
-                "crc32c": part.crc32c,
-                "rows": [
-                    (each.tensor.name, each.start, each.rows) for each in part.slices
-                ],
-                "sums": list(part.sums),
-            }
-            for part in parts
-        ],
     }
 
 
+def _described(part: Part) -> dict[str, Any]:
+    """Returns the entry of a data file in a share's description."""
+    name = os.path.basename(part.path)
+    return {"name": name, "crc32c": part.crc32c, "sums": list(part.sums)}
+
+
 def _fitting(
-    folder: str,
-    share: Sequence[TensorSlice],
-    expected: dict[str, Any],
-    shared: Sequence[DenseTensor],
+    folder: str, share: Sequence[TensorSlice], expected: dict[str, Any]
 ) -> list[Part]:
     """Returns the data files of a worker's share, checked against its description.
+    Reads no bytes of the files.
 
     Args:
         folder: directory of the files.
         share: the tensor slices that the worker should have written.
-        expected: the chief's own description, without files.
-        shared: the replicated tensors.
+        expected: the beginning of the chief's own description.
 
     Raises:
         _InvalidShareError: the files are missing, or belong to another save.
@@ -313,43 +309,43 @@ def _fitting(
     try:
         path = os.path.join(folder, _DESCRIPTION)
         described = json.loads(file_reading.read(path, _MAX_BYTES))
-        for what in ("step", "num_workers", "tensors"):
-            if described[what] != expected[what]:
+        for what, value in expected.items():
+            if described[what] != value:
                 raise _InvalidShareError(
-                    f"its {what} is {described[what]}; expected {expected[what]}"
+                    f"its {what} is {described[what]}; expected {value}"
                 )
-        by_name = {each.name: each for each in shared}
-        parts = [_part(folder, each, by_name) for each in described["files"]]
-        covered = _covered(each for part in parts for each in part.slices)
+        threads = int(described["threads"])
+        if not 0 < threads <= _MAX_THREADS:
+            raise _InvalidShareError(
+                f"its threads are {threads}; expected 1 to {_MAX_THREADS}"
+            )
+        shares = bundle_writer.deal_to_threads(share, threads)
+        files = enumerate(zip(shares, described["files"], strict=True))
+        return [_part(folder, number, *each) for number, each in files]
     except (
         *(OSError, ValueError, KeyError, TypeError, AttributeError),
         *(OverflowError, RecursionError),
     ) as error:
         raise _InvalidShareError(f"{type(error).__name__}: {error}") from error
-    if covered != _covered(share):
-        raise _InvalidShareError("it does not have the expected rows of the tensors")
-    return parts
 
 
-def _part(folder: str, file: dict[str, Any], by_name: dict[str, DenseTensor]) -> Part:
-    """Returns a data file of another worker, with the rows and checksums that the
-    description of the worker's share lists. Reads no bytes of the file.
+def _part(
+    folder: str, number: int, slices: Sequence[TensorSlice], file: dict[str, Any]
+) -> Part:
+    """Returns a data file of another worker.
 
     Args:
         folder: directory of the file.
+        number: number of the file in the share.
+        slices: the tensor slices that the file should have.
         file: entry of the file in the description.
-        by_name: the replicated tensors.
 
     Raises:
         _InvalidShareError: the size of the file, or the number of checksums, does not
-            fit the description.
+            fit the slices.
     """
-    slices = [
-        TensorSlice(tensor=by_name[name], start=start, rows=rows)
-        for name, start, rows in file["rows"]
-    ]
     part = Part(
-        path=os.path.join(folder, str(int(file["name"]))),
+        path=os.path.join(folder, str(number)),
         size=sum(each.data.nbytes for each in slices),
         crc32c=int(file["crc32c"]),
         slices=slices,
@@ -357,22 +353,10 @@ def _part(folder: str, file: dict[str, Any], by_name: dict[str, DenseTensor]) ->
         sums=[int(each) for each in file["sums"]],
     )
     size = os.stat(part.path).st_size
-    if size != part.size or len(part.sums) != len(part.slices):
+    if int(file["name"]) != number or len(part.sums) != len(slices):
+        raise _InvalidShareError(f"the description of {part.path!r} does not fit")
+    if size != part.size:
         raise _InvalidShareError(
             f"{part.path!r} has {size} bytes; expected {part.size}"
         )
     return part
-
-
-def _covered(slices: Iterable[TensorSlice]) -> dict[str, list[tuple[int, int]]]:
-    """Returns the ranges of rows in some tensor slices, by tensor name; adjacent ranges
-    are joined."""
-    found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
-    for each in sorted(slices, key=lambda each: each.start):
-        name, start, shape = each.tensor.name, each.start, each.tensor.shape
-        rows = each.rows if each.rows is not None else math.prod(shape[:1])
-        end = start + rows
-        if found[name] and found[name][-1][1] == start:
-            start = found[name].pop()[0]
-        found[name].append((start, end))
-    return found

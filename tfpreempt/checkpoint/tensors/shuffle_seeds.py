@@ -50,6 +50,11 @@ def reshuffles(node: Any) -> bool:
     return is_shuffle and node._reshuffle_each_iteration is not False
 
 
+def is_memory_cache(node: Any) -> bool:
+    """Returns whether a dataset is a cache in memory."""
+    return type(node).__name__ == "CacheDataset" and not node._filename.numpy()
+
+
 def seeds_of(*datasets: Any) -> ShuffleSeeds:
     """Returns the `ShuffleSeeds` of an iterator's datasets. The first call creates the
     object and stores the object in the first dataset."""
@@ -75,6 +80,9 @@ class ShuffleSeeds:
     def __init__(self, datasets: Sequence[Any]) -> None:
         nodes = {id(node): node for node in parts(*datasets) if reshuffles(node)}
         self.probes = [_Probe(node) for node in nodes.values()]
+        caches = filter(is_memory_cache, parts(*datasets))
+        cached = {id(node) for cache in caches for node in parts(cache)}
+        self._is_cached = [key in cached for key in nodes]
         self._held: list[Element] | None = None
         self._is_symbolic = any(
             each.options().experimental_symbolic_checkpoint for each in datasets
@@ -131,13 +139,19 @@ class ShuffleSeeds:
 
     def restore(self, state: Any) -> None:
         """Sets the number of drawn seeds of every shuffle from a saved state. A state
-        without these numbers changes nothing."""
+        without these numbers changes nothing.
+
+        A shuffle before a cache in memory is left at its first seed. A restart fills
+        the cache again, and the cache must get the order of the first pass again.
+        """
         if not self.probes:
             return
         found = [Element(each) for each in state[-len(self.probes) :]]
         if all(each.prefix.startswith(_PREFIX) for each in found):
-            for probe, each in zip(self.probes, found, strict=True):
-                probe.set(each.count)
+            every = zip(self.probes, found, self._is_cached, strict=True)
+            for probe, each, is_cached in every:
+                if not is_cached:
+                    probe.set(each.count)
 
     def _read(self) -> list[Element]:
         return [probe.read()[1] for probe in self.probes]
@@ -154,9 +168,14 @@ class ShuffleSeeds:
             state: the iterator's state.
             elements: for each shuffle, an element with the number of drawn seeds.
         """
-        if self._is_symbolic and any(Element(each).has_count for each in state):
+        is_known = self._is_symbolic and any(Element(each).has_count for each in state)
+        if is_known or not elements:
             return state
-        return _appended(state, elements)
+        counts = [
+            each.named(b"%s::%d" % (_PREFIX, number))
+            for number, each in enumerate(elements)
+        ]
+        return _replaced(state, len(state), counts)
 
 
 class _Probe:
@@ -286,18 +305,6 @@ def _find(state: Any) -> tuple[int, Element]:
         if element.has_count:
             return index, element
     raise AssertionError("a shuffle's state has no count")
-
-
-def _appended(state: Any, elements: Sequence[Element]) -> Any:
-    """Returns an iterator's state, with `elements` appended, which contain the numbers
-    of drawn seeds."""
-    if not elements:
-        return state
-    counts = [
-        each.named(b"%s::%d" % (_PREFIX, number))
-        for number, each in enumerate(elements)
-    ]
-    return _replaced(state, len(state), counts)
 
 
 def _replaced(state: Any, start: int, elements: Sequence[Any]) -> Any:

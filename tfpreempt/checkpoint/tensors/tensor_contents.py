@@ -24,7 +24,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.bundles import bundle_writer, tensor_copies
 from tfpreempt.checkpoint.directory import checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.checkpoint.state.contents import Contents, StagedSave
+from tfpreempt.checkpoint.state.contents import Contents, StagedSave, write_tensors
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors import bundle_reader, gather, reader
 from tfpreempt.checkpoint.tensors.data_order import OrderState
@@ -52,7 +52,6 @@ from tfpreempt.checkpoint.tensors.variables import (
     is_replicated,
     out_of_scope,
     plain_message,
-    walk,
 )
 from tfpreempt.core import private_api
 from tfpreempt.core.cluster import Cluster
@@ -181,7 +180,7 @@ def make_contents(
         if save_fn is None or not cluster.is_chief:
             for path, iterator in found.iterators.items():
                 check_position(iterator, f"The iterator {path!r} of the Checkpoint")
-        warn_of_kernels(checkpoint)
+        warn_of_kernels(found.tracked()[0])
     states: list[State] = [OrderState(found), PerReplicaState(found)]
     if not cluster.is_chief:
         states.append(IteratorState(found))
@@ -202,8 +201,7 @@ def make_contents(
         *common,
         files,
         worker_parts=parts,
-        counts_saves=not is_second,
-        keeps_copies=is_second,
+        is_second=is_second,
     )
 
 
@@ -237,8 +235,6 @@ class _Tracked(Contents):
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
-    # The tensors read by the last `read_ahead`. None after a restore or a save.
-    _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         self.free_read_ahead()
@@ -298,15 +294,12 @@ class _Tracked(Contents):
                 self._ahead = bundle_reader.read_ahead(prefix)
         return {} if self._ahead is None else self._ahead.sums
 
-    def free_read_ahead(self) -> None:
-        self._ahead = None
-
     def check(self, prefix: str) -> None:
         reader.check(prefix)
 
     def check_shares(self) -> None:
-        attach(self.checkpoint)
-        for iterator in shared_iterators(walk(self.checkpoint)):
+        objects, _ = attach(self.checkpoint).tracked()
+        for iterator in shared_iterators(objects):
             iterator.check_shares()
 
     def restore(
@@ -329,9 +322,10 @@ class _Tracked(Contents):
         if restored is not None and (left := restored[1]()):
             _log.warning(
                 "%s has variables that this program does not have, so they were not "
-                "restored (%d): %s. If no object created later uses these variables, "
-                "the program has changed since the checkpoint, and its saves lack "
-                "these variables.",
+                "restored (%d): %s. Commits lack these variables until an object that "
+                "is created later uses them, and a restart from such a commit starts "
+                "with their initial values. If a later step creates them, create them "
+                "before the handler, for example by optimizer.build(variables).",
                 restored[0],
                 len(left),
                 reader.listed(left),
@@ -421,32 +415,29 @@ class _OwnContents(_Tracked):
         files: the file operations for the files not written by TensorFlow.
         worker_parts: lets every worker write a share of the tensors; None if the chief
             writes every tensor.
-        counts_saves: whether saves increment the checkpoint's `save_counter`.
-        keeps_copies: whether the next asynchronous save uses the same memory for its
-            copies of the tensors as the previous asynchronous save. If True, the caller
-            must begin a save only after the previous save has ended.
+        is_second: whether the Checkpoint is also saved in a first directory. If True,
+            saves do not increment the checkpoint's `save_counter`, and the next
+            asynchronous save uses the same memory for its copies of the tensors as the
+            previous asynchronous save. So the caller must begin a save only after the
+            previous save has ended.
     """
 
     files: Files
     worker_parts: ReplicaParallelWriter | None
-    counts_saves: bool
-    keeps_copies: bool
+    is_second: bool
 
     needs_prefix = True
 
     def __post_init__(self) -> None:
-        self._copies = tensor_copies.CopyMemory(is_kept=self.keeps_copies)
-
-    def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
-        if self.counts_saves:
+        self._copies = tensor_copies.CopyMemory(is_kept=self.is_second)
+        if not self.is_second:
             # Create the counter before `attach` searches for variables.
             _ = self.checkpoint.save_counter
-        super().capture(save, *args, **kwargs)
 
     def _capture(self, save: StagedSave, arguments: dict[str, Any], read: Read) -> None:
         checkpoint = self.checkpoint
         checkpoint.sync()
-        if self.counts_saves:
+        if not self.is_second:
             checkpoint.save_counter.assign_add(1)
         save.create_staging()
         prefix = os.path.join(save.staging, layout.PAYLOAD)
@@ -479,7 +470,7 @@ class _OwnContents(_Tracked):
         large = LargeTensors(
             small_bytes=bundle_writer.SMALL_BYTES,
             worth_bytes=bundle_writer.WORTH_BYTES,
-            replication=None if parts is None else self._replication,
+            is_replicated=None if parts is None else self._replication(),
         )
         read.extract = large.extract
         self.checkpoint.write(prefix)
@@ -508,25 +499,16 @@ class _OwnContents(_Tracked):
 
     def write(self, save: StagedSave) -> None:
         with contextlib.nullcontext() if save.is_async else _without_collection():
-            self._write(save)
-
-    def _write(self, save: StagedSave) -> None:
-        if save.is_dealt:
+            if not save.is_dealt:
+                if save.tensors:
+                    write_tensors(self.files, save)
+                return
             assert self.worker_parts is not None
             if self.cluster.is_chief:
                 save.parts = self.worker_parts.write_own(save)
                 return
             with _left_to_the_chief(save.step):
                 save.parts = self.worker_parts.write_own(save)
-            save.tensors = ()
-        elif save.tensors:
-            save.sums = bundle_writer.add(
-                self.files,
-                os.path.join(save.staging, layout.PAYLOAD),
-                save.tensors,
-                bundle_writer.thread_count(is_async=save.is_async),
-                check=save.cancel_token.check if save.cancel_token else None,
-            )
             save.tensors = ()
 
     def complete(self, save: StagedSave, workers: Collection[int]) -> None:

@@ -12,7 +12,6 @@ so every worker saves its own.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -369,8 +368,7 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
             references, because an iterator has threads, which must end when the program
             replaces the iterator.
         graph: the objects found by the last `attach`. The next call keeps the graph if
-            it finds the same objects. None if an object does not support weak
-            references.
+            it finds the same objects.
         reached: the objects entered by the last search for untracked objects. While
             these objects are unchanged, `attach` does not search again. None if the
             last search found a new object.
@@ -389,6 +387,17 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return dict(self.found)
 
+    def tracked(self) -> tuple[list[tuple[str, Any]], Edges]:
+        """Returns the objects of the Checkpoint in TensorFlow's order, with their paths
+        as in `walk`, and the children of every object.
+
+        Called after `attach`, whose traversal is used.
+        """
+        assert self.graph is not None
+        objects = [each() for each in self.graph.objects]
+        edges = self.graph.edges
+        return list(zip(paths(edges), objects, strict=True)), edges
+
 
 def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     """Finds the objects that a Checkpoint does not track, and makes the Checkpoint
@@ -406,27 +415,24 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     objects, edges = _walk(checkpoint)
     graph = found.graph
     if graph is None or not graph.is_same(objects, edges):
-        found.graph = graph = None
-        found.reached = None
+        graph = found.reached = None
     holders = _holders(objects, edges) if graph is None else graph.holders
     if (found.reached is None or not found.reached.is_unchanged()) and (
         _attach_untracked(found, objects, holders)
     ):
         objects, edges = _walk(checkpoint)
-        found.graph = graph = None
+        graph = None
         holders = _holders(objects, edges)
     if graph is None:
-        _sort(found, list(zip(paths(edges), objects, strict=True)))
         values = map(inner_variable, objects)
-        # TypeError: an object does not support weak references.
-        with contextlib.suppress(TypeError):
-            found.graph = Graph(
-                objects=[weakref.ref(each) for each in objects],
-                kinds=list(map(type, objects)),
-                values=[each if each is None else weakref.ref(each) for each in values],
-                edges=edges,
-                holders=holders,
-            )
+        found.graph = Graph(
+            objects=[weakref.ref(each) for each in objects],
+            kinds=list(map(type, objects)),
+            values=[each if each is None else weakref.ref(each) for each in values],
+            edges=edges,
+            holders=holders,
+        )
+        _sort(found, found.tracked()[0])
     return found
 
 
@@ -435,21 +441,6 @@ def attached(checkpoint: tf.train.Checkpoint) -> Attached:
     in the same save."""
     found: Attached = getattr(checkpoint, NAME)
     return found
-
-
-def reached(
-    checkpoint: tf.train.Checkpoint, found: Attached
-) -> tuple[list[Any], Edges]:
-    """Returns the objects of a checkpoint in TensorFlow's order, and the children of
-    every object.
-
-    Args:
-        checkpoint: the checkpoint.
-        found: the result of `attach`, which was just called; its traversal is used.
-    """
-    if (graph := found.graph) is None:
-        return _walk(checkpoint)
-    return [each() for each in graph.objects], graph.edges
 
 
 def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:

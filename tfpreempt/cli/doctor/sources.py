@@ -124,8 +124,9 @@ def _cloud(
     levels: dict[str, ActiveNotice | None] = {}
     state, why = SourceHealth.FAILED, ""  # result for topics without an answer
     try:
-        with contextlib.closing(make(topics).poller()) as poller:
-            call_within(limit, lambda: poller.poll(levels.__setitem__))
+        with contextlib.closing(make(topics)) as watch:
+            levels = watch.levels
+            call_within(limit, watch.poll)
     except CallTimeoutError:
         state, why = SourceHealth.NO_ANSWER, f"no answer within {limit:g} s"
     except Exception as error:  # noqa: BLE001 - the error is the result of the check
@@ -133,7 +134,7 @@ def _cloud(
 
     def verdict(topic: str) -> Verdict:
         if topic not in levels:
-            text = why or poller.failure(topic) or "answer cannot be read"
+            text = why or watch.failure(topic) or "answer cannot be read"
             return state, text
         if (notice := levels[topic]) is not None:
             return SourceHealth.NOTICE, notice.detail

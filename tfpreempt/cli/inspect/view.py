@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections.abc import Sequence
@@ -129,14 +130,18 @@ def to_json(row: Row) -> dict[str, Any]:
 
 
 def _saved(entry: Entry) -> datetime.datetime | None:
-    """Returns the time of the save in local time; None if unknown.
+    """Returns the time of the save in local time; None if unknown or impossible.
 
-    If the time of the save was not recorded, the time of the files is used.
+    If the time of the save was not recorded, the time of the files is used. Another
+    user can set the time of a file to a year that Python cannot represent.
     """
     seconds = entry.time if entry.saved_at is None else entry.saved_at
     if seconds is None:
         return None
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).astimezone()
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        utc = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+        return utc.astimezone()
+    return None
 
 
 def _states(entry: Entry) -> list[dict[str, Any]]:

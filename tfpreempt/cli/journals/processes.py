@@ -13,7 +13,8 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from tfpreempt.cli.journals.records import (
     OF_SUPERVISORS,
@@ -23,7 +24,7 @@ from tfpreempt.cli.journals.records import (
     read_record,
 )
 from tfpreempt.cli.run.restart_policy import Cause
-from tfpreempt.core.events import Outcome
+from tfpreempt.core.events import Outcome, name_steps
 
 # Causes of restarts that are counted separately; another cause counts as "other".
 _CAUSES = {"lost", *(cause.value for cause in Cause)}
@@ -84,6 +85,34 @@ class WorkerRun(Records):
     def exit(self) -> Record | None:
         """The newest `exit` record; None if the process runs, or was killed."""
         return self.newest("exit")
+
+    @property
+    def bad_step(self) -> Mapping[str, Any] | None:
+        """The bad step because of which the training ended; None if there is none.
+
+        Only the chief records bad steps. A record with `found_at` is a copy of a record
+        of another machine.
+        """
+        found, left = self.newest("badstep"), self.exit
+        if found is None or left is None or left["outcome"] != Outcome.LOST:
+            return None
+        if found["is_crash"] or found["found_at"] is not None:
+            return None
+        names = ("fit", "epoch", "batch", "reason")
+        values = {name: found[name] for name in names}
+        return {**values, "is_sought": bool(found["is_sought"])}
+
+
+def describe_bad_step(found: Mapping[str, Any]) -> str:
+    """Returns a bad step as text.
+
+    Args:
+        found: the bad step, from `WorkerRun.bad_step`.
+    """
+    step = name_steps([(found["fit"], found["epoch"], found["batch"])])
+    return (
+        f"bad step at or before {step}" if found["is_sought"] else f"bad step: {step}"
+    )
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
@@ -177,6 +206,7 @@ class WorkerJournal(_Journal):
         trainings: trainings of the worker, oldest first.
         commits: number of commits.
         commit: record of the newest commit; None before the first commit.
+        bad_steps: number of bad steps that were found.
     """
 
     _events = OF_WORKERS
@@ -187,6 +217,7 @@ class WorkerJournal(_Journal):
         self.trainings: list[WorkerRun] = []
         self.commits = 0
         self.commit: Record | None = None
+        self.bad_steps = 0
 
     @property
     def training(self) -> WorkerRun | None:
@@ -204,6 +235,8 @@ class WorkerJournal(_Journal):
         if record.event == "commit":
             self.commits += 1
             self.commit = record
+        elif record.event == "badstep" and record["replaces"] is None:
+            self.bad_steps += not (record["is_crash"] or record["is_sought"])
 
     def _training(self, record: Record) -> WorkerRun:
         """Returns the training (a handler or `fit`) to which a record belongs.

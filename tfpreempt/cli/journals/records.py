@@ -43,6 +43,16 @@ OF_WORKERS: Events = {
     },
     "exit": {"outcome": "text", "step": "count", **_EXIT},
     "fault": {"where": "text", "error": "text"},
+    "badstep": {
+        "fit": "count",
+        "epoch": "count",
+        "batch": "count",
+        "reason": "text",
+        "is_crash": "flag",
+        "is_sought": "flag?",
+        "replaces": "time?",
+        "found_at": "time?",
+    },
 }
 _START = {"incarnation": "text", "workers": "workers", "first_worker": "count?"}
 OF_SUPERVISORS: Events = {

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import re
-import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeAlias
@@ -134,7 +133,6 @@ class JournalTailer:
         directory: directory of the journals.
         keeps_all: whether all records are kept.
         reports: newest status of every worker with a status file, by worker index.
-        lock: lock for callers in several threads; this class does not acquire it.
     """
 
     def __init__(
@@ -152,7 +150,6 @@ class JournalTailer:
         # Key: name of the first file of the journal.
         self._journals: dict[str, _Files] = {}
         self.reports: dict[int, LastReport] = {}
-        self.lock = threading.Lock()
 
     @property
     def reads_chief(self) -> bool:

@@ -21,9 +21,9 @@ from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report.run_report import RunReport, build_report
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.view import show, to_json
+from tfpreempt.cli.sizes import age_text
 from tfpreempt.cli.status.read_status import read_status_now
 from tfpreempt.cli.status.run_status import ReportedState
-from tfpreempt.cli.status.text import age_text
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
 from tfpreempt.core.clock import SystemClock
@@ -97,23 +97,11 @@ def report(
 
 def _read(location: str, tensorboard: Path | None) -> RunReport:
     found = find_journal(location)
-    if has_journal(found) and location.partition("://")[0] in BUCKET_SCHEMES:
-        report = _read_both(location, found)
-    elif has_journal(found):
-        journals = JournalTailer(found, keeps_all=True)
-        report = _as_of_now(_make_report(location, journals), journals)
+    local = JournalTailer(found, keeps_all=True) if has_journal(found) else None
+    if local is None or location.partition("://")[0] in BUCKET_SCHEMES:
+        report = _read_copy(location, found, local)
     else:
-        try:
-            with fetched_journal(location) as copy:
-                journals = JournalTailer(copy, keeps_all=True)
-                if not has_journal(copy):
-                    raise _nothing_there(location, found)
-                report = _make_report(location, journals, is_copy=True)
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"{location!r} has no journal in {found}, and no copy of a journal can "
-                f"be downloaded: {error}"
-            ) from error
+        report = _as_of_now(_make_report(location, local), local)
     commits = commits_in(found.parent) if report.step is None else []
     if commits:
         count = count_commits(found.parent, commits)
@@ -130,25 +118,31 @@ def _read(location: str, tensorboard: Path | None) -> RunReport:
     )
 
 
-def _read_both(location: str, found: Path) -> RunReport:
-    """Returns the report of a run with a local journal and a copy in the mirror.
+def _read_copy(location: str, found: Path, local: JournalTailer | None) -> RunReport:
+    """Returns the report of the copy in a mirror, together with the local journal.
 
     Args:
-        location: URI of the mirror.
+        location: path or URI of the mirror.
         found: directory of the local journal.
+        local: the local journal; None if there is none.
     """
-    local = JournalTailer(found, keeps_all=True)
     try:
-        with fetched_journal(location, found) as both:
-            journals = JournalTailer(both, keeps_all=True)
+        with fetched_journal(location, None if local is None else found) as copy:
+            if not has_journal(copy):
+                raise _nothing_there(location, found)
+            journals = JournalTailer(copy, keeps_all=True)
             report = _make_report(location, journals)
-            here = _make_report(location, local)
-            # The copy has newer records, so another machine has continued the run.
-            if report.end > here.end:
-                warnings = (*report.warnings, *_warnings_of_copy(location, journals))
-                return dataclasses.replace(report, warnings=warnings)
-            return _as_of_now(report, local)
+            # If the copy has newer records, another machine has continued the run.
+            if local is not None and report.end <= _make_report(location, local).end:
+                return _as_of_now(report, local)
+            warnings = (*_warnings_of_copy(location, journals), *report.warnings)
+            return dataclasses.replace(report, warnings=warnings)
     except (OSError, CheckpointError) as error:
+        if local is None:
+            raise CheckpointError(
+                f"{location!r} has no journal in {found}, and no copy of a journal can "
+                f"be downloaded: {error}"
+            ) from error
         report = _as_of_now(_make_report(location, local), local)
         warning = (
             f"only the journal of this machine was read, in {found}: the copy in "
@@ -157,13 +151,9 @@ def _read_both(location: str, found: Path) -> RunReport:
         return dataclasses.replace(report, warnings=(*report.warnings, warning))
 
 
-def _make_report(
-    location: str, journals: JournalTailer, *, is_copy: bool = False
-) -> RunReport:
+def _make_report(location: str, journals: JournalTailer) -> RunReport:
     journals.read_on(SystemClock.wall())
-    warnings = [*_warnings_of_copy(location, journals)] if is_copy else []
-    warnings += journals.warnings
-    report = build_report(journals.workers, journals.supervisors, warnings)
+    report = build_report(journals.workers, journals.supervisors, journals.warnings)
     if report is None:
         raise click.UsageError(
             f"the journal of {location!r} has no records of a worker"

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfpreempt.cli.report.goodput import PLAINLY, Badput, GoodputBreakdown
-from tfpreempt.cli.report.process_spans import Phase, Span
+from tfpreempt.cli.report.process_spans import MADE_STEPS, Phase, Span
 from tfpreempt.cli.report.run_report import Point, ReportedWorker, RunReport
 from tfpreempt.cli.sizes import seconds_text
 from tfpreempt.core.log_output import plain
@@ -32,8 +32,7 @@ _CELLS = 800  # cells (columns) of a worker's row; more cells could not be seen
 _CELLS_OF_ALL = 8000  # cells of all workers together, to limit the size of the page
 _POINTS = 1500  # largest number of points in a curve
 _LINES = 50  # if there are more interruptions, ticks are drawn, not lines
-_DOTS = 1000  # if a row has more durations, a histogram is drawn, not dots
-_BINS = 120
+_DOTS = 300  # if a row has more durations, so many of their quantiles are drawn
 _INCHES = 9.0
 _LANE = 0.34  # height of a worker's row in inches
 _NAMES = ["ink", "rule", "mark", "good", *Phase]
@@ -239,28 +238,25 @@ def _mark(axes: Axes, at: Sequence[float], style: Any) -> None:
 
 
 def durations(measured: Mapping[str, Sequence[float]]) -> str:
-    """Draws a row for every kind of duration: dots or a histogram, and the median.
+    """Draws a row for every kind of duration: dots, and the median.
 
     Args:
-        measured: durations in seconds, by name of their kind.
+        measured: durations in seconds, at least one of each kind, by name of the kind.
     """
-    rows = {name: values for name, values in measured.items() if values}
-    every = [value for values in rows.values() for value in values]
+    every = [value for values in measured.values() for value in values]
     is_log = min(every) > 0 and max(every) > 20 * min(every)
     with mpl.rc_context(_STYLE):
-        figure, axes = _figure(0.75 + 0.4 * len(rows))
-        for row, values in enumerate(rows.values()):
-            if len(values) > _DOTS:
-                _draw_counts(axes, row, values, is_log=is_log)
-                continue
+        figure, axes = _figure(0.75 + 0.4 * len(measured))
+        for row, values in enumerate(measured.values()):
+            count = min(len(values), _DOTS)
+            dots = np.quantile(values, np.linspace(0, 1, count))
             # Spread the dots vertically, so that equal values do not hide each other.
-            spread = [row + 0.22 * ((7 * n) % 11 - 5) / 5 for n in range(len(values))]
-            axes.plot(values, spread, "o", color=_COLOURS["good"], ms=4, alpha=0.55)
-        for row, values in enumerate(rows.values()):
+            spread = [row + 0.22 * ((7 * n) % 11 - 5) / 5 for n in range(count)]
+            axes.plot(dots, spread, "o", color=_COLOURS["good"], ms=4, alpha=0.55)
             middle = float(np.median(values))
             axes.plot([middle] * 2, [row - 0.36, row + 0.36], color=_INK, lw=1.6)
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(measured)), list(measured))
+        axes.set_ylim(len(measured) - 0.5, -0.5)
         if is_log:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(lambda value, _: seconds_text(value))
@@ -272,22 +268,6 @@ def durations(measured: Mapping[str, Sequence[float]]) -> str:
         axes.grid(True, axis="x")
         axes.set_axisbelow(True)
         return _to_svg(figure)
-
-
-def _draw_counts(
-    axes: Axes, row: int, values: Sequence[float], *, is_log: bool
-) -> None:
-    """Draws many durations as a histogram, in which even a single value is visible."""
-    shown = np.log(values) if is_log else np.array(values)
-    counts, edges = np.histogram(shown, _BINS)
-    if is_log:
-        edges = np.exp(edges)
-    heights = np.sqrt(counts / counts.max())
-    heights = np.where(counts > 0, np.maximum(0.15, heights), 0.0)
-    axes.bar(
-        edges[:-1], 0.6 * heights, np.diff(edges), row - 0.3 * heights, align="edge",
-        color=_COLOURS["good"], alpha=0.7, lw=0,
-    )  # fmt: skip
 
 
 def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]:
@@ -323,21 +303,6 @@ def _by_phase(
     return {phase: spans for phase, spans in found.items() if spans}
 
 
-_STACK = (
-    Phase.TRAINING,
-    Phase.NOTICED,
-    Phase.LOST,
-    Phase.SAVING,
-    Phase.TRACING,
-    Phase.RESTORING,
-    Phase.STARTING,
-    Phase.EXITING,
-    Phase.UNKNOWN,
-    Phase.DOWN,
-)
-"""Order in which the phases are stacked in a cell, from the bottom."""
-
-
 def _heights(
     by_phase: Mapping[Phase, Sequence[Span]], edges: np.ndarray
 ) -> dict[Phase, np.ndarray]:
@@ -345,7 +310,8 @@ def _heights(
 
     A cell is a short interval of time, in which the phases are stacked. The height of a
     phase is its share of the interval. So the area of a phase is proportional to the
-    time in the phase, even if single spans are too short to be seen.
+    time in the phase, even if single spans are too short to be seen. The phases with
+    steps are at the bottom.
 
     Args:
         by_phase: for every phase, the spans of a worker, in order.
@@ -356,7 +322,7 @@ def _heights(
         in every cell, from 0 to 1. Both are 0 in a cell without the phase.
     """
     found, low = {}, np.zeros(len(edges) - 1)
-    for phase in [each for each in _STACK if each in by_phase]:
+    for phase in sorted(by_phase, key=lambda each: each not in MADE_STEPS):
         spans = by_phase[phase]
         times = [edges[0], *(at for each in spans for at in (each.begin, each.end))]
         spent = [0.0, *(s for each in spans for s in (0.0, each.seconds))]

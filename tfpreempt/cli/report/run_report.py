@@ -8,6 +8,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
 from tfpreempt.cli.journals.records import Record
@@ -23,6 +24,7 @@ from tfpreempt.cli.report.process_spans import (
     trained,
 )
 from tfpreempt.cli.run.restart_policy import Cause
+from tfpreempt.core.events import BAD_STEP
 from tfpreempt.core.record_validation import is_number
 from tfpreempt.handler.status_file import REPORT_INTERVAL
 
@@ -60,8 +62,9 @@ class Interruption:
     Attributes:
         at: time of the notice, in seconds since the epoch; without a notice, the time
             at which the process ended.
-        cause: "preemption", "failure", "hang", or another cause that a supervisor
-            recorded; "killed" if no cause was recorded.
+        cause: "preemption", "bad step", "failure", "hang", or another cause that a
+            supervisor recorded; "killed" if no cause was recorded.
+        bad_step: the bad step, see `WorkerRun.bad_step`; None for other causes.
         sources: for each source of a notice, such as "signal:SIGTERM", the workers that
             received the notice.
         step: newest trained step; None if no worker has records.
@@ -85,6 +88,7 @@ class Interruption:
 
     at: float
     cause: str
+    bad_step: Mapping[str, Any] | None
     sources: Mapping[str, tuple[int, ...]]
     step: int | None
     is_estimated: bool
@@ -144,6 +148,17 @@ class RunReport:
     def durations(self) -> dict[str, list[float]]:
         """For every measured action, such as "save": the durations in seconds."""
         to_commit = [each["notice_to_commit_seconds"] for each in self.commits]
+        timed = {
+            each["step"]
+            for each in self.commits
+            if each["notice_to_commit_seconds"] is not None
+        }
+        # A notice can come while a periodic save is under way.
+        to_commit += [
+            each.notice_to_commit_seconds
+            for each in self.interruptions
+            if each.saved_step not in timed
+        ]
         resumed = [each.resumed_seconds for each in self.interruptions]
         restores = [each["seconds"] for each in self.restores]
         return {
@@ -201,18 +216,11 @@ def build_report(
     lifetimes = build_lifetimes(workers, supervisors)
     if not lifetimes.of_worker:
         return None
-    events = sorted(
-        (
-            e
-            for mine in lifetimes.of_worker.values()
-            for lifetime in mine
-            for e in lifetime.records
-        ),
-        key=lambda event: event.at,
-    )
+    found = itertools.chain.from_iterable(lifetimes.of_worker.values())
+    events = sorted((e for lifetime in found for e in lifetime.records), key=_at)
     commits = [each for each in events if each.event == "commit"]
     of_worker = {
-        index: _with_ends(_extended(mine, events, commits), commits)
+        index: _completed(mine, events, commits)
         for index, mine in lifetimes.of_worker.items()
     }
     every = [lifetime for mine in of_worker.values() for lifetime in mine]
@@ -253,22 +261,25 @@ def build_report(
 # --- time ----------------------------------------------------------------------------
 
 
-def _extended(
+def _completed(
     lifetimes: Sequence[ProcessLifetime],
     events: Sequence[Record],
     commits: Sequence[Record],
 ) -> list[ProcessLifetime]:
-    """Extends the lifetimes of processes whose end was not recorded.
+    """Completes the lifetimes of processes whose end or exit was not recorded.
 
     Two rules give a later end. At a commit recorded by the chief, every worker was
     running. For the newest lifetime: while one worker trains, every worker trains.
+
+    Without an exit record, a lifetime is finished if its last commit was the final
+    commit of training, which the chief makes for all workers.
 
     Args:
         lifetimes: lifetimes of a worker, in order.
         events: records of all workers, by time.
         commits: commits recorded by the chief, by time.
     """
-    extended = []
+    completed = []
     for number, lifetime in enumerate(lifetimes):
         if not _has_end(lifetime):
             is_last = number + 1 == len(lifetimes)
@@ -276,25 +287,11 @@ def _extended(
             known = _between(events if is_last else commits, -math.inf, limit)[-1:]
             end = max([lifetime.end, *(each.at for each in known)])
             lifetime = dataclasses.replace(lifetime, end=end)
-        extended.append(lifetime)
-    return extended
-
-
-def _with_ends(
-    lifetimes: Sequence[ProcessLifetime], commits: Sequence[Record]
-) -> list[ProcessLifetime]:
-    """Marks a lifetime as finished if its last commit was the final commit of training.
-
-    This is done for lifetimes without an exit record. The chief makes the final commit
-    for all workers.
-    """
-    return [
-        dataclasses.replace(lifetime, is_finished=True)
-        if lifetime.exit is None
-        and any(e["because"] == "finished" for e in _during(commits, lifetime)[-1:])
-        else lifetime
-        for lifetime in lifetimes
-    ]
+        last = _during(commits, lifetime)[-1:]
+        if lifetime.exit is None and any(e["because"] == "finished" for e in last):
+            lifetime = dataclasses.replace(lifetime, is_finished=True)
+        completed.append(lifetime)
+    return completed
 
 
 def _has_records(lifetimes: Sequence[ProcessLifetime]) -> bool:
@@ -552,9 +549,7 @@ def _interruptions(
             back, reached = int(restored["step"]), restored["reached"]
             step = max(step, back) if lifetime.records else back
         if is_estimated:
-            guess = step + _steps_after(lifetime, mine, commits, step)
-            seconds = _step_seconds(commits, lifetime)
-            step = guess if reached is None else _near(guess, reached, step, seconds)
+            step = _estimated_step(lifetime, mine, commits, step, reached)
         lost = None if back is None else max(0, step - back)
         if lifetime.restored is None and lifetime.records:
             # The process failed before it restored a checkpoint; the lost steps are
@@ -566,6 +561,7 @@ def _interruptions(
             Interruption(
                 at=at,
                 cause=_cause(lifetime),
+                bad_step=lifetime.bad_step,
                 sources=_sources(notices),
                 step=step if _has_records(lead) else None,
                 is_estimated=is_estimated,
@@ -596,39 +592,33 @@ def _served_by(lifetime: ProcessLifetime, commits: Sequence[Record]) -> Record |
     return None
 
 
-def _steps_after(
+def _estimated_step(
     lifetime: ProcessLifetime,
     spans: Sequence[Span],
     commits: Sequence[Record],
     step: int,
+    reported: int | None,
 ) -> int:
-    """Estimates the number of steps that a killed process trained after `step`.
+    """Estimates the newest step of a killed process, by the mean step time.
 
     Args:
         lifetime: lifetime of the process.
         spans: spans of the lifetime.
         commits: commits of the run.
         step: newest known step.
+        reported: step in the last status file, written at most `REPORT_INTERVAL`
+            seconds before the end of the process; None if unknown.
     """
     seconds, row = _step_seconds(commits, lifetime), _milestones(lifetime, commits)
-    if not seconds or not row:
-        return 0
-    made = trained(spans, lifetime.end) - trained(spans, row[-1][0])
-    return max(0, round(made / seconds) - (step - row[-1][1]))
-
-
-def _near(guess: int, reported: int, step: int, seconds: float | None) -> int:
-    """Limits an estimated step to the range that the last status file allows.
-
-    Args:
-        guess: estimated step.
-        reported: step in the last status file, written at most `REPORT_INTERVAL`
-            seconds before the end of the process.
-        step: newest step from the records.
-        seconds: mean step time; None if unknown.
-    """
+    guess, more = step, 0
+    if seconds:
+        more = round(REPORT_INTERVAL / seconds)
+        at, known = row[-1] if row else (lifetime.end, 0)
+        made = trained(spans, lifetime.end) - trained(spans, at)
+        guess = max(step, known + round(made / seconds))
+    if reported is None:
+        return guess
     least = max(reported, step)
-    more = round(REPORT_INTERVAL / seconds) if seconds else 0
     return min(max(guess, least), least + more)
 
 
@@ -640,6 +630,8 @@ def _sources(notices: Sequence[Record]) -> dict[str, tuple[int, ...]]:
 
 
 def _cause(lifetime: ProcessLifetime) -> str:
+    if lifetime.bad_step is not None:
+        return BAD_STEP  # for the supervisor, the exit code means a preemption
     if lifetime.cause is not None and lifetime.cause != "finished":
         # Trust the supervisor: on a preemption a program may exit with code 0.
         return lifetime.cause

@@ -11,11 +11,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from tfpreempt.cli.journals.processes import describe_bad_step
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.cli.report.goodput import PLAINLY
 from tfpreempt.cli.report.run_report import Interruption, RunReport
 from tfpreempt.cli.sizes import seconds_text, size_text
 from tfpreempt.cli.tables import Console
+from tfpreempt.core.events import BAD_STEP
 from tfpreempt.core.log_output import plain
 
 IDLE = "idle after completion"
@@ -84,8 +86,11 @@ def cells(each: Interruption, begin: float) -> list[str]:
     why = [
         f"{source.removeprefix('signal:')} ({', '.join(map(str, workers))})"
         for source, workers in each.sources.items()
+        if source != BAD_STEP  # shown as the cause
     ]
-    if each.cause != "preemption" or not why:
+    if each.bad_step is not None:
+        why.insert(0, describe_bad_step(each.bad_step))
+    elif each.cause != "preemption" or not why:
         why.insert(0, each.cause)
     about = "~" if each.is_estimated else ""
     restored = "-" if each.restored_step is None else str(each.restored_step)

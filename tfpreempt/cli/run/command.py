@@ -55,22 +55,15 @@ class AutoOr(click.ParamType[Any]):
         return self._kind.convert(value, param, ctx)
 
 
-class Address(click.ParamType[tuple[str, int]]):
-    """Type of an option for an address to listen on: PORT or HOST:PORT."""
-
-    name = "[host:]port"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        found = value if isinstance(value, tuple) else parse_address(str(value))
-        if found is None:
-            self.fail(
-                f"{value!r} is not a port. Expected, for example, 9464, "
-                "127.0.0.1:9464 or [::1]:9464.",
-                param,
-            )
-        return found
+def _address(text: str) -> tuple[str, int]:
+    """Parses the value of an option for an address: PORT or HOST:PORT."""
+    found = parse_address(text)
+    if found is None:
+        raise click.BadParameter(
+            f"{text!r} is not a port. Expected, for example, 9464, 127.0.0.1:9464 or "
+            "[::1]:9464."
+        )
+    return found
 
 
 _LIMITS = RestartLimits()
@@ -184,7 +177,7 @@ _MAX_IDLE_PREEMPTIONS = 10
     "least 2 minutes. The start, saves and the evaluations of a fit may take longer.",
 )  # fmt: skip
 @click.option(
-    "--metrics-port", "metrics_address", metavar="[HOST:]PORT", type=Address(),
+    "--metrics-port", "metrics_address", metavar="[HOST:]PORT", type=_address,
     help="Serve metrics for Prometheus at http://HOST:PORT/metrics. Without HOST only "
     "this machine can read the metrics; with 0.0.0.0:PORT every machine that reaches "
     "the port.",

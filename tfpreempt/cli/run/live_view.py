@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +40,18 @@ _JOIN_SECONDS = 5.0  # timeout at the end, because a disk may hang
 _NAMES_AGAIN = 600.0  # seconds of usual speed after which a slow worker is named again
 
 
-class WholeRun:
-    """The report of a run and the slowdowns of its workers, from all machines.
+class LiveStatus:
+    """The current state of a run, with its report, from the files of all workers.
 
     The report is computed from all records, because a restart may change earlier sums:
-    kept steps become lost steps. The computation takes at most 1 % of the time.
+    kept steps become lost steps. The computation takes at most 1 % of the time, and
+    reading the files at most 10 %.
 
     Args:
-        journals: journals of all workers; without all records, there is no report.
+        journals: journals of the run. Without the chief's journal, no slow workers are
+            reported; without all records, there is no report.
+        workers: indices of the workers in the state; the report and the slowdowns are
+            those of all workers.
         clock: time source.
         on_slow: function called for every slow worker and machine, and again only if
             the worker was not slow for `_NAMES_AGAIN`; called with the index of the
@@ -57,51 +61,50 @@ class WholeRun:
     def __init__(
         self,
         journals: JournalTailer,
+        workers: Collection[int],
         clock: Clock,
         on_slow: Callable[[int, str | None, float, str], None],
     ) -> None:
-        self._journals, self._clock, self._on_slow = journals, clock, on_slow
+        self._journals, self._workers = journals, workers
+        self._clock, self._on_slow = clock, on_slow
         self._lock = threading.Lock()
         # Times at which a worker on a machine was last slow, in monotonic seconds.
         self._slow_at: dict[tuple[int, str | None], float] = {}
-        self._newest = RunStatus(at=0.0, workers=())  # of all workers, with report
+        self._newest = RunStatus(at=0.0, workers=())
         self._due = self._report_due = -math.inf
         self._is_ending = False
 
     def end(self) -> None:
-        """Makes every later call of `add_to` read all records written so far."""
+        """Makes every later call of `look` read all records written so far."""
         self._is_ending = True
 
-    def add_to(self, status: RunStatus) -> RunStatus:
-        """Adds the newest report and slowdowns to a state. Any thread may call.
+    def look(self) -> RunStatus:
+        """Returns the newest state, without workers if the directory cannot be read.
 
-        Raises:
-            OSError: the directory of the journals cannot be read.
+        Any thread may call.
         """
         # If another thread reads, only a call at the end of the run waits for it.
         if self._lock.acquire(timeout=_JOIN_SECONDS if self._is_ending else 0.0):
             try:
                 self._read(self._clock.monotonic())
+            except OSError:
+                self._newest = dataclasses.replace(self._newest, workers=())
             finally:
                 self._lock.release()
         newest = self._newest  # once, because another thread may replace the state
-        return dataclasses.replace(
-            status,
-            report=newest.report,
-            slowdowns=newest.slowdowns,
-            slow_by=newest.slow_by,
-        )
+        shown = [each for each in newest.workers if each.worker in self._workers]
+        return dataclasses.replace(newest, at=self._clock.wall(), workers=shown)
 
     def _read(self, now: float) -> None:
-        journals = self._journals
+        journals, report = self._journals, self._newest.report
         is_ending = self._is_ending  # another thread may set the flag meanwhile
         if is_ending or now >= self._due:
             status = read_status(journals, self._clock.wall())
             # A shared disk may need seconds for the files of a thousand workers.
-            took = self._clock.monotonic() - now
-            self._due = now + max(_REPORTS_EVERY, _READING_SHARE * took)
-            self._newest = dataclasses.replace(status, report=self._newest.report)
-            self._name_slow(status, now)
+            self._due = now + _READING_SHARE * (self._clock.monotonic() - now)
+            self._newest = dataclasses.replace(status, report=report)
+            if journals.reads_chief:
+                self._name_slow(status, now)
         if journals.keeps_all and (is_ending or now >= self._report_due):
             report = build_report(journals.workers, journals.supervisors)
             self._newest = dataclasses.replace(self._newest, report=report)
@@ -129,7 +132,7 @@ def shown(
 
     The state is shown in the status line of the terminal. The metrics are served over
     HTTP, and written to a file, if the user has requested this. A slow worker is
-    reported as `WholeRun` describes.
+    reported as `LiveStatus` describes.
 
     Args:
         options: options of the run. (The journal's directory should exist; until it
@@ -143,35 +146,29 @@ def shown(
     """
     first = options.first_worker
     own = () if first is None else range(first, first + options.workers)
-    journals = JournalTailer(options.journal_dir, own, options.journal_path.name)
     address, file = options.metrics_address, options.metrics_file
-    is_shown = bool(line or address or file)
-    every = JournalTailer(options.journal_dir, keeps_all=is_shown)
-    whole = WholeRun(every, clock, reporter.slow_worker)
-
-    def look() -> RunStatus:
-        try:
-            status = read_status(journals, clock.wall())
-            # One supervisor adds up the time of all workers, and compares the workers.
-            return whole.add_to(status) if journals.reads_chief else status
-        except OSError:
-            return RunStatus(at=clock.wall(), workers=())
-
+    if 0 in own:
+        # One supervisor adds up the time of all workers, and compares the workers.
+        keeps_all = bool(line or address or file)
+        journals = JournalTailer(options.journal_dir, keeps_all=keeps_all)
+    else:
+        journals = JournalTailer(options.journal_dir, own, options.journal_path.name)
+    live = LiveStatus(journals, own, clock, reporter.slow_worker)
     with contextlib.ExitStack() as ends:
         if address is not None or file is not None:
             name = options.checkpoint_dir or str(options.journal_dir)
-            collected = metrics.registry(name, look)
+            collected = metrics.registry(name, live.look)
             if address is not None:
                 ends.enter_context(metrics.served(*address, collected))
             if file is not None:
                 ends.enter_context(_written(file, collected, reporter.metrics_lost))
         if line is not None:
-            ends.enter_context(_drawn(line, look))
-        if journals.reads_chief and (is_shown or _has_several_workers(options)):
-            compared = _repeated("tfpreempt-compare", _REPORTS_EVERY, look)
+            ends.enter_context(_drawn(line, live.look))
+        if journals.reads_chief and _has_several_workers(options):
+            compared = _repeated("tfpreempt-compare", _REPORTS_EVERY, live.look)
             ends.enter_context(compared)
         # At the end, the last write of the metrics reads all records again.
-        ends.callback(whole.end)
+        ends.callback(live.end)
         yield
 
 

@@ -34,6 +34,10 @@ from tfpreempt.errors import ConfigurationError
 _NEWEST_LINES, _SHOWN_LINES = 3, 12
 # Calls in libraries are shown only among the first lines.
 _LIBRARIES = "/site-packages/"
+_OTHER_DIRECTORY = (
+    "the program uses another directory, or makes no commits. Create the handler or "
+    "callback with the directory in TFPREEMPT_CHECKPOINT_DIR"
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,6 +61,7 @@ class Reporter:
     _incarnation: str = ""
     _has_told_loss: bool = False
     _has_told_metrics_loss: bool = False
+    _has_told_unseen: bool = False
 
     def started(
         self,
@@ -203,6 +208,15 @@ class Reporter:
                 used += f", in a row without progress: {idle}"
             delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
             self._print(f"restarting after a {verdict.cause.value}{delay} ({used})")
+            is_unseen = is_preempted and not self._has_journal_of_worker
+            directory = self.journal.path.parent.parent
+            if is_unseen and not self._has_told_unseen and not commits_in(directory):
+                self._has_told_unseen = True
+                self._print(
+                    f"no worker has written a journal in {self.journal.path.parent} "
+                    "yet: the notice came before the handler or callback was created, "
+                    f"or {_OTHER_DIRECTORY}"
+                )
         elif verdict.cause is Cause.NO_PROGRESS:
             self._print(
                 f"giving up: {spent.idle_in_a_row} preemptions in a row without a "
@@ -245,18 +259,14 @@ class Reporter:
         fields = {"code": verdict.code, "starts": starts, "seconds": seconds}
         self._add("exited", cause=verdict.cause.value, **fields, **_counts(spent))
         journal = self.journal.path.parent
-        if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
-            advice = (
-                "the program uses another directory, or makes no commits. Create the "
-                "handler or callback with the directory in TFPREEMPT_CHECKPOINT_DIR"
-            )
+        if verdict.cause is Cause.FINISHED and not self._has_journal_of_worker:
             commits = commits_in(journal.parent)
             found = count_commits(journal.parent, commits)
             began = SystemClock().wall() - seconds
             times = [each.saved_at or 0.0 for each in commits]
             if max(times, default=0.0) < began:
                 before = f"{found}, all made before this run: " if found else ""
-                found = f"{before}{advice}"
+                found = f"{before}{_OTHER_DIRECTORY}"
             self._print(f"no worker wrote a journal in {journal}: {found}")
         # The numbers do not include the signal to stop, usually one more preemption.
         earlier = "earlier " if verdict.cause is Cause.STOPPED else ""
@@ -266,6 +276,15 @@ class Reporter:
             f"{earlier}failures: {spent.failures}, time: {seconds:.1f} s"
             + (f"; last failure: {why}" if why else "")
         )
+
+    @property
+    def _has_journal_of_worker(self) -> bool:
+        """Whether a worker has written a journal; also True if the directory cannot be
+        read now, for example without a free file descriptor."""
+        try:
+            return any(self.journal.path.parent.glob("worker-*.jsonl"))
+        except OSError:
+            return True
 
     def log_lost(self, log: Path, error: OSError) -> None:
         """Reports that a worker's output cannot be written; later calls do nothing."""

@@ -407,16 +407,13 @@ def _after_failure(
             failure.at,
         ),
     )
-    for cause, count, allowed in (
+    row = 1 if is_long else spent.in_a_row
+    return _within_limits(
+        Restart(cause=failure.cause, delay=_backoff(limits, row), spent=spent),
+        failure.code,
         (failure.cause, spent.in_a_row, limits.max_failures),
         (Cause.FAILURE_RATE, len(spent.failed_at), limits.max_failures_per_hour),
-    ):
-        if allowed is not None and count > allowed:
-            return ExitSupervisor(
-                cause=cause, code=failure.code, spent=spent, is_over_budget=True
-            )
-    row = 1 if is_long else spent.in_a_row
-    return Restart(cause=failure.cause, delay=_backoff(limits, row), spent=spent)
+    )
 
 
 def _after_preemption(
@@ -431,26 +428,36 @@ def _after_preemption(
         in_a_row=0 if has_gained else seen.spent.in_a_row,
         idle_in_a_row=0 if has_gained or is_long else seen.spent.idle_in_a_row + 1,
     )
-    for cause, count, allowed in (
-        (Cause.PREEMPTION, spent.preemptions, limits.max_preemptions),
-        (
-            Cause.NO_PROGRESS,
-            spent.idle_in_a_row,
-            limits.max_preemptions_without_progress,
-        ),
-    ):
-        if allowed is not None and count > allowed:
-            return ExitSupervisor(
-                cause=cause,
-                code=limits.restart_code(preempted),
-                spent=spent,
-                is_over_budget=True,
-            )
     # Measure the delay from start to start, so workers that have trained for a while
     # are restarted at once. A program that exits immediately after every start is not
     # restarted in a fast loop, even if the program commits.
     delay = max(0.0, _backoff(limits, max(1, spent.idle_in_a_row)) - lasted)
-    return Restart(cause=Cause.PREEMPTION, delay=delay, spent=spent)
+    idle_limit = limits.max_preemptions_without_progress
+    return _within_limits(
+        Restart(cause=Cause.PREEMPTION, delay=delay, spent=spent),
+        limits.restart_code(preempted),
+        (Cause.PREEMPTION, spent.preemptions, limits.max_preemptions),
+        (Cause.NO_PROGRESS, spent.idle_in_a_row, idle_limit),
+    )
+
+
+def _within_limits(
+    restart: Restart, code: int, *checks: tuple[Cause, int, int | None]
+) -> Restart | ExitSupervisor:
+    """Returns the restart, or the exit of the supervisor if a limit is exceeded.
+
+    Args:
+        restart: the restart.
+        code: exit code of the supervisor.
+        *checks: for each limit the cause of the exit, the number so far, and the
+            largest number; None: no limit.
+    """
+    for cause, count, allowed in checks:
+        if allowed is not None and count > allowed:
+            return ExitSupervisor(
+                cause=cause, code=code, spent=restart.spent, is_over_budget=True
+            )
+    return restart
 
 
 def _backoff(limits: RestartLimits, row: int) -> float:

@@ -189,8 +189,7 @@ class Supervisor:
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
             first_steps, first_exits = self._newest_steps(), self._newest_exits
-            ports, obstacle = self._claim_ports(claims, restart)
-            self._start(name, restart, ports, obstacle)
+            self._start(name, restart, claims)
             verdict = self._follow(first_steps)
             is_restart = isinstance(verdict, Restart)
             if is_restart and (cause := self._permanent_cause(identity, first_exits)):
@@ -207,51 +206,32 @@ class Supervisor:
         self._note(spent=verdict.spent)
         return verdict
 
-    def _claim_ports(
-        self, claims: contextlib.ExitStack, restart: int
-    ) -> tuple[tuple[int, ...], Exception | None]:
-        """Reserves free ports for the workers.
+    def _start(self, name: str, restart: int, claims: contextlib.ExitStack) -> None:
+        """Starts the workers. A worker that cannot be started counts as ended.
 
         A lack of ports or file descriptors may be temporary, so it counts as a failed
         start, after which the workers are restarted.
 
         Args:
-            claims: context at whose end the ports are no longer reserved.
+            name: name of this start of all workers (the incarnation).
             restart: number of restarts so far.
-
-        Returns:
-            The ports, and None; or no ports, and the error.
+            claims: context at whose end the ports of the local cluster are no longer
+                reserved.
 
         Raises:
             ConfigurationError: there are not enough ports for the first start.
         """
-        count = 0 if self.options.task else self.options.workers
-        try:
-            return claims.enter_context(claimed_ports(count)), None
-        except OSError as error:
-            return (), error
-        except ConfigurationError as error:
-            if not restart:
-                raise
-            return (), error
-
-    def _start(
-        self,
-        name: str,
-        restart: int,
-        ports: tuple[int, ...],
-        obstacle: Exception | None,
-    ) -> None:
-        """Starts the workers. A worker that cannot be started counts as ended.
-
-        Args:
-            name: name of this start of all workers (the incarnation).
-            restart: number of restarts so far.
-            ports: ports of the local cluster; empty without a local cluster.
-            obstacle: error because of which no worker can be started, or None.
-        """
         now = self.clock.monotonic()
         options = self.options
+        ports: tuple[int, ...] = ()
+        obstacle: Exception | None = None
+        try:
+            count = 0 if options.task else options.workers
+            ports = claims.enter_context(claimed_ports(count))
+        except (OSError, ConfigurationError) as lacking:
+            if isinstance(lacking, ConfigurationError) and not restart:
+                raise
+            obstacle = lacking
         pids: list[int | None] = []
         self.watch.begin()
         for worker, log in enumerate(self.logs):

@@ -54,7 +54,6 @@ class WorkerGroup:
         self._leave_seconds = leave_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._left_behind: dict[int, float] = {}  # process group -> time of its SIGKILL
-        self._started: list[subprocess.Popen[bytes]] = []
         # Make orphans of the workers children of this process. Otherwise process 1
         # would be the parent. In a container process 1 may never reap children, and an
         # ended process looks like a running process until the parent reaps the process.
@@ -71,7 +70,6 @@ class WorkerGroup:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._started.append(self._guard)
 
     def end_orderly(self) -> None:
         """Tells the guard that the supervisor has written its last record."""
@@ -118,7 +116,6 @@ class WorkerGroup:
             env=environment,
             start_new_session=True,
         )
-        self._started.append(process)
         self._send_to_guard(f"+{process.pid}\n")
         self._running[worker] = process
         return process.pid
@@ -132,15 +129,14 @@ class WorkerGroup:
         Returns:
             (index, return code) of every worker that has ended since the last call.
         """
-        ended = []
+        codes, ended = _reap_children(), []
         for worker, process in list(self._running.items()):
-            code = process.poll()
-            if code is not None:
+            if (code := codes.get(process.pid)) is not None:
+                process.returncode = code  # so that `Popen` does not wait
                 del self._running[worker]
-                ended.append((worker, ReturnCode(code)))
+                ended.append((worker, code))
                 _signal_group(process.pid, signal.SIGTERM)
                 self._left_behind[process.pid] = now + self._leave_seconds
-        self._reap_adopted()
         for group, killed_at in list(self._left_behind.items()):
             if not _signal_group(group, 0):
                 del self._left_behind[group]
@@ -148,23 +144,6 @@ class WorkerGroup:
             elif now >= killed_at:
                 _signal_group(group, signal.SIGKILL)
         return ended
-
-    def _reap_adopted(self) -> None:
-        """Calls wait() for children of ended workers, which this process has adopted.
-
-        Processes that this object has started are left out: their `Popen` object needs
-        the exit code.
-        """
-        self._started = [each for each in self._started if each.poll() is None]
-        own = {each.pid for each in self._started}
-        options = os.WEXITED | os.WNOHANG
-        with contextlib.suppress(ChildProcessError):
-            while ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
-                # This started process has ended since the poll; the next call handles
-                # its end.
-                if ended.si_pid in own:
-                    break
-                os.waitid(os.P_PID, ended.si_pid, options)
 
     @property
     def running(self) -> list[int]:
@@ -179,7 +158,7 @@ class WorkerGroup:
     def ask(self) -> None:
         """Sends SIGTERM to the running workers."""
         for process in self._running.values():
-            process.send_signal(signal.SIGTERM)
+            os.kill(process.pid, signal.SIGTERM)  # `reap` alone waits for children
 
     def kill(self) -> None:
         """Sends SIGKILL to the running workers, and to all remaining children."""
@@ -192,6 +171,19 @@ class WorkerGroup:
         # killed.
         with contextlib.suppress(OSError):
             os.write(self._guard.stdin.fileno(), line.encode("ascii"))
+
+
+def _reap_children() -> dict[int, ReturnCode]:
+    """Calls wait() for each child that has ended; returns the return codes by process.
+
+    Also children of ended workers are children of this process, which adopts them.
+    """
+    codes = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = found
+            codes[pid] = ReturnCode(os.waitstatus_to_exitcode(status))
+    return codes
 
 
 def _signal_group(group: int, number: int) -> bool:

@@ -1,17 +1,15 @@
 """Finds the running workers of a checkpoint directory, and signals them safely.
 
-A worker that can receive a notice has its journal open for writing; other processes
-only read the journal (`tail -F`). Children that the worker has forked inherit the open
-journal, and may outlive the worker. If several processes have the journal open, the
-worker's status file contains the process id of the worker. A process id may be reused
-before the signal is sent. So this module first opens a pidfd (a file descriptor that
-refers to a process), then checks the process again, and sends the signal through the
-pidfd.
+The status file of a worker contains its process id. Any process with write access may
+have changed the file, and the process may have ended. So a process counts as the worker
+only if it has the journal of the worker open for writing, as a worker that can receive
+a notice has. A process id may be reused before the signal is sent. So this module first
+opens a pidfd (a file descriptor that refers to a process), then checks the process
+again, and sends the signal through the pidfd.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import re
@@ -30,7 +28,7 @@ from tfpreempt.core.journal import (
     segments,
 )
 from tfpreempt.errors import TfpreemptError
-from tfpreempt.handler.status_file import read_worker_status, status_path
+from tfpreempt.handler.status_file import read_worker_status
 
 
 class NothingRunsError(TfpreemptError, RuntimeError):
@@ -145,31 +143,15 @@ def held_workers(
 def _find_workers(journal: Path) -> dict[int, int]:
     """Returns the process ids of the running workers, by worker index.
 
-    A worker is found because it has its journal open for writing.
-
     Args:
         journal: directory of the journals.
     """
-    holders: dict[int, set[int]] = collections.defaultdict(set)
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            for index in _journals_of(int(entry.name), journal):
-                holders[index].add(int(entry.name))
-    return {index: _choose(pids, journal, index) for index, pids in holders.items()}
-
-
-def _choose(pids: set[int], journal: Path, index: int) -> int:
-    """Returns the process id of the worker, among several processes.
-
-    Args:
-        pids: ids of the processes that have the journal open for writing.
-        journal: directory of the journal.
-        index: index of the worker.
-    """
-    status = read_worker_status(status_path(journal, index))
-    if status is not None and status.pid in pids:
-        return status.pid
-    return min(pid for pid in pids if _parent(pid) not in pids)
+    found = map(read_worker_status, journal.glob("worker-*.status"))
+    return {
+        now.worker: now.pid
+        for now in found
+        if now is not None and now.worker in _journals_of(now.pid, journal)
+    }
 
 
 def _journals_of(pid: int, journal: Path) -> Iterator[int]:
@@ -195,13 +177,3 @@ def _can_write(pid: int, descriptor: str) -> bool:
     text = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii")
     flags = int(text.partition("flags:")[2].split()[0], base=8)
     return flags & os.O_ACCMODE != os.O_RDONLY
-
-
-def _parent(pid: int) -> int:
-    """Returns the id of the parent of a process; 0 if the process has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    # Skip the name, which may contain any text.
-    return int(text.rpartition(")")[2].split()[1])

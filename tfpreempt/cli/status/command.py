@@ -55,12 +55,12 @@ def status(location: str, as_json: bool) -> None:
       2  DIR does not exist, or contains no status
 
     --json: an object with at, is_fine (exit status 0), ended (outcome; "" while the job
-    runs), commits, commit_step, committed_at, restarts (by reason), restarts_by,
-    slowdowns and slow_by (by worker), slow (workers), and workers: a list of objects
-    with worker, state, since, why, step, steps_per_second, stepped_at, step_seconds,
-    step_deviation, own_seconds, cpu_seconds, noticed_at, deadline, host, pid and upload
-    (as handler.mirror_status); and goodput, good_seconds, badput_seconds and durations
-    as in `tfpreempt report`.
+    runs), commits, commit_step, committed_at, restarts (by reason), bad_steps,
+    restarts_by, slowdowns and slow_by (by worker), slow (workers), and workers: a list
+    of objects with worker, state, since, why, bad_step, step, steps_per_second,
+    stepped_at, step_seconds, step_deviation, own_seconds, cpu_seconds, noticed_at,
+    deadline, host, pid and upload (as handler.mirror_status); and goodput,
+    good_seconds, badput_seconds and durations as in `tfpreempt report`.
     Times are seconds since 1970; null where unknown.
     """
     try:

@@ -7,6 +7,7 @@ requested.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import socket
@@ -14,7 +15,7 @@ import socketserver
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfpreempt.cli.status.run_status import RESTARTS, ReportedState, RunStatus
@@ -32,51 +33,23 @@ _ADDRESS = re.compile(r"(?:(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):)?(?P<port>\d{
 _MOST_CONNECTIONS = 16
 _END_SECONDS = 1.0  # time for a thread to close its connection
 
-_OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
-    "step": ("Steps completed by the worker, over all restarts.", lambda w: w.step),
-    "steps_per_second": (
-        "Steps per second, mean of the last minute.",
-        lambda w: w.steps_per_second,
-    ),
-    "step_seconds": ("Mean seconds of the newest steps.", lambda w: w.step_seconds),
-    "step_deviation_seconds": (
-        "Standard deviation of the seconds of the newest steps.",
-        lambda w: w.step_deviation,
-    ),
-    "last_step_timestamp_seconds": (
-        "Time of the newest step of the worker.",
-        lambda w: w.stepped_at,
-    ),
-    "last_report_timestamp_seconds": (
-        "Time of the last report of the worker, or of its end.",
-        lambda w: w.since,
-    ),
-    "notice_timestamp_seconds": (
-        "Time of the notice being handled by the worker.",
-        lambda w: w.noticed_at,
-    ),
-    "notice_deadline_timestamp_seconds": (
-        "Time at which the machine of the worker is taken away.",
-        lambda w: w.deadline,
-    ),
+# Metric -> (attribute of the worker's state, description).
+_OF_WORKERS = {
+    "step": ("step", "Steps completed by the worker, over all restarts."),
+    "steps_per_second": ("steps_per_second", "Mean rate of the last minute."),
+    "step_seconds": ("step_seconds", "Mean seconds of the newest steps."),
+    "step_deviation_seconds": ("step_deviation", "Standard deviation of step_seconds."),
+    "last_step_timestamp_seconds": ("stepped_at", "Time of the newest step."),
+    "last_report_timestamp_seconds": ("since", "Time of the last report, or the end."),
+    "notice_timestamp_seconds": ("noticed_at", "Time of the notice being handled."),
+    "notice_deadline_timestamp_seconds": ("deadline", "End of the grace period."),
 }
-_OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
-    "uploaded_step": (
-        "Step of the newest commit in the mirror.",
-        lambda u: u.mirrored_step,
-    ),
-    "upload_pending_commits": (
-        "Commits waiting for upload, or being uploaded.",
-        lambda u: u.pending,
-    ),
-    "upload_sent_bytes": (
-        "Bytes sent of the commit being uploaded.",
-        lambda u: u.sent_bytes,
-    ),
-    "upload_size_bytes": (
-        "Size of the commit being uploaded.",
-        lambda u: u.total_bytes,
-    ),
+# Metric -> (attribute of the mirror's state, description).
+_OF_UPLOADS = {
+    "uploaded_step": ("mirrored_step", "Step of the newest commit in the mirror."),
+    "upload_pending_commits": ("pending", "Commits waiting or being uploaded."),
+    "upload_sent_bytes": ("sent_bytes", "Bytes sent of the commit being uploaded."),
+    "upload_size_bytes": ("total_bytes", "Size of the commit being uploaded."),
 }
 
 _DURATIONS = {
@@ -104,70 +77,57 @@ class _Run:
         from prometheus_client import core
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"tfpreempt_{name}", text, labels=["run", *labels])
+        def family(
+            kind: type[CounterMetricFamily | GaugeMetricFamily],
+            name: str,
+            text: str,
+            values: Mapping[Any, float | None],  # by the values of the labels
+            *labels: str,
+        ) -> Metric:
+            made = kind(f"tfpreempt_{name}", text, labels=["run", *labels])
+            for key, value in values.items():
+                if value is not None:
+                    made.add_metric([self._name, *key], value)
+            return made
 
-        def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-            labels = ("run", *labels)
-            return CounterMetricFamily(f"tfpreempt_{name}", text, labels=labels)
-
+        gauge = functools.partial(family, GaugeMetricFamily)
+        counter = functools.partial(family, CounterMetricFamily)
         status = self._look()
-        for name, (text, value) in _OF_WORKERS.items():
-            family = gauge(name, text, "worker")
-            for worker in status.workers:
-                if (number := value(worker)) is not None:
-                    family.add_metric([self._name, str(worker.worker)], number)
-            yield family
-        slow = gauge("slowdown", "Step time relative to other workers.", "worker")
-        for index, factor in status.slowdowns.items():
-            slow.add_metric([self._name, str(index)], factor)
-        yield slow
-        states = gauge(
-            "worker_state",
-            "1 for the present state of the worker, else 0.",
-            "worker",
-            "state",
-        )
-        for worker in status.workers:
-            for state in ReportedState:
-                labels = [self._name, str(worker.worker), state.value]
-                states.add_metric(labels, float(worker.state is state))
-        yield states
-        commits = counter("commits", "Number of commits of the run.")
-        commits.add_metric([self._name], status.commits)
-        yield commits
-        if status.committed_at is not None and status.commit_step is not None:
-            newest = gauge(
-                "last_commit_timestamp_seconds", "Time of the newest commit."
-            )
-            newest.add_metric([self._name], status.committed_at)
-            yield newest
-            step = gauge("last_commit_step", "Step of the newest commit.")
-            step.add_metric([self._name], status.commit_step)
-            yield step
-        restarts = counter("restarts", "Number of restarts, by reason.", "reason")
+        workers = {(str(each.worker),): each for each in status.workers}
+        for name, (attribute, text) in _OF_WORKERS.items():
+            values = {key: getattr(each, attribute) for key, each in workers.items()}
+            yield gauge(name, text, values, "worker")
+        slowdowns = {(str(index),): x for index, x in status.slowdowns.items()}
+        text = "Step time relative to other workers."
+        yield gauge("slowdown", text, slowdowns, "worker")
+        states = {
+            (*key, state.value): float(each.state is state)
+            for key, each in workers.items()
+            for state in ReportedState
+        }
+        text = "1 for the present state of the worker, else 0."
+        yield gauge("worker_state", text, states, "worker", "state")
+        yield counter("commits", "Number of commits of the run.", {(): status.commits})
+        at, step = {(): status.committed_at}, {(): status.commit_step}
+        text = "Time of the newest commit."
+        yield gauge("last_commit_timestamp_seconds", text, at)
+        yield gauge("last_commit_step", "Step of the newest commit.", step)
         # Include reasons with 0 restarts: rate() needs them.
-        for reason in sorted({*RESTARTS, *status.restarts}):
-            count = status.restarts.get(reason, 0)
-            restarts.add_metric([self._name, reason], count)
-        yield restarts
+        reasons = sorted({*RESTARTS, *status.restarts})
+        restarts = {(reason,): status.restarts.get(reason, 0) for reason in reasons}
+        yield counter("restarts", "Number of restarts, by reason.", restarts, "reason")
+        bad_steps = {(): status.bad_steps}
+        yield counter("bad_steps", "Number of bad steps that were found.", bad_steps)
         if (upload := status.upload) is not None:
-            for name, (text, value) in _OF_UPLOADS.items():
-                if (number := value(upload)) is not None:
-                    family = gauge(name, text)
-                    family.add_metric([self._name], number)
-                    yield family
-            faults = counter("upload_errors", "Number of failed attempts to upload.")
-            faults.add_metric([self._name], upload.error_count)
-            yield faults
+            for name, (attribute, text) in _OF_UPLOADS.items():
+                yield gauge(name, text, {(): getattr(upload, attribute)})
+            errors = {(): upload.error_count}
+            yield counter("upload_errors", "Number of failed uploads.", errors)
         if (report := status.report) is not None:
-            good = gauge("goodput_seconds", "Seconds on kept steps, of all workers.")
-            good.add_metric([self._name], report.account.good)
-            yield good
-            bad = gauge("badput_seconds", "Other seconds of all workers.", "class")
-            for kind, seconds in report.account.bad.items():
-                bad.add_metric([self._name, kind.value], seconds)
-            yield bad
+            good = {(): report.account.good}
+            yield gauge("goodput_seconds", "Seconds on kept steps.", good)
+            bad = {(kind.value,): s for kind, s in report.account.bad.items()}
+            yield gauge("badput_seconds", "Other seconds of all workers.", bad, "class")
             for name, text in _DURATIONS.items():
                 row = sorted(report.durations[name])
                 name = f"tfpreempt_{name.replace(' ', '_')}_seconds"

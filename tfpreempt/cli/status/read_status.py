@@ -25,7 +25,9 @@ _CLOCKS_DIFFER = 600.0
 
 
 def read_status(journals: JournalTailer, at: float) -> RunStatus:
-    """Reads new records, and returns the state of the run. Any thread may call.
+    """Reads new records, and returns the state of the run.
+
+    Only one thread at a time may call the function with the same journals.
 
     Args:
         journals: journals of the run.
@@ -34,11 +36,8 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
     Raises:
         OSError: the directory of the journals cannot be read.
     """
-    with journals.lock:
-        journals.read_on(at)
-        status = build_status(
-            at, journals.workers, journals.supervisors, journals.reports
-        )
+    journals.read_on(at)
+    status = build_status(at, journals.workers, journals.supervisors, journals.reports)
     # If no worker has a journal, look for commits: a program that saves States without
     # a handler makes commits, but writes no journal. Do not look if the chief's journal
     # is not among the journals to read, as it may exist. A journal may also be written

@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli.journals.processes import (
@@ -19,6 +20,7 @@ from tfpreempt.cli.journals.processes import (
     SupervisorRun,
     WorkerJournal,
     WorkerRun,
+    describe_bad_step,
 )
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.cli.journals.tail import LastReport
@@ -26,7 +28,7 @@ from tfpreempt.cli.report.run_report import RunReport
 from tfpreempt.cli.run.restart_policy import OUTCOMES, Cause, ReturnCode, describe_end
 from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.events import Outcome
-from tfpreempt.handler.status_file import REPORT_INTERVAL
+from tfpreempt.handler.status_file import REPORT_INTERVAL, WorkerActivity
 
 SILENT_AFTER = 6 * REPORT_INTERVAL
 """Seconds without a new status file after which a worker counts as silent."""
@@ -68,6 +70,8 @@ class Worker:
         state: state of the worker.
         since: time of the last status file, or of the end of the process.
         why: description of the end of the process; "" while the process runs.
+        bad_step: the bad step because of which the process has ended, see
+            `WorkerRun.bad_step`.
         step: newest known step.
         steps_per_second: mean over the last minute; None if the worker does not train.
         stepped_at: time of the newest step.
@@ -84,6 +88,7 @@ class Worker:
     state: ReportedState
     since: float | None = None
     why: str = ""
+    bad_step: Mapping[str, Any] | None = None
     step: int | None = None
     steps_per_second: float | None = None
     stepped_at: float | None = None
@@ -109,6 +114,7 @@ class RunStatus:
         commit_step: step of the newest commit; None before the first commit.
         committed_at: time of the newest commit; None before the first commit.
         restarts: number of restarts for every reason, see docs/live.md.
+        bad_steps: number of bad steps that were found.
         restarts_by: time by which the supervisor should have restarted the ended
             workers; None if no restart is pending.
         ended: description of the end of the run; "" while the run continues.
@@ -125,6 +131,7 @@ class RunStatus:
     commit_step: int | None = None
     committed_at: float | None = None
     restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    bad_steps: int = 0
     restarts_by: float | None = None
     ended: str = ""
     report: RunReport | None = None
@@ -200,6 +207,7 @@ def build_status(
             over[index].start if index in over else None,
             trainings.get(index),
             reports.get(index),
+            trainings.get(0),
         )
         for index in sorted(indices)
     ]
@@ -220,6 +228,7 @@ def build_status(
         committed_at=commit.wall if commit else None,
         # Take the maximum, not the sum: each machine's supervisor counts every restart.
         restarts=dict(max(counts, key=lambda each: each.total(), default={})),
+        bad_steps=sum(each.bad_steps for each in workers.values()),
         restarts_by=max(pauses, default=None),
         ended=_ended(starts, found),
         slowdowns={w: factor for w, (factor, _) in slowdowns.items()},
@@ -260,6 +269,7 @@ def _worker(
     start: SupervisorRun | None,
     training: WorkerRun | None,
     report: LastReport | None,
+    chief: WorkerRun | None,
 ) -> Worker:
     began = _began(training if start is None else start)
     if report is not None and report.now.at < began:
@@ -273,9 +283,10 @@ def _worker(
         known = _with_report(known, report)
     if (end := _end(at, worker, start, training, report)) is not None:
         state, since, why = end
-        return dataclasses.replace(
+        known = dataclasses.replace(
             known, state=state, since=since, why=why, noticed_at=None, deadline=None
         )
+        return _with_bad_step(known, training, chief)
     if report is None:
         return known
     if at - report.at > SILENT_AFTER:
@@ -322,6 +333,27 @@ def _with_report(known: Worker, report: LastReport) -> Worker:
     return dataclasses.replace(known, noticed_at=now.noticed_at, deadline=now.deadline)
 
 
+def _with_bad_step(
+    ended: Worker, training: WorkerRun | None, chief: WorkerRun | None
+) -> Worker:
+    """Updates the state of a worker that has exited because of a bad step.
+
+    Args:
+        ended: state of the worker, which has ended.
+        training: newest training of the worker.
+        chief: newest training of the chief, whose journal has the bad step.
+    """
+    left = None if training is None else training.exit
+    if training is None or chief is None or left is None:
+        return ended
+    found = chief.bad_step
+    is_lost = left["outcome"] == Outcome.LOST and training.start == chief.start
+    if found is None or not is_lost:
+        return ended
+    why = f"{describe_bad_step(found)} ({found['reason']}){_exit_code(left)}"
+    return dataclasses.replace(ended, why=why, bad_step=found)
+
+
 def _at_commit(worker: Worker, commit: Record) -> Worker:
     """Updates the step of a worker from a commit that is newer than its status file.
 
@@ -350,58 +382,61 @@ def _end(
         training: newest training of the worker; None without records.
         report: contents of the worker's status file; None without a file.
     """
-    ended = None
     left = None if training is None else training.exit
-    if left is not None:
-        is_over = left["outcome"] == Outcome.FINISHED
-        ended = (
-            ReportedState.FINISHED if is_over else ReportedState.DOWN,
-            left.wall,
-            _why(left),
-        )
     if start is not None:
-        seen = start.ends.get(worker)
-        if seen is not None:
+        if (seen := start.ends.get(worker)) is not None:
             code = ReturnCode(int(seen["returncode"]))
-            why = ended[2] if ended is not None else describe_end(code)
-            return (
-                ReportedState.DOWN if code else ReportedState.FINISHED,
-                seen.wall,
-                why,
-            )
+            state = ReportedState.DOWN if code else ReportedState.FINISHED
+            return state, seen.wall, describe_end(code) if left is None else _why(left)
         if (exited := start.newest("exited")) is not None:
             return ReportedState.DOWN, exited.wall, "supervisor exited"
+    if left is not None:
+        if _still_runs(at, left, report):
+            return None
+        is_over = left["outcome"] == Outcome.FINISHED
+        state = ReportedState.FINISHED if is_over else ReportedState.DOWN
+        return state, left.wall, _why(left)
+    terminated = None if start is None else start.newest("supervisor_terminated")
+    if terminated is not None:
         # After the end of the supervisor, the supervisor's guard process gives the
         # workers time to commit. So a worker may still run and report.
-        terminated = start.newest("supervisor_terminated")
-        if ended is None and terminated is not None:
-            is_quiet = report is None or report.at < terminated.wall
-            if is_quiet and (report is None or at - terminated.wall > _LEFT_AFTER):
-                ended = ReportedState.DOWN, terminated.wall, "supervisor terminated"
-    if ended is None and report is not None and report.has_ended:
+        is_quiet = report is None or report.at < terminated.wall
+        if is_quiet and (report is None or at - terminated.wall > _LEFT_AFTER):
+            return ReportedState.DOWN, terminated.wall, "supervisor terminated"
+    if report is not None and report.has_ended:
         why = f"process {report.now.pid} ended without a record"
-        ended = ReportedState.DOWN, report.at, why
-    # A worker may still run after its exit record: the worker finishes an upload, or
-    # the program has continued to train.
-    still_runs = (
-        ended is not None
-        and training is not None
-        and (left is None or left["outcome"] != Outcome.FAILED)
-        and report is not None
-        and not report.has_ended
-        and report.now.at > ended[1]
-        and at - report.at < _LEFT_AFTER
-    )
-    return None if still_runs else ended
+        return ReportedState.DOWN, report.at, why
+    return None
+
+
+def _still_runs(at: float, left: Record, report: LastReport | None) -> bool:
+    """Returns whether a worker still runs after its exit record.
+
+    The worker may finish an upload. Or the exit function has returned, and the program
+    continues to train. A worker that reports no further step has ended.
+
+    Args:
+        at: current time in seconds since the epoch.
+        left: exit record of the worker.
+        report: contents of the worker's status file; None without a file.
+    """
+    if report is None or report.has_ended or left["outcome"] == Outcome.FAILED:
+        return False
+    now = report.now
+    is_active = now.doing is not WorkerActivity.TRAINING or now.step > left["step"]
+    return is_active and now.at > left.wall and at - report.at < _LEFT_AFTER
 
 
 def _why(left: Record) -> str:
     """Describes how a worker has exited."""
-    outcome, code = left["outcome"], left["code"]
-    more = "" if code is None else f", exit code {int(code)}"
+    outcome, more = left["outcome"], _exit_code(left)
     if outcome == Outcome.FAILED and (error := left["detail"]):
         more = f": {error}"
     return f"{outcome} at step {left['step']}{more}"
+
+
+def _exit_code(left: Record) -> str:
+    return "" if left["code"] is None else f", exit code {int(left['code'])}"
 
 
 def _restarts_by(start: SupervisorRun) -> float | None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli.report.goodput import PLAINLY, GoodputBreakdown
 from tfpreempt.cli.report.view import sums_to_json
-from tfpreempt.cli.sizes import seconds_text, size_text
+from tfpreempt.cli.sizes import age_text, seconds_text, size_text
 from tfpreempt.cli.status.run_status import RESTARTS, ReportedState, RunStatus, Worker
 from tfpreempt.core.log_output import plain
 
@@ -26,17 +26,6 @@ _STYLES = {
     ReportedState.DOWN: "yellow",
 }
 _LONG_STEP = 60.0  # seconds without a step after which the table shows the duration
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-
-
-def age_text(seconds: float) -> str:
-    """Returns a duration as text, such as 34 s or 2 h 5 min."""
-    left, words = max(0, round(seconds)), []
-    for unit, name in _UNITS:
-        if left >= unit:
-            words.append(f"{left // unit} {name}")
-            left %= unit
-    return " ".join([*words, f"{left} s"][:2])
 
 
 def one_line(status: RunStatus) -> str:
@@ -125,6 +114,8 @@ def _of_all(status: RunStatus) -> Iterable[str]:
         yield f"committed {status.commit_step}, {age} ago"
     if status.restarts:
         yield _restarts(status.restarts)
+    if status.bad_steps:
+        yield f"bad steps: {status.bad_steps}"
     if status.upload is not None:
         yield _upload(status.upload)
     if status.report is not None and status.report.goodput is not None:

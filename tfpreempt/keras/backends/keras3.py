@@ -45,12 +45,16 @@ class Keras3Fit(Fit):
             self.sequence = SequenceData(
                 data=sequence,
                 shuffles=bool(self.adapter.shuffle),
-                workers=1 if sequence.use_multiprocessing else int(sequence.workers),
+                workers=int(sequence.workers),
+                has_processes=bool(sequence.use_multiprocessing),
+                ahead=int(sequence.max_queue_size),
             )
+            # Remove Keras' own workers, which `SequenceTracker` replaces. They would
+            # draw an order when an epoch begins.
+            self.adapter.enqueuer = None
         self.loader: Loader | None = None
         if type(self.adapter).__name__ == "GrainDatasetAdapter":
             self.loader = self.grain_loader(self.arguments["x"])
-        self._note: Callable[[int], None] = lambda index: None
         self._skip = 0
         self._steps_seen_before_epoch = 0
         # Value of `adapter._epoch` before the current epoch.
@@ -83,14 +87,6 @@ class Keras3Fit(Fit):
         flush = getattr(self.callbacks, "_flush_futures", None)  # since Keras 3.12
         (flush or self.callbacks._clear_futures)()
 
-    def shuffle_state(self) -> Any:
-        epoch = getattr(self.adapter, "_epoch", None)  # from Keras 3.16 on
-        return super().shuffle_state() if epoch is None else int(epoch)
-
-    def note_order(self, note: Callable[[int], None]) -> None:
-        self._note = note  # the readers of `read_one_pass` call the function
-        self.adapter.py_dataset = _NotedSequence(self.adapter.py_dataset, note)
-
     def note_batches(self, note: Callable[[Any], None]) -> None:
         if type(self.adapter).__name__ != "GeneratorDataAdapter":
             return
@@ -102,33 +98,6 @@ class Keras3Fit(Fit):
                 yield batch
 
         self.adapter.generator = noted
-
-    def read_one_pass(self) -> Any:
-        if (shared := self.adapter.enqueuer) is None:
-            return None
-        # Remove Keras' own reader, which draws an order when an epoch begins, not for a
-        # pass over the data.
-        self.adapter.enqueuer = None
-        assert self.sequence is not None
-        sequence, shuffles = self.sequence.data, self.sequence.shuffles
-
-        def one_pass() -> Iterator[Any]:
-            readers = _noting(type(shared), self._note)(
-                sequence,
-                workers=sequence.workers,
-                use_multiprocessing=sequence.use_multiprocessing,
-                max_queue_size=sequence.max_queue_size,
-                shuffle=shuffles,
-            )
-            epoch = getattr(self.adapter, "_epoch", None)  # from Keras 3.16 on
-            readers.start(*([] if epoch is None else [epoch]))
-            try:
-                batches = itertools.islice(readers.get(), self.sequence_length)
-                yield from map(self.adapter._standardize_batch, batches)
-            finally:
-                readers.stop()
-
-        return self.distribute(one_pass)
 
     def rest_of_arrays(self, batches: int, open: Callable[[], Iterator[Any]]) -> Any:
         """Returns the iterator over batches of arrays that Keras uses without tf.data,
@@ -213,47 +182,3 @@ class Keras3Fit(Fit):
 
     def ends(self) -> None:
         self.model._initial_epoch = None
-
-
-def _noting(kind: Any, note: Callable[[int], None]) -> Any:
-    """Returns a subclass of Keras' readers that records the indices of the batches.
-
-    Args:
-        kind: class of Keras' readers.
-        note: function called with each index.
-    """
-
-    class Noting(kind):  # type: ignore[misc]  # found at run time
-        @property
-        def indices(self) -> Iterator[int]:
-            return self._indices
-
-        @indices.setter
-        def indices(self, given: Iterator[int]) -> None:
-            self._indices = map(noted, given)
-
-    def noted(index: int) -> int:
-        note(index)
-        return index
-
-    return Noting
-
-
-class _NotedSequence:
-    """Wrapper of a PyDataset that records the requested indices.
-
-    Args:
-        sequence: the PyDataset.
-        note: function called with each index.
-    """
-
-    def __init__(self, sequence: Any, note: Callable[[int], None]) -> None:
-        self._sequence = sequence
-        self._note = note
-
-    def __getitem__(self, index: int) -> Any:
-        self._note(index)
-        return self._sequence[index]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sequence, name)

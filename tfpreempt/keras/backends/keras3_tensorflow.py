@@ -17,7 +17,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state.array_contents import Arrays
 from tfpreempt.checkpoint.tensors.program_values import is_seeded
 from tfpreempt.checkpoint.tensors.reader import VALUE
-from tfpreempt.checkpoint.tensors.variables import attached, paths, reached
+from tfpreempt.checkpoint.tensors.variables import attached
 from tfpreempt.keras.backends.keras3 import Keras3Fit
 from tfpreempt.keras.backends.named_variables import NamedVariables, assign
 from tfpreempt.keras.backends.tensorflow_fit import TensorFlowFit
@@ -164,10 +164,9 @@ class Keras3TensorFlowVariables(TensorFlowVariables):
     def keys(self) -> Mapping[str, str]:
         untracked = attached(self.checkpoint)
         found = untracked.graph, [id(variable) for _, variable in untracked.own]
-        if found[0] is None or found != self._found:
-            objects, edges = reached(self.checkpoint, untracked)
+        if found != self._found:
             keys = {id(variable): path for path, variable in untracked.own}
-            for path, each in zip(paths(edges), objects, strict=True):
+            for path, each in untracked.tracked()[0]:
                 keys[id(each)] = f"{path}/.ATTRIBUTES/{VALUE}"
             named = self._named.find().items()
             self._keys = {name: keys[id(v)] for name, v in named if id(v) in keys}

@@ -26,7 +26,6 @@ from tfpreempt.checkpoint.tensors.variables import (
     attach,
     attached,
     local_parts,
-    reached,
     unequal_parts,
 )
 from tfpreempt.keras.fit_protocol import FitVariables, WorkerVariable
@@ -55,8 +54,34 @@ class TensorFlowVariables(FitVariables):
         )
 
     def of_worker(self, *, is_attached: bool = False) -> list[WorkerVariable]:
+        """Returns the metrics and seed generators of this worker, in a fixed order.
+
+        All metrics of the model exist already.
+
+        Args:
+            is_attached: whether `of_worker` was called before at this step.
+        """
         untracked = (attached if is_attached else attach)(self.checkpoint)
-        return of_worker(self._model, untracked)
+        metrics = [
+            # Do not use getattr with a default: to look up a missing attribute, an
+            # ON_READ variable reads the value, a reduction over the workers.
+            (each.path if "path" in dir(type(each)) else each.name, each)
+            for metric in self._model.metrics
+            for each in metric.variables
+        ]
+        seen: set[int] = set()
+        found = []
+        for name, variable in [*metrics, *untracked.own]:
+            parts = local_parts(variable)
+            here = set(map(id, parts))
+            if here and not here & seen:
+                seen |= here
+                shape = parts[0].shape.as_list()
+                kind = f"{tf.as_dtype(variable.dtype).name}{shape or ''}"
+                found.append(
+                    WorkerVariable(name=name, kind=kind, variable=variable, parts=parts)
+                )
+        return found
 
     def sums(self, variables: Sequence[Any]) -> Sequence[float]:
         parts = [unequal_parts(each) for each in variables]
@@ -68,7 +93,7 @@ class TensorFlowVariables(FitVariables):
         return np.concatenate([part.numpy().ravel() for part in parts])
 
     def hold(self) -> HeldValues:
-        return HeldValues(self.checkpoint, attach(self.checkpoint))
+        return HeldValues(attach(self.checkpoint))
 
 
 class HeldValues:
@@ -77,18 +102,17 @@ class HeldValues:
     Use on the main thread only.
 
     Args:
-        checkpoint: the tf.train.Checkpoint of the fit. The value of its save counter is
-            not kept.
-        untracked: result of `attach(checkpoint)`, called just before. The values of the
-            metrics and seed generators in this result are kept, too.
+        untracked: result of `attach` for the tf.train.Checkpoint of the fit, called
+            just before. The values of the metrics and seed generators in this result
+            are kept, too. The value of the save counter is not kept.
     """
 
-    def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
-        found, edges = reached(checkpoint, untracked)
+    def __init__(self, untracked: Attached) -> None:
+        found, edges = untracked.tracked()
         # Exclude the tf.train.Checkpoint and its direct children: the save counter is a
         # variable among them. All other variables belong to objects below the children.
         children = {0, *(number for _, number in edges[0])}
-        objects = [obj for n, obj in enumerate(found) if n not in children]
+        objects = [obj for n, (_, obj) in enumerate(found) if n not in children]
         objects += [variable for _, variable in untracked.own]
         parts = {id(part): part for obj in objects for part in local_parts(obj)}
         self._parts = list(parts.values())
@@ -111,33 +135,3 @@ class HeldValues:
         for part, value in zip(self._parts, values, strict=True):
             with tf.device(part.device):
                 part.assign(value)
-
-
-def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:
-    """Returns the metrics and seed generators of this worker, in a fixed order.
-
-    Args:
-        model: the model; all its metrics exist already.
-        untracked: the objects of the model that the tf.train.Checkpoint does not track.
-            The metrics and seed generators among them are returned, too.
-    """
-    metrics = [
-        # Do not use getattr with a default: to look up a missing attribute, an ON_READ
-        # variable reads the value, a reduction over the workers.
-        (variable.path if "path" in dir(type(variable)) else variable.name, variable)
-        for metric in model.metrics
-        for variable in metric.variables
-    ]
-    seen: set[int] = set()
-    found = []
-    for name, variable in [*metrics, *untracked.own]:
-        parts = local_parts(variable)
-        here = set(map(id, parts))
-        if here and not here & seen:
-            seen |= here
-            shape = parts[0].shape.as_list()
-            kind = f"{tf.as_dtype(variable.dtype).name}{shape or ''}"
-            found.append(
-                WorkerVariable(name=name, kind=kind, variable=variable, parts=parts)
-            )
-    return found

@@ -7,7 +7,6 @@ epoch and the first step, `fit` calls the model's method
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -68,7 +67,10 @@ class TfKerasFit(TensorFlowFit):
             self.sequence = SequenceData(
                 data=sequence,
                 shuffles=bool(self.adapter._shuffle_sequence),
-                workers=1 if names["use_multiprocessing"] else int(names["workers"]),
+                workers=int(names["workers"]),
+                has_processes=bool(names["use_multiprocessing"]),
+                ahead=int(names["max_queue_size"]),
+                repeats=(self.steps or 0) > len(sequence),
             )
         self.loader = self._own_loader(names["x"])
         self._read_steps_per_execution()
@@ -181,28 +183,6 @@ class TfKerasFit(TensorFlowFit):
         dataset = dataset_like(self.adapter.get_dataset(), batches, ahead)
         return self._distribute(dataset)
 
-    def read_one_pass(self) -> Any:
-        names = self.arguments
-        assert self.sequence is not None
-        sequence, shuffles = self.sequence.data, self.sequence.shuffles
-        has_processes = bool(names["use_multiprocessing"] and names["workers"])
-        is_longer = self.steps is None or self.steps > len(sequence)
-        if is_longer or not (has_processes or names["workers"] > 1):
-            return None
-
-        def one_pass() -> Iterator[Any]:
-            readers = _one_pass_readers(
-                sequence,
-                use_multiprocessing=has_processes,
-                shuffle=shuffles,
-            )
-            # As its `_enqueuer`, the readers are stopped by the adapter at the end.
-            self.adapter._enqueuer = readers
-            readers.start(names["workers"], names["max_queue_size"])
-            yield from map(self.adapter._standardize_batch, readers.get())
-
-        return self.distribute(one_pass)
-
     def _distribute(self, dataset: Any) -> Any:
         """Distributes the adapter's dataset in the same way as `DataHandler`."""
         if self.arguments["class_weight"]:
@@ -274,26 +254,6 @@ class TfKerasFit(TensorFlowFit):
             if self.model.built:
                 with self.model.distribute_strategy.scope():
                     self.model.optimizer.build(self.model.trainable_variables)
-
-
-def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:
-    """Returns tf_keras' readers (threads or processes) of a Sequence, for one epoch.
-
-    The original readers begin another pass if they are not stopped within 0.1 s after
-    the last batch was taken. The additional pass calls `on_epoch_end` and draws a new
-    order, so the order of the next epoch would depend on the duration of the
-    validation.
-    """
-    from tf_keras.utils import OrderedEnqueuer
-
-    class OnePass(OrderedEnqueuer):  # type: ignore[misc]  # tf_keras is untyped
-        def _wait_queue(self) -> None:
-            self.stop_signal.wait()
-
-        def get(self) -> Iterator[Any]:
-            return itertools.islice(super().get(), len(self.sequence))
-
-    return OnePass(*arguments, **keywords)
 
 
 def _generator(layer: Any) -> Any:

@@ -70,16 +70,28 @@ class UserCallbacks:
         self._ours = [ours]
         self._wrapped: list[str] = []
         conflicts(self.callbacks, checkpoint_dir)
-        # A second PreemptionCallback is refused in its own `on_train_begin`.
-        theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
-        if lost := unsupported(theirs):
+        # Callbacks that no warning has named yet. A second PreemptionCallback is
+        # refused in its own `on_train_begin`.
+        self._unnamed = [
+            one for one in self.callbacks if not isinstance(one, type(ours))
+        ]
+        self.name_unsaved()
+        holder.callbacks = self._all
+
+    def name_unsaved(self) -> None:
+        """Logs a warning with the callbacks whose state is not saved, each once.
+
+        Called at the start and for saves, because a hook may create attributes.
+        """
+        found = [(one, unsupported([one])) for one in self._unnamed]
+        self._unnamed = [one for one, lost in found if not lost]
+        if len(self._unnamed) < len(found):
             log.warning(
                 "the state of these callbacks is not saved: %s. After a restart, "
                 "these callbacks start with their initial state. Add get_state() and "
                 "set_state(state), or keep the values in a tfpreempt.State.",
-                "; ".join(lost),
+                "; ".join(text for _, lost in found for text in lost),
             )
-        holder.callbacks = self._all
 
     def wrap(self, **hooks: Callable[..., None]) -> None:
         """Replaces hooks of Keras' CallbackList by functions, until `unwrap`.

@@ -23,7 +23,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.checkpoint.state import data_order
-from tfpreempt.checkpoint.tensors.shuffle_seeds import parts, reshuffles
+from tfpreempt.checkpoint.tensors.shuffle_seeds import (
+    is_memory_cache,
+    parts,
+    reshuffles,
+)
 
 _MANY = 1 << 20  # number of samples whose order takes too long to draw at a start
 
@@ -67,10 +71,7 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
 def caches_in_memory(dataset: Any) -> bool:
     """Returns whether a pipeline caches elements in memory. If so, the state of an
     iterator over the pipeline contains the cached elements."""
-    return any(
-        type(node).__name__ == "CacheDataset" and not node._filename.numpy()
-        for node in parts(*roots(dataset))
-    )
+    return any(map(is_memory_cache, parts(*roots(dataset))))
 
 
 def permutation(datasets: Sequence[Any]) -> dict[str, int]:

@@ -180,6 +180,14 @@ class Tracker:
             iterator: the iterator, before a read.
         """
 
+    def complete(self, position: Position) -> None:
+        """Changes the data as a complete fit did, because a later fit may read the same
+        data. Called in a restart that trains no step of the complete fit.
+
+        Args:
+            position: the position at the end of the complete fit.
+        """
+
 
 class IndexTracker(Tracker):
     """Saves the number of trained batches; a restart skips these batches in the

@@ -3,9 +3,9 @@
 An interrupted epoch resumes with the remaining batches, in the original order. Keras
 shuffles the indices when the first batch of an epoch is requested. Up to Keras 3.15 the
 shuffle uses Python's global generator, so the state of the generator is saved; from
-3.16 on the shuffle uses a generator seeded with the number of the epoch. Reader threads
-of Keras read one pass at a time (`Fit.read_one_pass`), so the order does not depend on
-the number of threads.
+3.16 on the shuffle uses a generator seeded with the number of the epoch. This module
+reads the batches in place of Keras, one pass at a time, so the order does not depend on
+the number of workers.
 
 A sequence may change its attributes between epochs, in the hooks `on_epoch_begin` and
 `on_epoch_end`. If the sequence has the methods `get_state` and `set_state`, commits
@@ -19,14 +19,15 @@ of the attributes that the hooks have changed, and a restart names different att
 from __future__ import annotations
 
 import collections
-import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
+import multiprocessing.pool
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from tfpreempt.checkpoint.state.unsaved_state_check import (
 )
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.reachable_values import reachable
-from tfpreempt.core.source_code import draws_globally
+from tfpreempt.core.source_code import GLOBAL_GENERATORS, draws_globally
 from tfpreempt.keras.callbacks.builtin_callbacks import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import Position, Tracker
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 _KERAS = ("keras", "tf_keras", "builtins")
 _PLAIN = (bool, int, float, str, type(None), np.generic)
 _ITEMS = 1000  # items compared, of a list
+_ELEMENTS = 1 << 16  # elements compared, of a tensor
 HOOKS = ("on_epoch_begin", "on_epoch_end")
 _UNSEEDED = (
     "the training data change between epochs (on_epoch_begin, on_epoch_end), and no "
@@ -109,15 +111,15 @@ class SequenceTracker(Tracker):
     def __init__(self, fit: Fit, data: CountedDataset) -> None:
         super().__init__(fit, data)
         assert fit.sequence is not None
+        self._options = fit.sequence
         self._sequence = fit.sequence.data
-        if (one_pass := fit.read_one_pass()) is not None:
-            data.dataset = one_pass
+        if not fit.sequence.repeats:
+            data.dataset = fit.distribute(self._pass)
+        # The state of Python's generator from which the order of the pass is drawn, or
+        # an int that seeds a new generator.
         self._shuffle_state: Any = None
-        # The indices requested by Keras in this pass, in order.
+        # The indices of this pass, in order; empty while unknown.
         self._order: list[int] = []
-        # An endless sequence is read in ascending order.
-        if fit.sequence_length is not None:
-            fit.note_order(lambda index: self._order.append(index))
         # Calls as [hook, states of the generators before the call; None if nothing was
         # drawn].
         self._calls: list[list[Any]] = []
@@ -133,7 +135,7 @@ class SequenceTracker(Tracker):
         # newest call of a hook.
         self._marks: dict[str, Any] = {}
         self._are_changes_named = False
-        # SeedGenerators outside of the model: functions that read their states.
+        # Random generators outside of the model: functions that read their states.
         self._seeds: Mapping[str, Callable[[], Any]] | None = None
         if not self._has_state and (found := _drawing(self._sequence)) is not None:
             self._are_changes_named = True
@@ -158,7 +160,8 @@ class SequenceTracker(Tracker):
     def begins(self, iterator: Any) -> None:
         self._mark()
         self._order = []
-        self._shuffle_state = self.fit.shuffle_state()
+        epoch = getattr(self.fit.adapter, "_epoch", None)  # from Keras 3.16 on
+        self._shuffle_state = random.getstate() if epoch is None else int(epoch)
 
     def save(self, iterator: Any, position: Position) -> Position:
         self._name_changes()
@@ -253,35 +256,83 @@ class SequenceTracker(Tracker):
 
         setattr(self.fit.adapter, hook, noted)
 
+    def _pass(self) -> Iterator[Any]:
+        """Yields the batches of a pass over the data, in an order that is drawn as by
+        Keras: at the first read, and up to Keras 3.15 from Python's generator."""
+        state = self._shuffle_state
+        shuffler = random.Random(state) if isinstance(state, int) else random
+        yield from self._read(self._draw_order(shuffler), 0)
+
     def _rest(self, batches: int) -> Any:
         """Returns the dataset of the remaining batches of an epoch.
 
         Args:
             batches: number of batches already trained.
         """
-        fit, sequence, indices = self.fit, self.fit.sequence, None
-        assert sequence is not None
-        if fit.sequence_length is not None:
-            indices = list(range(fit.sequence_length))
-            if sequence.shuffles:
-                _shuffler(self._shuffle_state).shuffle(indices)
-            self._order = [*indices]
+        state = self._shuffle_state
+        shuffler = random.Random(state if isinstance(state, int) else None)
+        if not isinstance(state, int):
+            shuffler.setstate(state)
+        order = self._draw_order(shuffler)
+        return self.fit.distribute(lambda: self._read(order, batches))
 
-        def rest() -> Iterator[Any]:
-            left = itertools.count(batches) if indices is None else indices[batches:]
-            for batch in _in_order(self._sequence.__getitem__, left, sequence.workers):
-                yield fit.adapter._standardize_batch(batch)
+    def _draw_order(self, shuffler: Any) -> list[int] | None:
+        """Returns the indices of a pass in order; None for an endless sequence, which
+        is read in ascending order.
 
-        return fit.distribute(rest)
+        Args:
+            shuffler: random generator of Python.
+        """
+        if (length := self.fit.sequence_length) is None:
+            return None
+        self._order = [*range(length)]
+        if self._options.shuffles:
+            shuffler.shuffle(self._order)
+        return self._order
+
+    def _read(self, order: list[int] | None, batches: int) -> Iterator[Any]:
+        """Yields the batches of a pass. Workers read ahead, if the user has requested
+        workers.
+
+        Keras' own workers cannot be used, because they do not stop after a pass: those
+        of tf_keras begin another pass by themselves, if they are not stopped in time.
+
+        Args:
+            order: result of `_draw_order`.
+            batches: number of batches at the beginning of the pass to leave out.
+        """
+        options, standardize = self._options, self.fit.adapter._standardize_batch
+        left = itertools.count(batches) if order is None else iter(order[batches:])
+        if options.workers < (1 if options.has_processes else 2):
+            for index in left:
+                yield standardize(self._sequence[index])
+            return
+        if options.has_processes:
+            pool = multiprocessing.Pool(options.workers, _share, (self._sequence,))
+            get: Callable[[int], Any] = _item
+        else:
+            pool = multiprocessing.pool.ThreadPool(options.workers)
+            get = self._sequence.__getitem__
+        with contextlib.closing(pool):
+            first = itertools.islice(left, max(options.ahead, options.workers))
+            waiting = collections.deque(pool.apply_async(get, (i,)) for i in first)
+            while waiting:
+                yield standardize(waiting.popleft().get())
+                for index in itertools.islice(left, 1):
+                    waiting.append(pool.apply_async(get, (index,)))
 
 
-def _shuffler(state: Any) -> random.Random:
-    """Returns the random generator for a value returned by `Fit.shuffle_state`."""
-    if isinstance(state, int):
-        return random.Random(state)
-    shuffler = random.Random()
-    shuffler.setstate(state)
-    return shuffler
+_shared: Any = None
+"""In a process that reads batches: the sequence."""
+
+
+def _share(sequence: Any) -> None:
+    global _shared
+    _shared = sequence
+
+
+def _item(index: int) -> Any:
+    return _shared[index]
 
 
 def _drawing(sequence: Any) -> tuple[str, str] | None:
@@ -305,10 +356,16 @@ def _drawing(sequence: Any) -> tuple[str, str] | None:
 
 
 def _seeds(sequence: Any, model: Any) -> dict[str, Callable[[], Any]]:
-    """Returns the SeedGenerators of Keras from which a sequence may draw, and that are
-    not in the model: functions that read their states, by name."""
+    """Returns the random generators of NumPy and Python from which a sequence may draw,
+    and the SeedGenerators of Keras that are not in the model: functions that read their
+    states, by name. Another warning names the global generators."""
     found = reachable({"": sequence}, object_graph.is_user_code, ("__getitem__",))
-    seeds: dict[str, Callable[[], Any]] = {}
+    seeds: dict[str, Callable[[], Any]] = {
+        location.path.lstrip("."): functools.partial(mark_of_generator, location.value)
+        for location in found
+        if isinstance(location.value, GENERATORS)
+        if not any(location.value is each for each in GLOBAL_GENERATORS)
+    }
     for each in frameworks.adapters("values"):
         known = set(map(id, each.variables(model)))
         seeds |= {
@@ -340,7 +397,21 @@ def _marks(sequence: Any) -> dict[str, Any]:
             found[name] = len(value), repr(plain)
         elif isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
             found[name] = mark_of_array(value)
+        elif (sample := _sample(value)) is not None:
+            found[name] = mark_of_array(sample)
     return found
+
+
+def _sample(value: Any) -> np.ndarray[Any, Any] | None:
+    """Returns elements of a tensor of TensorFlow or of an array of JAX; None for other
+    values."""
+    for each in frameworks.adapters("values"):
+        if isinstance(value, each.REPLACED):
+            # A symbolic tensor has no elements, and raises an error.
+            with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+                sample: np.ndarray[Any, Any] | None = each.sample(value, _ELEMENTS)
+                return sample
+    return None
 
 
 def _checksums(marks: Mapping[str, Any]) -> dict[str, int]:
@@ -358,26 +429,3 @@ def set_generators(states: Any) -> None:
     if states is not None:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-def _in_order(
-    get: Callable[[int], Any], indices: Iterable[int], workers: int
-) -> Iterator[Any]:
-    """Yields batches in order. Threads read ahead, if the user has requested threads.
-
-    Args:
-        get: function returning the batch of an index.
-        indices: indices of the batches.
-        workers: number of threads; with 1 or less the caller's thread reads.
-    """
-    if workers <= 1:
-        yield from map(get, indices)
-        return
-    left = iter(indices)
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        first = itertools.islice(left, 2 * workers)
-        waiting = collections.deque(pool.submit(get, index) for index in first)
-        while waiting:
-            yield waiting.popleft().result()
-            for index in itertools.islice(left, 1):
-                waiting.append(pool.submit(get, index))

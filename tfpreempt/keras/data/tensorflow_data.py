@@ -18,9 +18,12 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state.unfinished_caches import clear_abandoned
 from tfpreempt.checkpoint.tensors import data_order, program_values
 from tfpreempt.checkpoint.tensors.iterator_state import (
+    MISSED_END,
+    REPEAT_FIRST,
     cache_paths,
     hidden_state,
     keep_seeds,
+    may_miss_end,
     pack,
     prepare_cache_files,
     reads_generator,
@@ -112,6 +115,11 @@ class IteratorTracker(Tracker):
         next_position = dataclasses.replace(position, states=_states(following))
         self.restore(next_position, iterator)
 
+    def complete(self, position: Position) -> None:
+        roots = pipeline.roots(self.data.dataset)
+        for state in position.states[-1:] if roots else ():
+            seeds_of(*roots).restore(unpack(state))
+
 
 class ArraysTracker(IteratorTracker):
     """Restores a position in arrays on JAX, if the epoch was interrupted on TensorFlow.
@@ -196,6 +204,8 @@ def _reason_to_replay(
         return type(iterator).__name__
     if reads_generator(*roots):
         return "a Python generator"
+    if may_miss_end(*roots):
+        return f"{MISSED_END}; {REPEAT_FIRST}"
     try:
         _states(iterator)
     except tf.errors.OpError as error:

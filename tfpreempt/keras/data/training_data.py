@@ -113,17 +113,6 @@ class TrainingData:
 
     # --- the restart -----------------------------------------------------------------
 
-    def check_shares(self) -> None:
-        """Checks that the replicas can divide a batch equally.
-
-        Called before a restart with another number of workers.
-
-        Raises:
-            ConfigurationError: the batch size is not a multiple of the number of
-                replicas.
-        """
-        self._fit.pipelines.check_shares(self._fit, self.dataset.dataset)
-
     def prepare(self, saved: Position | None, batches: int) -> None:
         """Prepares the iterator with which the fit resumes, before Keras makes it.
 
@@ -179,6 +168,12 @@ class TrainingData:
             self._choose(ReplayTracker)
             self.tracker.prepare(saved)
         self._saved = saved
+
+    def complete(self) -> None:
+        """Changes the data as the complete fit did, whose end is the prepared position.
+        Later fits of the same data then have their own orders."""
+        if self._saved is not None:
+            self.tracker.complete(self._saved)
 
     def restore(self, iterator: Any, *, extends: bool) -> int:
         """Restores the prepared position in the iterator with which the fit resumes.

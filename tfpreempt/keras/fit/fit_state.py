@@ -28,14 +28,15 @@ from typing import IO, Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.random_state import GlobalRngState
+from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.handler.run import Run
 from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
+from tfpreempt.keras.fit import unsaved_state
 from tfpreempt.keras.fit.fit_progress import Progress, check_same, made_of
 from tfpreempt.keras.fit.other_backend import KEYS, OtherBackend
 from tfpreempt.keras.fit.python_attributes import Attributes
-from tfpreempt.keras.fit.unsaved_state import UnsavedState
 from tfpreempt.keras.fit_protocol import Fit, HeldValues, WorkerVariable
 from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 
@@ -123,7 +124,6 @@ class FitState:
 
     Attributes:
         attributes: the plain Python values of the model.
-        unsaved: the values beside the model that no commit contains.
         variables: the variables of the fit.
         shared: values equal on every worker; the chief saves them.
         own: values of this worker; `own.loaded` is None if the commit has no values of
@@ -157,20 +157,33 @@ class FitState:
         self.attributes = Attributes(fit.model)
         self.variables = fit.make_variables()
         saved = self.variables.checkpoint
-        self.unsaved = UnsavedState(
-            fit.model,
-            callbacks,
-            None if saved is self.variables else saved,
-            fit.sequence.data if fit.sequence is not None else None,
-        )
+        # On JAX, the checkpoint is no object of the framework.
+        self._check = UnsavedStateCheck(None if saved is self.variables else saved)
+        self._is_watching = False
         self.shared = FitRecord("tfpreempt.keras", take_shared)
         self.own = WorkerRecord("tfpreempt.keras.worker", take_own, per_worker=True)
 
     def close(self) -> None:
         """Unregisters the States, to exclude the fit from later saves."""
-        self.unsaved.end()
+        self._check.forget()
         for each in (self.shared, self.own, *self.variables.states):
             each.unregister()
+
+    def watch_unsaved(self) -> None:
+        """Records values of this process that later saves compare, after the first step
+        or, if earlier, at the first save."""
+        if self._is_watching:
+            return
+        self._is_watching = True
+        sequence = self._fit.sequence
+        data = None if sequence is None else sequence.data
+        unsaved_state.watch(
+            self._check,
+            self._fit.model,
+            self._callbacks,
+            data,
+            self._fit.arguments["validation_data"],
+        )
 
     def made_of(self, *, is_built: bool) -> dict[str, Any]:
         """Returns the facts that a save stores in `Progress.made_of`.
@@ -221,7 +234,10 @@ class FitState:
         """
         random = io.BytesIO()
         self._random.save(random)
-        self.unsaved.compare()
+        if self._is_watching:
+            self._check.compare()
+        else:
+            self.watch_unsaved()
         now = self.variables.of_worker(is_attached=True)
         return {
             "random": EncodedValue.of(random.getvalue().decode()),
@@ -321,7 +337,7 @@ class FitState:
         else:
             assign = functools.partial(self.other.assign, variables=self.variables)
             run.restore(named_states=False, assign=assign)
-            self._random.ignored = self.other.ignored
+            self._random.ignores_tensorflow = self.other.ignores_tensorflow
         if own is not None:
             self.attributes.restore(own["attributes"])
         self._fit.settle()

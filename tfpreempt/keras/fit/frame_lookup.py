@@ -15,6 +15,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.core import private_api
+from tfpreempt.core.object_graph import leaves
 from tfpreempt.keras.fit_protocol import Fit
 
 LOOPS = ("epoch_iterator", "data_handler")
@@ -113,16 +114,7 @@ def callbacks_of(model: Any) -> list[Any]:
     frame = next(_calls(model, "fit", LOOPS), None)
     given = None if frame is None else frame.f_locals["callbacks"]
     given = getattr(given, "callbacks", given)  # take the list of a CallbackList
-    return list(_leaves(given)) if isinstance(given, list | tuple | dict) else []
-
-
-def _leaves(given: Any) -> Iterator[Any]:
-    """Yields the objects in nested lists, tuples and dicts."""
-    if isinstance(given, list | tuple | dict):
-        for each in given.values() if isinstance(given, dict) else given:
-            yield from _leaves(each)
-    else:
-        yield given
+    return list(leaves(given)) if isinstance(given, list | tuple | dict) else []
 
 
 def is_of_tf_keras(model: Any) -> bool:

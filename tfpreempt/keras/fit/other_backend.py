@@ -44,7 +44,7 @@ class OtherBackend:
         own: values of this worker; None if the commit has no such values.
 
     Attributes:
-        ignored: frameworks whose random generators are not restored.
+        ignores_tensorflow: whether the generators of TensorFlow are not restored.
 
     Raises:
         CheckpointMismatchError: this fit cannot resume from the commit.
@@ -65,10 +65,9 @@ class OtherBackend:
         self._there = next(each for each in BACKENDS.values() if each != self._here)
         # A program on JAX that has not imported TensorFlow does not use TensorFlow's
         # generators.
-        is_used = frameworks.is_imported("tensorflow")
-        self.ignored = set() if is_used else {"tensorflow"}
+        self.ignores_tensorflow = not frameworks.is_imported("tensorflow")
         if isinstance(generators := run.source.random_state, GlobalRngState):
-            generators.ignored = self.ignored
+            generators.ignores_tensorflow = self.ignores_tensorflow
         workers = run.candidate.manifest.world_size, run.directory.cluster.num_workers
         is_single = own is not None and max(own["replicas"].value(), default=0) < 2
         if workers != (1, 1) or not is_single:
@@ -125,7 +124,7 @@ class OtherBackend:
         left = ["random numbers: the seeds are restored, but give other numbers here"]
         if self._fit.array_way is not None and self._fit.arguments["shuffle"]:
             left.append("the order of the samples in later epochs")
-        if self.ignored:
+        if self.ignores_tensorflow:
             left.append("the random generators of TensorFlow")
         if unknown:
             left.append(f"variables unknown to Keras: {', '.join(sorted(unknown))}")

@@ -21,6 +21,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
 import itertools
@@ -36,13 +37,14 @@ import numpy as np
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import readable
 from tfpreempt.core import frameworks, object_graph
+from tfpreempt.core.object_graph import leaves
 from tfpreempt.keras.fit_record import EncodedValue
 
 log = logging.getLogger(__name__)
 
 _CONTAINERS = (dict, list, tuple, collections.deque)
 _PLAIN = (
-    *(bool, int, float, str, type(None), np.generic, np.ndarray),
+    *(bool, int, float, complex, str, type(None), np.generic, np.ndarray, enum.Enum),
     *(random.Random, np.random.Generator, np.random.RandomState),
 )
 _FIXED = frozenset({bool, int, float, str, type(None)})
@@ -544,7 +546,7 @@ class Attributes:
                 # Include mutable values that cannot be restored: their digest contains
                 # the repr of the value, and so shows a change.
                 if (each.problem is not None and _may_change(each.location.value))
-                or any(map(_may_change, _leaves(each.location.value)))
+                or any(map(_may_change, leaves(each.location.value)))
             ]
             self._reached = reached
         return self._looked
@@ -590,7 +592,7 @@ class Attributes:
             is_whole = (
                 object_graph.is_data(value)
                 or isinstance(value, tensors)
-                or all(isinstance(leaf, _PLAIN) for leaf in _leaves(value))
+                or all(isinstance(leaf, _PLAIN) for leaf in leaves(value))
             )
             if is_container and (is_whole or not is_users):
                 dealt_with.add(id(value))
@@ -693,22 +695,13 @@ def _may_change(value: Any) -> bool:
     )
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yields the items of nested containers; yields any other value itself."""
-    if object_graph.is_container(value) or isinstance(value, set | frozenset):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(inner)
-    else:
-        yield value
-
-
 def _taken(
     location: object_graph.ObjectPath, owner: str, setting: str | None
 ) -> TrackedAttribute:
     encoded, problem = EncodedValue(header=""), None
-    leaves = list(_leaves(location.value))
-    arrays = (leaf for leaf in leaves if isinstance(leaf, np.ndarray))
-    if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in leaves):
+    found = list(leaves(location.value))
+    arrays = (leaf for leaf in found if isinstance(leaf, np.ndarray))
+    if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in found):
         encoded = EncodedValue(header=id(location.value))
         problem = _NOT_SAVED.format(type(location.value).__name__)
     elif hasattr(location.value, "dtype") and not isinstance(location.value, _PLAIN):

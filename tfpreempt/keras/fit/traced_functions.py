@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
 from typing import Any
 
 from tfpreempt.core import frameworks, object_graph
@@ -56,10 +57,8 @@ class TracedFunctions:
             "train": fit.as_keras_calls("train", steps),
             "test": fit.as_keras_calls("test", test),
         }
-        # By name, the functions that Keras made; and in `_inner` the same functions in
-        # a form that takes an iterator as its only argument.
+        # By name, the functions that Keras made.
         self._made: dict[str, Any] = dict.fromkeys(self._ours)
-        self._inner: dict[str, Any] = dict.fromkeys(self._ours)
         # By name, the function that was searched for random ops.
         self._searched: dict[str, Any] = dict.fromkeys(self._ours)
         for name in self._ours:
@@ -83,12 +82,13 @@ class TracedFunctions:
             name: name of the function, "train" or "test".
             iterator: argument of the function.
         """
-        inner, made = self._inner[name], self._made[name]
+        made = self._made[name]
+        inner = self._fit.as_step(name, made)
         trace = self._attributes.traces[name]
         for kind in self._fit.batch_kinds(name, iterator):
             if kind not in trace.kinds:
                 trace.kinds.append(kind)
-        if made is trace.function or self._fit.model.run_eagerly:
+        if made is trace.function or self._runs_python(name):
             result = inner(iterator)
         else:
             try:
@@ -99,6 +99,20 @@ class TracedFunctions:
             self._searched[name] = made
             self._warn_of_random_ops(name, made)
         return result
+
+    def _runs_python(self, name: str) -> bool:
+        """Returns whether Python code runs in every step, and not only in a trace.
+
+        A function that the program has made may run Python code around traced
+        functions. Such code may count steps, and choose a traced function.
+        """
+        is_plain = isinstance(self._made[name], types.FunctionType)
+        return self._fit.model.run_eagerly or (self._is_own(name) and is_plain)
+
+    def _is_own(self, name: str) -> bool:
+        """Returns whether the program, and not Keras, makes a function."""
+        maker = getattr(type(self._fit.model), f"make_{name}_function")
+        return object_graph.is_user_module(maker.__module__)
 
     def _warn_of_random_ops(self, name: str, made: Any) -> None:
         """Logs a warning, once in a fit, if a traced function draws random numbers from
@@ -128,10 +142,10 @@ class TracedFunctions:
         if made is None or made is self._ours[name]:
             return False
         self._made[name] = made
-        self._inner[name] = step = self._fit.as_step(name, made)
         setattr(self._fit.model, f"{name}_function", self._ours[name])
         if name == "train":
-            self._steps.inner, self._steps.stop_at = step, 0  # 0: the next step traces
+            self._steps.inner = self._fit.as_step(name, made)
+            self._steps.stop_at = 0  # the next step traces
         return True
 
     def trace_again(self, *, only_for_settings: bool) -> None:
@@ -144,8 +158,7 @@ class TracedFunctions:
         model = self._fit.model
         is_eager = self._fit.runs_eagerly()
         for name in self._ours:
-            maker = getattr(type(model), f"make_{name}_function")
-            if is_eager or object_graph.is_user_module(maker.__module__):
+            if is_eager or self._is_own(name):
                 # The function may run Python code in every step, and so use the current
                 # values, not the values from the time of the trace.
                 self._attributes.forget_trace(name)
@@ -154,7 +167,7 @@ class TracedFunctions:
                     name, only_for_settings=only_for_settings
                 )
             ):
-                maker(model, force=True)
+                getattr(type(model), f"make_{name}_function")(model, force=True)
                 self.take_over(name)
 
     def _made_again(self, method: str, result: Any, *args: Any, **options: Any) -> Any:

@@ -165,7 +165,7 @@ class Training:
                 on_test_begin=self._test_begins,
                 on_epoch_end=self._epoch_ends,
             )
-            if self._steps.guard.has_positions:
+            if self._steps.guard.positions:
                 self._others.wrap(on_train_batch_begin=self._batch_begins)
             undo.pop_all()
 
@@ -234,7 +234,8 @@ class Training:
             self._steps.epoch = saved.epoch - (saved.phase == "complete")
             is_trained = self._phase in (FitPhase.RESTORE, FitPhase.SKIP)
             if self._state.own.part is not None and not is_trained:
-                self._data.check_shares()
+                dataset = self._data.dataset.dataset
+                self.fit.pipelines.check_shares(self.fit, dataset)
             # If the commit has no values of this worker, there is no saved position.
             own = self._state.own.loaded
             value = own["position"].value() if own is not None else None
@@ -427,7 +428,7 @@ class Training:
             steps.logs = logs  # a save at the boundary before this step needs the logs
         try:
             trained = self._step(iterator)
-            self._state.unsaved.begin()
+            self._state.watch_unsaved()
             self._state.attributes.stepped()
             return trained
         except Exception as error:
@@ -469,7 +470,8 @@ class Training:
     def _restore(self, *, extends: bool = False) -> None:
         """Restores the commit, and replaces functions traced with other settings."""
         self._state.restore(self.run, self._saved, extends=extends)
-        self._steps.guard.check_restored()
+        if self._steps.guard.is_active:
+            self._steps.guard.check_variables()
         is_one_of_many = self.session.cluster.num_workers > 1
         self._functions.trace_again(only_for_settings=is_one_of_many)
         self._log_note()
@@ -628,19 +630,20 @@ class Training:
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
         elif self._phase in phases.RESTORING:
             self._restore()
+            self._data.complete()
             self._state.attributes.name_due_trace()
         self._phase = phases.after(self._phase, FitEvent.TRAIN_END)
-        if self.run.steps_made:
-            self._check_end()
-        self.fit.epoch_begins()
-        self._data.tracker.epoch_begins()
-        self.run.is_at_end = True
-        epoch = self._steps.epoch
-        if any(_has_restored_weights(one, epoch) for one in self._others.callbacks):
-            # Record no metrics: the weights of the commit are not the weights for which
-            # the last epoch's metrics were computed.
-            self.run.directory.set_metrics(self.run.step, {})
         try:
+            if self.run.steps_made:  # a callback may have changed the state
+                self._steps.guard.check()
+            self.fit.epoch_begins()
+            self._data.tracker.epoch_begins()
+            self.run.is_at_end = True
+            epoch = self._steps.epoch
+            if any(_has_restored_weights(one, epoch) for one in self._others.callbacks):
+                # Record no metrics: the weights of the commit are not the weights for
+                # which the last epoch's metrics were computed.
+                self.run.directory.set_metrics(self.run.step, {})
             training_end.close(self.session, self.run)
         except Exception:
             self.abandon()
@@ -650,23 +653,13 @@ class Training:
         # still save.
         self._release()
         made_of = self._state.made_of(is_built=True)
-        resume_plan.add(
-            resume_plan.past_of(self._directory), history, self._plan, made_of
-        )
+        fits = resume_plan.past_of(self._directory)
+        resume_plan.add(fits, history, self._plan, made_of)
         take_over()
         # Now a notice costs nothing: the fit is committed.
         for each in self._others.callbacks:
             if isinstance(each, State):
                 each._fit_is_committed()
-
-    def _check_end(self) -> None:
-        """Checks the state of the last commit, which a callback may have changed."""
-        try:
-            self._steps.guard.check()
-        except errors.BadStepsError:
-            self.abandon()
-            take_over()
-            raise
 
     def abandon(self) -> None:
         """Closes a fit that an error has ended, without a save."""
@@ -694,6 +687,7 @@ class Training:
             return moment.shared
         match self._phase:
             case FitPhase.TRAINING:
+                self._others.name_unsaved()
                 self._steps.guard.check_before_save()
                 return self._state.take_shared(self._progress("train"))
             case FitPhase.TRAINED:
@@ -706,7 +700,7 @@ class Training:
         )
 
     def _take_own(self) -> Taken:
-        self._steps.guard.veto()
+        self._steps.guard.refuse_save()
         own = self._state.own.loaded
         if self._plan.beginning is FitPhase.RESTORE and own is not None:
             return own
