@@ -584,7 +584,8 @@ class Left:
             exist together with a witness or with an unchanged state file that names the
             commit.
         durable: the known steps that are not only snapshots.
-        unclear: steps whose files lie beside a changed state file, which may name them.
+        unclear: steps whose files lie beside a changed state file, which may name them,
+            or which have the index of a flat commit and a changed manifest.
     """
 
     whole: set[int]
@@ -608,7 +609,11 @@ def left(form: Form, before: Files, after: Files) -> Left:
         changed = {name for name in names if after.get(name) != before[name]}
         markers = {name for name in names if is_marker(form, name)} or names
         has_marker = not form.is_foreign and not markers.isdisjoint(after)
-        is_told = not witnesses.isdisjoint(after) or is_listed(place, before, after)
+        is_told = (
+            not witnesses.isdisjoint(after)
+            or is_listed(place, before, after)
+            or is_flat_commit(names, before, after)
+        )
         if not changed:
             found.whole.add(step)
         if changed <= markers or form.is_foreign:
@@ -622,6 +627,8 @@ def left(form: Form, before: Files, after: Files) -> Left:
                 found.durable.add(step)
         elif f"{place}/{POINTER}" in after and not names.isdisjoint(after):
             found.unclear.add(step)
+        elif has_index(names, after):
+            found.unclear.add(step)
     if is_of_unknown_rank(form, before, after):
         found.whole.discard(2)
         found.whole.discard(3)
@@ -632,6 +639,21 @@ def left(form: Form, before: Files, after: Files) -> Left:
 def is_marker(form: Form, name: str) -> bool:
     """Returns whether a file makes the other files a checkpoint."""
     return name.endswith(".index") if form.is_foreign else Path(name).name == MARKER
+
+
+def has_index(names: set[str], after: Files) -> bool:
+    """Returns whether the index of a flat commit is left."""
+    return any(name in after for name in names if _FLAT_INDEX.fullmatch(name))
+
+
+def is_flat_commit(names: set[str], before: Files, after: Files) -> bool:
+    """Returns whether an index and a manifest show that a flat commit was made.
+
+    A save has an intent file until its marker is written, and no trial has this file.
+    """
+    manifests = [name for name in names if Path(name).name == MANIFEST]
+    is_same = all(after.get(name) == before[name] for name in manifests)
+    return bool(manifests) and is_same and has_index(names, after)
 
 
 def passes_for_deleted(names: set[str], before: Files, after: Files) -> bool:
@@ -695,7 +717,8 @@ def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
             raise outcome
         hidden = [step for step in there.hidden if step > newest]
         assert hidden or not newest, f"step {newest} is whole; refused: {outcome}"
-        is_there = hidden or there.durable or (form.is_foreign and there.unclear)
+        may_have_unclear = form.is_foreign or form.is_managed or form.has_function
+        is_there = hidden or there.durable or (may_have_unclear and there.unclear)
         assert is_there, f"nothing was there; refused: {outcome}"
         # For TensorFlow's checkpoints the reason is the checkpoint that was tried.
         since = [{step for step in there.known if step >= tried} for tried in hidden]

@@ -353,7 +353,17 @@ def test_data_without_their_index_are_lost_if_they_were_the_newest(tmp_path):
     (tmp_path / "checkpoint").write_bytes(named)
     lost = []
     assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append) is None
-    assert ["ckpt-2.index" in each for each in lost] == [True]
+    assert any("ckpt-2.index" in each for each in lost)
+
+
+def test_data_are_lost_if_no_checkpoint_has_an_index(tmp_path):
+    """A manager keeps the newest checkpoint, so no interrupted deletion leaves this."""
+    (tmp_path / "ckpt-1.data-00000-of-00001").write_bytes(b"data")
+    named = b'model_checkpoint_path: "ckpt-2"\nall_model_checkpoint_paths: "ckpt-1"\n'
+    (tmp_path / "checkpoint").write_bytes(named)
+    lost = []
+    assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append) is None
+    assert ["ckpt-1.index" in each for each in lost] == [True]
 
 
 def test_so_are_others_while_an_older_one_is_there(tmp_path):

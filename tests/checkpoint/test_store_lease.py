@@ -296,22 +296,34 @@ MANIFEST = b"""{"format": 1, "step": 3, "sequence": 7, "world_size": 1, "workers
  "versions": {}, "metadata": {}}"""
 
 
+def folder_of(manifest):
+    token = catalog.token_of(catalog.marker_bytes(manifest, 7), 7)
+    return catalog.folder_name(3, token)
+
+
 def test_a_takeover_writes_the_pending_marker(store):
     """So the old process cannot make a commit later, whenever it wakes."""
     old = Other(store)
-    put(store, f"3.7-aa/{layout.MANIFEST}", MANIFEST)
-    old.place.record_pending_marker(old.token, "3.7-aa")
+    folder = folder_of(MANIFEST)
+    put(store, f"{folder}/{layout.MANIFEST}", MANIFEST)
+    old.place.record_pending_marker(old.token, folder)
     steal(store)
     target = io.BytesIO()
-    store.get(f"3.7-aa/{layout.MARKER}", target)
+    store.get(f"{folder}/{layout.MARKER}", target)
     assert target.getvalue() == catalog.marker_bytes(MANIFEST, 7)
     assert list(store.list("lease/")) == ["lease/0000000002"]
 
 
-@pytest.mark.parametrize("folder", ["../outside", "nothing", "damaged"])
+CORRUPT = "3.7-0123abcd"
+
+
+@pytest.mark.parametrize(
+    "folder", ["../outside", "4.8-0123abcd", CORRUPT, ELSEWHERE.to_json().decode()]
+)
 def test_no_marker_is_written_for_an_invalid_folder(store, folder):
+    """The last name is the record of a lease: a name too long for a file system."""
     old = Other(store)
-    put(store, f"damaged/{layout.MANIFEST}", b"{")
+    put(store, f"{CORRUPT}/{layout.MANIFEST}", b"{")
     old.place.record_pending_marker(old.token, folder)
     steal(store)
     assert markers(store) == []
@@ -332,8 +344,7 @@ class Changing(FaultyObjectStore):
 def test_no_marker_is_made_of_a_manifest_that_arrives_changed():
     """No request could replace that marker, and the commit would be lost."""
     store = Changing()
-    marker = catalog.marker_bytes(MANIFEST, 7)
-    folder = catalog.folder_name(3, catalog.token_of(marker, 7))
+    folder = folder_of(MANIFEST)
     old = Other(store)
     put(store, f"{folder}/{layout.MANIFEST}", MANIFEST)
     old.place.record_pending_marker(old.token, folder)

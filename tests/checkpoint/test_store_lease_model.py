@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.checkpoint.lease_world import Stopped
-from tests.checkpoint.test_store_lease import MANIFEST
+from tests.checkpoint.test_store_lease import MANIFEST, folder_of
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.lease.lease import try_acquire
 from tfpreempt.checkpoint.lease.lease_record import this_process
@@ -72,6 +72,11 @@ class Store:
         self.ask("delete", name)
 
 
+@functools.cache
+def manifest_of(name):
+    return MANIFEST.replace(b'"save"', b'"%s"' % name.encode())
+
+
 def program(kind, name, store):
     """Returns a start with two polls, and the upload of one commit."""
     place = kind(store)
@@ -86,11 +91,13 @@ def program(kind, name, store):
     if token is None:
         return "refused"
     store.ask("started")
-    store.put_if_absent(f"{name}/{layout.MANIFEST}", io.BytesIO(MANIFEST))
-    place.record_pending_marker(token, name)
+    manifest = manifest_of(name)
+    folder = folder_of(manifest)
+    store.put_if_absent(f"{folder}/{layout.MANIFEST}", io.BytesIO(manifest))
+    place.record_pending_marker(token, folder)
     if not place.has(token):
         return "lost"
-    store.put_if_absent(f"{name}/{layout.MARKER}", io.BytesIO(b""))
+    store.put_if_absent(f"{folder}/{layout.MARKER}", io.BytesIO(b""))
     place.end(token)
     return "done"
 
@@ -140,7 +147,8 @@ def moves(kind, world, names):
             new = world._replace(objects=frozenset(objects.items()))
             if request[0] == "started":
                 now = now._replace(has_started=True)
-            is_marker = request[:2] == ("put", f"{names[i]}/{layout.MARKER}")
+            folder = folder_of(manifest_of(names[i]))
+            is_marker = request[:2] == ("put", f"{folder}/{layout.MARKER}")
             if is_marker and said and not is_newest(world, names[i]):
                 new = new._replace(wrong=f"{names[i]} marks after another started")
             after.append(changed(new, i, now))

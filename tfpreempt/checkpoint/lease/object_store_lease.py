@@ -45,7 +45,6 @@ from tfpreempt.checkpoint.directory.manifest import from_json as read_manifest
 from tfpreempt.checkpoint.lease.lease_record import LeaseOwner, ObservedLease, from_json
 from tfpreempt.checkpoint.lease.lease_timeouts import RenewalIntervals
 from tfpreempt.core.threads import CallTimeoutError, call_within
-from tfpreempt.storage import paths
 from tfpreempt.storage.object_store import ObjectStore, read_object
 
 _log = logging.getLogger(__name__)
@@ -200,8 +199,8 @@ class ObjectStoreLease:
             data: content of the `.marking`: the name of the folder.
         """
         folder = data.decode("utf-8", "replace")
-        if paths.why_unsafe(folder):
-            return
+        if catalog.kind_of(folder) is not catalog.Kind.MIRROR:
+            return  # corrupt: no folder of a commit has this name
         marker = f"{folder}/{layout.MARKER}"
         manifest = self._get(f"{folder}/{layout.MANIFEST}")
         if manifest is None or self._store.stat(marker) is not None:
@@ -212,7 +211,7 @@ class ObjectStoreLease:
             return  # a folder with a corrupt manifest must not become a commit
         content = catalog.marker_bytes(manifest, sequence)
         named = catalog.unread_entry(self._store, folder).token
-        if named not in ("", catalog.token_of(content, sequence)):
+        if named != catalog.token_of(content, sequence):
             return  # the manifest belongs to another folder: create no marker
         self._store.put_if_absent(marker, io.BytesIO(content))
 

@@ -194,8 +194,8 @@ def _missed(directory: str, names: Sequence[str]) -> set[str]:
 
     The file may be missing because a deletion was interrupted: a CheckpointManager
     deletes the `.index` file before the data, and the oldest checkpoint first, never
-    the newest. So a deletion may have been interrupted only if the checkpoint is not
-    the newest, and no older checkpoint has an `.index` file. A corrupt checkpoint is
+    the newest. So a deletion may have been interrupted only if a newer checkpoint has
+    an `.index` file, and no older checkpoint has such a file. A corrupt checkpoint is
     named in TensorFlow's state file and has data files.
 
     Args:
@@ -212,6 +212,6 @@ def _missed(directory: str, names: Sequence[str]) -> set[str]:
         for place, each in enumerate(by_age)
         if file_reading.is_there(os.path.join(directory, each + INDEX))
     )
-    newer = by_age[next(intact, len(by_age)) + 1 :]
+    newer = by_age[next(intact, -1) + 1 :]
     have_data = {each.rpartition(".data-")[0] for each in names if ".data-" in each}
     return {newest, *newer} & have_data
