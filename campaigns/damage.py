@@ -625,9 +625,9 @@ def left(form: Form, before: Files, after: Files) -> Left:
             found.known.add(step)
             if not place.startswith(MEMORY):
                 found.durable.add(step)
-        elif f"{place}/{POINTER}" in after and not names.isdisjoint(after):
-            found.unclear.add(step)
-        elif has_index(names, after):
+        elif has_index(names, after) or (
+            f"{place}/{POINTER}" in after and not names.isdisjoint(after)
+        ):
             found.unclear.add(step)
     if is_of_unknown_rank(form, before, after):
         found.whole.discard(2)

@@ -54,6 +54,10 @@ def halves() -> list[Any]:
     ]
 
 
+def also_cached(data: Any) -> Any:
+    return Dataset.zip(data.cache(), data).map(lambda one, other: 100 * one + other)
+
+
 PIPELINES: dict[str, Callable[[], Any]] = {
     "repeated last": lambda: shuffled().batch(2).prefetch(2).repeat(),
     "read ahead twice": lambda: shuffled().batch(2).prefetch(2).repeat().prefetch(4),
@@ -72,6 +76,9 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "repeated three times": lambda: shuffled().batch(2).prefetch(2).repeat(3),
     "a repeat of a repeat": lambda: shuffled().repeat(2).batch(2).repeat(),
     "cached": lambda: shuffled().cache().batch(2).repeat(),
+    "cached twice in a pass": lambda: shuffled().repeat(2).batch(4).cache().repeat(),
+    "never cached completely": lambda: shuffled(12).cache().take(10).batch(2).repeat(),
+    "cached and not cached": lambda: also_cached(shuffled()).batch(2).repeat(),
     "cached before": lambda: numbers().cache().shuffle(8, seed=3).batch(2).repeat(),
     "concatenated": lambda: (
         numbers(6)
@@ -148,6 +155,30 @@ def test_the_next_iterators_of_a_dataset_have_their_orders_too() -> None:
     DatasetIteratorState("after", resumed, registry=None).load(file)
     assert read(resumed) == undisturbed[1][4:]
     assert [read(iter(data)) for _ in range(2)] == undisturbed[2:]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_the_next_iterators_read_the_same_cache(is_read: bool) -> None:
+    """A saved iterator at its end has no state of the cache behind a shuffle."""
+    make = lambda: shuffled().cache().shuffle(4, seed=5).batch(2)  # noqa: E731
+    data = make()
+    undisturbed = [read(iter(data)) for _ in range(4)]
+    data = make()
+    iterator = iter(data)
+    keep_seeds(iterator)
+    read(iterator)
+    if not is_read:
+        iterator = iter(data)
+        keep_seeds(iterator)
+    state = iterator._serialize_to_tensors()
+    data = make()
+    resumed = iter(data)
+    keep_seeds(resumed)
+    resumed._restore_from_tensors(state)
+    if not is_read:
+        assert read(resumed) == undisturbed[1]
+    following = undisturbed[1 if is_read else 2 :]
+    assert [read(iter(data)) for _ in following] == following
 
 
 def test_a_state_is_restored_in_a_graph() -> None:

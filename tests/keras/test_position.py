@@ -66,6 +66,10 @@ def three_shuffles(seed: int | None) -> Any:
     return once.shuffle(5, seed=seed).batch(2).shuffle(4, seed=seed).unbatch()
 
 
+def also_cached(data: Any) -> Any:
+    return Dataset.zip(data.cache(), data).map(lambda one, other: 100 * one + other)
+
+
 PIPELINES: dict[str, Callable[[int | None], Any]] = {
     "shuffled": lambda seed: numbers().shuffle(SAMPLES, seed=seed).batch(4),
     "small buffer": lambda seed: numbers().shuffle(5, seed=seed).batch(4),
@@ -92,6 +96,15 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
     "shuffled, cached, shuffled": lambda seed: (
         numbers().shuffle(9, seed=seed).batch(4).cache().shuffle(3, seed=seed)
     ),
+    "cached twice": lambda seed: (
+        numbers(0, 9).shuffle(9, seed=seed).repeat(2).batch(4).cache()
+    ),
+    "never cached completely": lambda seed: (
+        numbers(0, 40).shuffle(40, seed=seed).cache().take(SAMPLES).batch(4)
+    ),
+    "cached and not cached": lambda seed: also_cached(
+        numbers().shuffle(9, seed=seed)
+    ).batch(4),
     "filtered": lambda seed: (
         numbers(0, 2 * SAMPLES)
         .filter(lambda value: value < SAMPLES)
@@ -126,6 +139,13 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
     "generator": lambda seed: Dataset.from_generator(
         generated, output_signature=tf.TensorSpec([], tf.int64)
     ).batch(4),
+    "generator, cached": lambda seed: (
+        Dataset.from_generator(generated, output_signature=tf.TensorSpec([], tf.int64))
+        .shuffle(9, seed=seed)
+        .cache()
+        .shuffle(9, seed=seed)
+        .batch(4)
+    ),
 }
 ENDLESS = {
     "repeated",
@@ -185,6 +205,7 @@ def test_a_seeded_pipeline_resumes_exactly(on: Machine, line: str, name: str) ->
     ("line", "name"),
     [
         ("keras", "three shuffles"),
+        ("keras", "shuffled, cached, shuffled"),
         ("keras", "files"),
         ("keras", "concatenated"),
         ("keras", "repeated"),

@@ -1,4 +1,5 @@
-"""Adds to a dataset iterator's state how many seeds its shuffles have drawn.
+"""Adds to a dataset iterator's state how many seeds its shuffles have drawn, and the
+content of caches behind shuffles.
 
 A shuffle draws a seed for each pass over its input, from a generator shared by all
 iterators of a dataset. TensorFlow saves the number of drawn seeds with the shuffle's
@@ -12,6 +13,12 @@ The state of the probe contains the number of drawn seeds at any time. To set th
 in the generator, the probe is restored from a state with another number. The numbers
 ("counts") are appended to the iterator's state under names unknown to TensorFlow, so
 TensorFlow can restore such a state too.
+
+A cache in memory keeps the order of a shuffle before the cache. TensorFlow saves the
+content of the cache with the iterator that reads the cache, but an iterator with a
+shuffle behind the cache has no such iterator before its first read, nor after its end.
+Then the content is appended in the same way, so that a restart does not fill the cache
+in another order.
 """
 
 from __future__ import annotations
@@ -26,6 +33,8 @@ from tfpreempt.core import private_api
 _COUNT = b"epoch_num_random_samples"
 _SEPARATOR = b"@@"  # separates prefix and value names in the metadata of an element
 _PREFIX = b"tfpreempt::Shuffle"
+_CACHE_PREFIX = b"tfpreempt::Cache"
+_CACHED = b"cache_completed"
 SEEDS = "_tfpreempt_shuffle_seeds"
 """Attribute of an iterator, and of its first dataset: the `ShuffleSeeds`."""
 
@@ -55,6 +64,12 @@ def is_memory_cache(node: Any) -> bool:
     return type(node).__name__ == "CacheDataset" and not node._filename.numpy()
 
 
+def is_ordered_cache(node: Any) -> bool:
+    """Returns whether a dataset is a cache in memory that keeps the order in which a
+    shuffle has given the elements."""
+    return is_memory_cache(node) and any(map(reshuffles, parts(node)))
+
+
 def seeds_of(*datasets: Any) -> ShuffleSeeds:
     """Returns the `ShuffleSeeds` of an iterator's datasets. The first call creates the
     object and stores the object in the first dataset."""
@@ -67,7 +82,7 @@ def seeds_of(*datasets: Any) -> ShuffleSeeds:
 
 class ShuffleSeeds:
     """Reads and sets the counts of some datasets: for every shuffle, the number of
-    seeds drawn so far.
+    seeds drawn so far. Also reads and fills the caches behind these shuffles.
 
     Args:
         datasets: datasets with the shuffles.
@@ -80,9 +95,12 @@ class ShuffleSeeds:
     def __init__(self, datasets: Sequence[Any]) -> None:
         nodes = {id(node): node for node in parts(*datasets) if reshuffles(node)}
         self.probes = [_Probe(node) for node in nodes.values()]
-        caches = filter(is_memory_cache, parts(*datasets))
-        cached = {id(node) for cache in caches for node in parts(cache)}
-        self._is_cached = [key in cached for key in nodes]
+        caches = {id(node): node for node in filter(is_ordered_cache, parts(*datasets))}
+        counts = self._read() if caches else []
+        self._caches = [_Cache(node) for node in caches.values()]
+        # Undo the draws of the new iterators.
+        for probe, each in zip(self.probes, counts, strict=False):
+            probe.set(each.count)
         self._held: list[Element] | None = None
         self._is_symbolic = any(
             each.options().experimental_symbolic_checkpoint for each in datasets
@@ -138,26 +156,25 @@ class ShuffleSeeds:
         return self._with_counts(state, [_find(each)[1] for each in probe_states])
 
     def restore(self, state: Any) -> None:
-        """Sets the number of drawn seeds of every shuffle from a saved state. A state
-        without these numbers changes nothing.
-
-        A shuffle before a cache in memory is left at its first seed. A restart fills
-        the cache again, and the cache must get the order of the first pass again.
+        """Fills the caches of which a saved state has the content, and sets the number
+        of drawn seeds of every shuffle. A state without these numbers changes nothing.
         """
         if not self.probes:
             return
+        # The caches first: an iterator over a cache that is not complete draws seeds.
+        for number, cache in enumerate(self._caches):
+            cache.fill(_content(state, number))
         found = [Element(each) for each in state[-len(self.probes) :]]
         if all(each.prefix.startswith(_PREFIX) for each in found):
-            every = zip(self.probes, found, self._is_cached, strict=True)
-            for probe, each, is_cached in every:
-                if not is_cached:
-                    probe.set(each.count)
+            for probe, each in zip(self.probes, found, strict=True):
+                probe.set(each.count)
 
     def _read(self) -> list[Element]:
         return [probe.read()[1] for probe in self.probes]
 
     def _with_counts(self, state: Any, elements: Sequence[Element]) -> Any:
-        """Returns an iterator's state with the numbers of drawn seeds appended.
+        """Returns an iterator's state with the content of the caches and the numbers of
+        drawn seeds appended.
 
         A symbolic state (`experimental_symbolic_checkpoint`) in which TensorFlow has
         saved such numbers is returned unchanged: TensorFlow's numbers belong to the
@@ -171,11 +188,19 @@ class ShuffleSeeds:
         is_known = self._is_symbolic and any(Element(each).has_count for each in state)
         if is_known or not elements:
             return state
-        counts = [
+        is_cached = self._caches and any(
+            _CACHED in Element(each).names for each in state
+        )
+        added = [
+            each.named(b"%s::%d::%s" % (_CACHE_PREFIX, number, each.prefix))
+            for number, cache in enumerate(() if is_cached else self._caches)
+            for each in cache.read()
+        ]
+        added += [
             each.named(b"%s::%d" % (_PREFIX, number))
             for number, each in enumerate(elements)
         ]
-        return _replaced(state, len(state), counts)
+        return _replaced(state, len(state), added)
 
 
 class _Probe:
@@ -210,7 +235,42 @@ class _Probe:
         self._iterator._restore_from_tensors({"_STATE": changed})
 
     def _state(self) -> Any:
-        return self._iterator._serialize_to_tensors()["_STATE"]
+        return _serialized(self._iterator)
+
+
+class _Cache:
+    """Reads and fills a cache in memory, which all iterators of a dataset share.
+
+    Args:
+        node: the dataset of the cache.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._node, self._iterator = node, iter(node)
+        self._is_reader = False
+
+    def read(self) -> list[Element]:
+        """Returns the elements of an iterator's state with the content of the cache; an
+        empty list if the cache is not complete."""
+        state = _serialized(self._iterator)
+        if not any(_CACHED in Element(each).names for each in state):
+            return []
+        if not self._is_reader:
+            # TensorFlow cannot restore the state of an iterator that was made to fill
+            # the cache. A new iterator reads from the cache, and draws no seed.
+            self._iterator, self._is_reader = iter(self._node), True
+            state = _serialized(self._iterator)
+        return [Element(each) for each in state]
+
+    def fill(self, state: Sequence[Any]) -> None:
+        """Fills the cache.
+
+        Args:
+            state: the state from `read`; if empty, the method does nothing.
+        """
+        if state:
+            iterator = iter(self._node)
+            iterator._restore_from_tensors({"_STATE": tf.stack(state)})
 
 
 class Element:
@@ -294,6 +354,27 @@ class Element:
             rest >>= 7
         self._outer.tensor_content = length + bytes([rest]) + data
         return tf.io.parse_tensor(self._outer.SerializeToString(), tf.variant)
+
+
+def _serialized(iterator: Any) -> Any:
+    return iterator._serialize_to_tensors()["_STATE"]
+
+
+def _content(state: Any, number: int) -> list[Any]:
+    """Returns the elements of a cache that were appended to an iterator's state, with
+    the prefixes that TensorFlow gave them.
+
+    Args:
+        state: the iterator's state.
+        number: number of the cache.
+    """
+    prefix = b"%s::%d::" % (_CACHE_PREFIX, number)
+    elements = map(Element, tf.unstack(state))
+    return [
+        each.named(each.prefix.removeprefix(prefix))
+        for each in elements
+        if each.prefix.startswith(prefix)
+    ]
 
 
 def _find(state: Any) -> tuple[int, Element]:

@@ -191,8 +191,9 @@ def order(fit: Fit, dataset: Any) -> dict[str, int]:
 def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
     """Draws the shuffle seeds that earlier iterators of a tf.data pipeline drew."""
     if isinstance(data.dataset, PipelineBatches):
-        _of_tensorflow().draw_for(data.dataset, position.read)
-        for _ in range(position.read):
+        read = position.read - _of_tensorflow().fill_caches(data, position.read)
+        _of_tensorflow().draw_for(data.dataset, read)
+        for _ in range(read):
             _ = data.spare().host_iterators
 
 

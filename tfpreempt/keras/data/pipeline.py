@@ -51,7 +51,9 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
     """Draws the seeds that `count` iterators would draw if they were read to the end.
 
     Affects only shuffles that draw a seed when the first element is read. The other
-    shuffles draw when an iterator is made, so the caller makes iterators for them.
+    shuffles draw when an iterator is made, so the caller makes iterators for them. Also
+    affects no shuffle before a cache in memory, because such a shuffle draws seeds only
+    in the first pass.
 
     Args:
         node: the last dataset of a pipeline; in a recursive call, one of its inputs.
@@ -60,6 +62,8 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
             element is read, not when the iterator is made, because a later dataset of
             the pipeline is a shuffle or a concatenation.
     """
+    if is_memory_cache(node):
+        return
     if (draws := reshuffles(node)) and is_below:
         for _ in range(count):
             iter(node)

@@ -29,7 +29,12 @@ from tfpreempt.checkpoint.tensors.iterator_state import (
     reads_generator,
     unpack,
 )
-from tfpreempt.checkpoint.tensors.shuffle_seeds import ShuffleSeeds, seeds_of
+from tfpreempt.checkpoint.tensors.shuffle_seeds import (
+    ShuffleSeeds,
+    is_ordered_cache,
+    parts,
+    seeds_of,
+)
 from tfpreempt.checkpoint.tensors.variables import plain_message
 from tfpreempt.data import iterators, slices
 from tfpreempt.data.iterators import owned_iterators
@@ -224,9 +229,29 @@ def order(fit: Fit, dataset: Any) -> dict[str, int]:
 def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
     """Draws the shuffle seeds that the interrupted run had drawn before it made the
     current iterator."""
-    draw_for(data.dataset, position.read)
-    for _ in range(position.made - (fit.first_iterator - 1)):
+    passes = fill_caches(data, position.read)
+    draw_for(data.dataset, position.read - passes)
+    for _ in range(position.made - passes - (fit.first_iterator - 1)):
         data.spare()
+
+
+def fill_caches(data: CountedDataset, read: int) -> int:
+    """Reads the first pass over the data again, if a cache in memory keeps the order in
+    which a shuffle gave the elements in this pass.
+
+    Args:
+        data: the data of the fit.
+        read: number of iterators that the interrupted run had read to the end.
+
+    Returns:
+        The number of passes that were read: 0 or 1.
+    """
+    roots = pipeline.roots(data.dataset)
+    if not read or not any(map(is_ordered_cache, parts(*roots))):
+        return 0
+    for _ in data.spare():
+        pass
+    return 1
 
 
 def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) -> Any:
