@@ -374,7 +374,6 @@ class Session:
             run.record_caches()
             run.directory.contents.prepare()
             self.step_flag.ends.clear()  # the first step also traces
-            self.step_flag.measure_from_now()
         elif run.steps_made == 3:
             # Do not warn after the first step: two step functions may alternate, as in
             # a GAN.
