@@ -1092,35 +1092,6 @@ def with_a_count_in_a_function(handler: Any) -> None:
         handler.run(train)
 
 
-def with_a_count_from_a_state(handler: Any) -> None:
-    kept = JsonState("count", 0)
-    count = kept.value
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-        kept.value = count
-
-    while count < 4:
-        handler.run(step)
-    kept.unregister()
-
-
-def with_a_global_from_a_state(handler: Any) -> None:
-    global COUNT
-    kept = JsonState("count", 0)
-    COUNT = kept.value
-
-    def step() -> None:
-        global COUNT
-        COUNT += 1
-        kept.value = COUNT
-
-    while COUNT < 4:
-        handler.run(step)
-    kept.unregister()
-
-
 def with_a_count_beside_one_of_the_same_name(handler: Any) -> None:
     def make_step() -> Callable[[], None]:
         count = 0
@@ -1144,43 +1115,6 @@ def test_a_variable_of_the_loop_hides_no_variable_of_the_step(
     with program.handler() as handler:
         with_a_count_beside_one_of_the_same_name(handler)
     assert "is not in the commits: count. " in caplog.text
-
-
-def with_a_count_that_a_state_saves(handler: Any) -> None:
-    count = 0
-
-    class Count(State):
-        def save(self, fileobj: Any) -> None:
-            fileobj.write(b"%d" % count)
-
-        def load(self, fileobj: Any) -> None:
-            nonlocal count
-            count = int(fileobj.read())
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-
-    kept = Count("count")
-    while count < 4:
-        handler.run(step)
-    kept.unregister()
-
-
-@pytest.mark.parametrize(
-    "loop",
-    [
-        with_a_count_from_a_state,
-        with_a_global_from_a_state,
-        with_a_count_that_a_state_saves,
-    ],
-)
-def test_a_variable_that_a_state_restores_is_not_named(
-    program: Program, loop: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with program.handler() as handler:
-        loop(handler)
-    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ class PreemptionCheckpointHandler:
                 # Check at two calls, because two step functions may alternate, as in a
                 # GAN. With a save_fn there is no check: the contents of its checkpoint
                 # are unknown.
-                self._unsaved.before_call(fn, args, kwargs, sys._getframe(1))
+                self._unsaved.before_call(fn, args, kwargs)
         step_flag.busy = True
         try:
             result = fn(*args, **kwargs)

@@ -309,20 +309,12 @@ class UnsavedStateCheck:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        frame: types.FrameType | None = None,
     ) -> None:
         """Records the values that a step function can reach, before a call of the step
         function. Does nothing if the function was compared before.
 
         For the first call of a step function, the training loop does not call this
         method, because the first call traces the function and creates variables.
-
-        Args:
-            function: the step function.
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
-            frame: the frame of a caller of `run()`; variables that the loop sets from a
-                State after the restore are not compared.
         """
         key = _identity(function)
         if key in self._functions:
@@ -332,14 +324,7 @@ class UnsavedStateCheck:
             _log.warning(_NOTHING)
         with self._errors_logged():
             call = functools.partial(function, *args, **kwargs)
-            callers = _frames_of_program(frame)
-            try:
-                self._call = _Call(
-                    {"": call}, self._saved(), self.registry, callers=callers
-                )
-            finally:
-                for each in callers:
-                    _drop_copy(each)
+            self._call = _Call({"": call}, self._saved(), self.registry)
 
     def after_call(self) -> None:
         """Logs a warning with the values that the call has changed and no commit
@@ -383,7 +368,11 @@ class UnsavedStateCheck:
         """
         if self._has_failed:
             return
-        frames = _frames_of_program(frame)
+        frames = [
+            each
+            for each, _ in traceback.walk_stack(frame)
+            if object_graph.is_user_module(each.f_globals.get("__name__", ""))
+        ]
         roots = {str(number): each for number, each in enumerate(frames)}
         found, unread = dict[Any, str](), dict[str, Any]()
         with self._errors_logged():
@@ -532,8 +521,6 @@ class UnsavedStateCheck:
         named = {str(number): root for number, root in enumerate(roots)}
         for location in reachable(named, functools.partial(_is_saved_with, whole)):
             keys |= {id(location.value), (id(location.owner), location.key)}
-            if isinstance(location.owner, types.CellType):
-                keys.add((types.CellType, location.key))
             keys |= set(map(id, _variables(location.value, values)))
             if isinstance(location.value, np.random.Generator):
                 bits = location.value.bit_generator
@@ -546,16 +533,6 @@ class UnsavedStateCheck:
 def _adapters() -> list[Values]:
     """Returns the adapters of the frameworks that the program has imported."""
     return frameworks.adapters("values")
-
-
-def _frames_of_program(frame: types.FrameType | None) -> list[types.FrameType]:
-    """Returns the frames of the program's running functions: those of `frame` and its
-    callers."""
-    return [
-        each
-        for each, _ in traceback.walk_stack(frame)
-        if object_graph.is_user_module(each.f_globals.get("__name__", ""))
-    ]
 
 
 def _drop_copy(frame: types.FrameType) -> None:
@@ -607,7 +584,6 @@ class _Call:
         saved: keys of the values that a commit holds; these are not compared.
         registry: registry of the named States.
         called: names of further methods that a library calls.
-        callers: frames of the running functions that call a step function.
 
     Attributes:
         unread: iterators whose position is not saved, by name.
@@ -622,7 +598,6 @@ class _Call:
         saved: set[Any],
         registry: StateRegistry,
         called: Iterable[str] = (),
-        callers: Iterable[types.FrameType] = (),
     ) -> None:
         self._values = _adapters()
         self._registry = registry
@@ -633,17 +608,13 @@ class _Call:
         locations, held = self.search(roots), self._held()
         # With the owner: another frame may have variables of the same names.
         self._fresh = set[Any]()
-        for frame in (*frames, *callers):
+        for frame in frames:
             derived = derived_keys(frame, saved, State)
             self._fresh |= {(_owner_in(frame, key[1]), key) for key in derived}
             for name in frame.f_code.co_cellvars + frame.f_code.co_freevars:
                 key = "name", name
                 if key in derived:
                     self._fresh.add((types.CellType, key))
-                # A State may save a variable of a function by a closure, in the cell of
-                # the variable; in the frame, the variable has another location.
-                if (types.CellType, name) in saved:
-                    self._fresh.add((id(frame.f_code), key))
         # An iterator in a frame counts only if a function calls `next(iterator)`.
         self._updated = updated_keys(locations)
         # By key: a reference to the object whose id() is in the key, and the mark.
