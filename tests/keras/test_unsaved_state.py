@@ -209,6 +209,38 @@ def test_random_values_that_getitem_replaces_are_named(
 
 
 @LINES
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_generator_that_on_epoch_end_replaces_is_named_if_a_batch_draws(
+    on: Machine, draws: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the first generator was compared."""
+    utils = on.keras.utils
+
+    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.epoch = 0
+            self.rng = np.random.default_rng(0)
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            row = self.rng.normal() if draws and self.epoch else 0.0
+            return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+
+        def on_epoch_end(self) -> None:
+            self.epoch += 1
+            self.rng = np.random.default_rng(self.epoch)
+
+    on.start()
+    arguments = {"epochs": 3, "verbose": 0, "shuffle": False}
+    on.model().fit(Rows(), callbacks=[on.preemption(save_freq=1)], **arguments)
+    named = "outside of the data's own on_epoch_end: rng. " in caplog.text
+    assert named == draws
+
+
+@LINES
 @pytest.mark.parametrize("shuffles", [True, False])
 def test_validation_data_that_shuffle_themselves_are_named(
     on: Machine, shuffles: bool, caplog: pytest.LogCaptureFixture

@@ -64,7 +64,7 @@ _UNSEEDED = (
 )
 
 _CHANGES = (
-    "the training data have attributes, or draw from SeedGenerators, that change "
+    "the training data have attributes, or draw from generators, that change "
     "outside of the data's own on_epoch_end: %s. After a restart, they have the "
     "initial values of the program, so batches that depend on them differ from an "
     "uninterrupted run. Derive each batch of __getitem__ from its index, and change "
@@ -136,7 +136,7 @@ class SequenceTracker(Tracker):
         self._marks: dict[str, Any] = {}
         self._are_changes_named = False
         # Random generators outside of the model: functions that read their states.
-        self._seeds: Mapping[str, Callable[[], Any]] | None = None
+        self._generators: Mapping[str, Callable[[], Any]] = {}
         if not self._has_state and (found := _drawing(self._sequence)) is not None:
             self._are_changes_named = True
             log.warning(_DRAWN, *found)
@@ -230,13 +230,13 @@ class SequenceTracker(Tracker):
     def _mark(self) -> None:
         """Records the attributes of the sequence."""
         if not self._has_state and not self._are_changes_named:
-            if self._seeds is None:
-                self._seeds = _seeds(self._sequence, self.fit.model)
+            # Found again, because a hook may have replaced a generator.
+            self._generators = _generators_of(self._sequence, self.fit.model)
             self._marks = self._current_marks()
 
     def _current_marks(self) -> dict[str, Any]:
-        seeds = {name: read() for name, read in (self._seeds or {}).items()}
-        return {**_marks(self._sequence), **seeds}
+        states = {name: read() for name, read in self._generators.items()}
+        return {**states, **_marks(self._sequence)}
 
     def _watch(self, hook: str) -> None:
         """Wraps a hook of the fit's data adapter, to record the calls of the hook."""
@@ -355,12 +355,12 @@ def _drawing(sequence: Any) -> tuple[str, str] | None:
     return None
 
 
-def _seeds(sequence: Any, model: Any) -> dict[str, Callable[[], Any]]:
+def _generators_of(sequence: Any, model: Any) -> dict[str, Callable[[], Any]]:
     """Returns the random generators of NumPy and Python from which a sequence may draw,
     and the SeedGenerators of Keras that are not in the model: functions that read their
     states, by name. Another warning names the global generators."""
     found = reachable({"": sequence}, object_graph.is_user_code, ("__getitem__",))
-    seeds: dict[str, Callable[[], Any]] = {
+    states: dict[str, Callable[[], Any]] = {
         location.path.lstrip("."): functools.partial(mark_of_generator, location.value)
         for location in found
         if isinstance(location.value, GENERATORS)
@@ -368,14 +368,14 @@ def _seeds(sequence: Any, model: Any) -> dict[str, Callable[[], Any]]:
     }
     for each in frameworks.adapters("values"):
         known = set(map(id, each.variables(model)))
-        seeds |= {
+        states |= {
             location.path.lstrip("."): functools.partial(_state, each, variable)
             for location in found
             for variable in each.variables(location.value)
             if "seed_generator" in str(getattr(variable, "name", ""))
             if id(variable) not in known
         }
-    return seeds
+    return states
 
 
 def _state(values: Any, variable: Any) -> list[int]:
