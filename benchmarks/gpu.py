@@ -3,8 +3,8 @@
 Usage: python -m benchmarks.gpu [--device CPU] [--frameworks tensorflow jax]
 
 Without a GPU the command says so, and ends with 2. `--device CPU` runs the same
-programs but the demo with small states on the CPU, to try the command itself. A line is
-one of
+programs, except the demo, with small states on the CPU, to try the command itself. A
+line is one of
 
     device          the name of the GPU, and the versions of the packages
     demo            `tfpreempt demo`, which trains on the CPU: whether the weights are
@@ -70,7 +70,7 @@ def main() -> int:
     print(json.dumps({"line": "device", "name": name, **versions}), flush=True)
     programs = Programs(device, end)
     lines = [exactness, notice_to_exit, async_save, step_overhead]
-    lines += [demo] if programs.is_gpu else []  # its workers train on the CPU anyway
+    lines += [demo] if programs.is_gpu else []  # its workers train on the CPU
     for line, framework in itertools.product(lines, frameworks):
         try:
             found = line(programs, framework)

@@ -1049,11 +1049,13 @@ def with_replaced_values(handler: Any) -> None:
         part = part / 2
 
 
-def with_a_value_per_replica(handler: Any) -> None:
+def with_values_of_several_tensors(handler: Any) -> None:
     scale = PerReplica([tf.ones([]), tf.ones([])])
+    rows = tf.ragged.constant([[1.0], [2.0, 3.0]], tf.bfloat16)
     while handler.total_run_calls < 4:
         handler.run(add, scale.values[0] + scale.values[1])
         scale = PerReplica([0.9 * each for each in scale.values])
+        rows = rows * 2.0
 
 
 def with_the_best_weights(handler: Any) -> None:
@@ -1123,7 +1125,7 @@ def test_a_variable_of_the_loop_hides_no_variable_of_the_step(
         (with_full_containers, "memory, seen, window"),
         (with_replaced_values, "averages, number, part, settings"),
         (with_changed_buffers, "flags, sums"),
-        (with_a_value_per_replica, "scale"),
+        (with_values_of_several_tensors, "rows, scale"),
         (with_the_best_weights, "weights"),
         (with_the_names_of_its_caller, "number"),
         (with_a_count_in_a_function, None),

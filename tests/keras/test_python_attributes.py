@@ -79,9 +79,14 @@ def test_with_several_workers_a_value_that_a_trace_lacks_is_named(
     assert attributes.must_trace_again("train", only_for_settings=False)
 
 
-def test_a_replaced_tensor_is_named(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "mean", [tf.zeros(2), tf.ragged.constant([[1.0], [2.0, 3.0]], tf.bfloat16)]
+)
+def test_a_replaced_tensor_is_named(
+    mean: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Such as by an eager step. Constants of a layer are not state."""
-    model = Helper(mean=tf.zeros(2), words=tf.constant(["a", "b"]))
+    model = Helper(mean=mean, words=tf.constant(["a", "b"]))
     attributes = Attributes(model)
     model.table = tf.zeros(2)  # made by the first step
     assert attributes.capture().header == []

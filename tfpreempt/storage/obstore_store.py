@@ -74,11 +74,11 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 # in a request that deletes objects.
 _REFUSAL = re.compile(r"\bcode: (401|403|AccessDenied)\b")
 MISSING = (FileNotFoundError, exceptions.NotFoundError)
-_ODD_NAME = Advice(
+_INVALID_NAME = Advice(
     (exceptions.InvalidPathError,),
-    "The library obstore lists no objects if the path of an object has a part that is "
-    "empty, '.' or '..', or a control character. Delete or move the objects with this "
-    "path in the bucket {bucket!r}.",
+    "The library obstore cannot list a folder with an object whose name contains an "
+    "empty part ('//'), a part '.' or '..', or a control character. Delete or move the "
+    "objects with such names in the bucket {bucket!r}.",
     is_permanent=True,
 )
 
@@ -122,7 +122,7 @@ def advice_on(
         failed: advice for all other errors.
     """
     return (
-        _ODD_NAME,
+        _INVALID_NAME,
         Advice(MISSING, missing, is_permanent=True),
         Advice((exceptions.PermissionDeniedError,), denied, is_permanent=True),
         Advice((exceptions.UnauthenticatedError,), unknown, is_permanent=True),

@@ -200,12 +200,12 @@ def _checked(state: Any) -> Any:
 
 
 SAVED_WHOLE = (tf.train.experimental.PythonState, tf.train.Checkpoint)
-_OF_TENSORS = (
+_COMPOSITES = (
     tf.RaggedTensor,
     tf.SparseTensor,
     tf.types.experimental.distributed.PerReplica,
 )
-REPLACED = (tf.Tensor, *_OF_TENSORS)
+REPLACED = (tf.Tensor, *_COMPOSITES)
 _TABLES = (
     tf.lookup.experimental.MutableHashTable,
     tf.lookup.experimental.DenseHashTable,
@@ -303,15 +303,24 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
     if isinstance(thing, _TABLES):
         values: np.ndarray[Any, Any] = np.sort(thing.export()[1].numpy(), axis=None)
         return values
-    if isinstance(thing, _OF_TENSORS):
+    if isinstance(thing, _COMPOSITES):
         parts = tf.nest.flatten(thing, expand_composites=True)
         found = [part for each in parts if (part := sample(each, size)) is not None]
+        if (
+            len({part.dtype for part in found}) > 1
+        ):  # as the values and rows of a ragged
+            found = [np.frombuffer(_bytes(part), np.uint8) for part in found]
         return np.concatenate(found) if found else None
     if not isinstance(thing, tf.Variable | tf.Tensor):
         return None
     flat = tf.reshape(thing, [-1])
     elements: np.ndarray[Any, Any] = flat[:: max(1, len(flat) // size)].numpy()
     return elements
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> bytes:
+    is_plain = not array.dtype.hasobject
+    return array.tobytes() if is_plain else repr(array.tolist()).encode()
 
 
 def arrays(thing: Any) -> Sequence[Any]:

@@ -760,7 +760,9 @@ def _content(tensor: Any) -> str:
     with contextlib.suppress(*_UNPLACED, RuntimeError):
         for each in frameworks.adapters("values"):
             # A larger tensor counts as data, like a larger array, and is not compared.
-            is_small = math.prod(tensor.shape) <= _LARGE >> 2
+            # The rows of a RaggedTensor have no fixed size.
+            size = math.prod(each or 1 for each in tensor.shape)
+            is_small = size <= _LARGE >> 2
             if is_small and (some := each.sample(tensor, _SAMPLE)) is not None:
                 return repr(some.tolist())
     return ""
