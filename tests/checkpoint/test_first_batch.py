@@ -31,7 +31,7 @@ class Journal:
     def start(self, trained: int, *steps: tuple[Any, ...]) -> None:
         check = FirstBatch(trained, self.record, lambda: self.records)
         for number, args in enumerate(steps):
-            check.before_step(number, args, {"mask": MASK})
+            check.before_step(number, print, args, {"mask": MASK})
 
 
 @pytest.mark.parametrize(

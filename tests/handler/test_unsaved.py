@@ -30,6 +30,7 @@ from tfpreempt.states import JsonState, LoaderState
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 COUNT = 0
+BATCH: Any = None
 LOSSES: list[float] = []
 SETTINGS = {"seen": 0, "rate": 0.5, "last": 0.0}
 
@@ -808,8 +809,38 @@ def test_a_loop_over_a_dataset_that_starts_again_is_named(
             begin = handler.total_run_calls if skips else 0
             for batch in data.skip(begin).take(3):
                 handler.run(lambda numbers: None, part_of(batch))
-    again = "the data start again from the beginning: the arguments args[0] of"
+    again = "the data start again from the beginning: the values args[0] of"
     assert (again in caplog.text) != skips
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("calls", ["lambda", "partial", "global"])
+def test_a_batch_that_is_no_argument_is_compared_too(
+    program: Program, calls: str, skips: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as in `run(lambda: step(x, y))`."""
+    data = tf.data.Dataset.range(1, 13).batch(2)
+    weights = tf.Variable([1.0, 1.0])  # has its first value again
+    program.checkpoint.weights = weights
+
+    def add_one(numbers: tf.Tensor) -> None:
+        weights.assign([1.0 + 2 * (handler.run_calls % 3), 1.0])
+
+    for _ in range(2):
+        with program.handler() as handler:
+            begin = handler.total_run_calls if skips else 0
+            for batch in data.skip(begin).take(3):
+                step = lambda: add_one(batch)  # noqa: E731, B023
+                if calls == "partial":
+                    step = functools.partial(add_one, batch)
+                elif calls == "global":
+                    globals()["BATCH"] = batch
+                    step = lambda: add_one(BATCH)  # noqa: E731
+                handler.run(step)
+    found = [each for each in caplog.messages if "the data start again" in each]
+    assert len(found) == (not skips)
+    name = {"lambda": "batch", "partial": "numbers", "global": "BATCH"}[calls]
+    assert skips or f"beginning: the values {name} of" in found[0]
 
 
 def test_a_queue_and_a_hash_table_are_named(

@@ -258,7 +258,7 @@ class PreemptionCheckpointHandler:
             self._unsaved.compare_restored()
             self._enter("run()")
             if run.steps_made in (0, 1):
-                self._first_batch.before_step(run.steps_made, args, kwargs)
+                self._first_batch.before_step(run.steps_made, fn, args, kwargs)
             if run.steps_made in (1, 2) and run.config.save_fn is None:
                 # Check at two calls, because two step functions may alternate, as in a
                 # GAN. With a save_fn there is no check: the contents of its checkpoint

@@ -5,30 +5,33 @@ and pass the batch to `run()`. The iterator is then invisible here, and no commi
 its position. So the arguments of the first step of the run are compared with the
 arguments of the first step after a restart: if both are the same batch, the data have
 started again. Arguments that are equal in the first two steps, such as a mask or the
-whole data, are no batches.
+whole data, are no batches. If no argument is an array, as in `run(lambda: step(x, y))`,
+the arrays that the step function uses are compared.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.events import Batches, Event
+from tfpreempt.core.object_graph import ObjectPath
+from tfpreempt.core.reachable_values import reachable
 
 _log = logging.getLogger(__name__)
 
 _SAMPLES = 1 << 16  # elements compared, of an array with more elements
 _AGAIN = (
-    "the data start again from the beginning: the arguments %s of the first step after "
+    "the data start again from the beginning: the values %s of the first step after "
     "this restart are those of the first step of the run, although %d steps are "
     "trained. Put the iterator into the tf.train.Checkpoint and fetch batches inside "
     "of the step, put a loader into a tfpreempt.states.LoaderState, or select each "
-    "batch by the number of the step (handler.total_run_calls). Put arguments such as "
+    "batch by the number of the step (handler.total_run_calls). Put values such as "
     "parameters and random keys into a State, and read the State after the restore."
 )
 
@@ -55,12 +58,17 @@ class FirstBatch:
         self._first: dict[str, str] = {}
 
     def before_step(
-        self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        number: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> None:
         """Records or compares the arguments of a step. Logs errors, and raises none.
 
         Args:
             number: 0 before the first step of this process, 1 before the second step.
+            function: the step function.
             args: positional arguments of the step.
             kwargs: keyword arguments of the step.
         """
@@ -68,7 +76,7 @@ class FirstBatch:
         if not (is_new or number == 0):
             return
         try:
-            marks = _marks({"args": tuple(args), "kwargs": dict(kwargs)})
+            marks = _marks_of_call(function, args, kwargs)
             if number == 0 and is_new:
                 self._first = marks
             elif is_new:
@@ -86,11 +94,32 @@ class FirstBatch:
             _log.debug("the arguments of the step cannot be compared", exc_info=error)
 
 
-def _marks(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a fingerprint of each array in the arguments, by path."""
+def _marks_of_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, str]:
+    """Returns a fingerprint of each array in the arguments of a call, by path; if there
+    is no array, of each array that the function uses."""
+    arguments = {"args": tuple(args), "kwargs": dict(kwargs)}
+    marks = _marks(object_graph.walk(arguments, _enters_nothing))
+    return marks or _marks(
+        location
+        for location in reachable({"": function}, _enters_nothing)
+        # A variable is no batch, and may have its first value again in each epoch.
+        if not any(
+            each.variables(location.value) for each in frameworks.adapters("values")
+        )
+    )
+
+
+def _enters_nothing(kind: type) -> bool:
+    return False
+
+
+def _marks(locations: Iterable[ObjectPath]) -> dict[str, str]:
+    """Returns a fingerprint of each array at some locations, by path."""
     values = frameworks.adapters("values")
     found = {}
-    for location in object_graph.walk(arguments, lambda kind: False):
+    for location in locations:
         value = location.value
         if object_graph.is_container(value):
             continue
