@@ -856,7 +856,12 @@ CAMPAIGN = Campaign(
         "If a save_fn had written TensorFlow's files and their index was missing, the "
         "start assumed that the program had deleted the commit. Fixed "
         "(`checkpoint/test_restore.py`).",
+        "If the index of each checkpoint of TensorFlow was missing, training started "
+        "from scratch without a warning. If two records of a mirror's lease were "
+        "swapped, the start was refused as if the mirror could not be read. Fixed "
+        "(`checkpoint/test_restore.py`, `checkpoint/test_store_lease.py`).",
     ),
+    again=((1939109493, 22), (202611291, 1176), (202611293, 2702)),
     labels={
         "damages": "damages to files",
         "form": "form of the checkpoint",
