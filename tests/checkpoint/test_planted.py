@@ -512,5 +512,6 @@ def test_a_long_state_file_does_not_delay_a_start(tmp_path: Path) -> None:
         (tmp_path / str(number) / "states").mkdir(parents=True)
     lost: list[str] = []
     assert find_candidates(str(tmp_path), lost.append) == []
-    [problem] = lost
-    assert str(tmp_path / "a.index") in problem
+    for name in ("a", "a7"):
+        assert any(f"{tmp_path / name}.index" in problem for problem in lost)
+    assert len(lost) == 2
