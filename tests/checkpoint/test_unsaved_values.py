@@ -270,6 +270,26 @@ def test_a_list_that_a_state_has_replaced_is_named(
     assert "commits: LOSSES. " in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("count", "named_at"), [(10, [5]), (6_000, [10])], ids=["few", "many"]
+)
+def test_many_values_of_a_fit_are_not_compared_at_each_save(
+    count: int, named_at: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A comparison of 20,000 values takes a second, which a save does not have."""
+    values: list[list[float]] = [[] for _ in range(count)]
+    check = UnsavedStateCheck(None, StateRegistry())
+    check.watch({"step": lambda: values[0].append(1.0)}, called=(), kept=(), savers=())
+    found = []
+    for number in range(1, 12):
+        if number == 5:
+            values[0].append(1.0)
+        caplog.clear()
+        check.compare()
+        found += [number] if "commits: values[0]. " in caplog.text else []
+    assert found == named_at
+
+
 def append_loss() -> None:
     LOSSES.append(1.0)
 

@@ -174,7 +174,9 @@ _RESTORED = (
 )
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
-of a large model may take a second, so the loop is not searched at each save."""
+of a large model may take a second, so the loop is not searched at each save. Also
+numbers of comparisons in a fit with more than `_MANY` locations."""
+_MANY = 5_000
 _REFERENCES = 3
 """`sys.getrefcount` of the dict `frame.f_locals`, if the program has no reference to
 the dict."""
@@ -274,6 +276,7 @@ class UnsavedStateCheck:
     _call: _Call | None = dataclasses.field(default=None, init=False)
     _loop: _Call | None = dataclasses.field(default=None, init=False)
     _has_failed: bool = dataclasses.field(default=False, init=False)
+    _compared: int = dataclasses.field(default=0, init=False)  # calls of `compare`
     # Fingerprints of the restored variables, by path; empty after the comparison.
     _restored: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
 
@@ -429,6 +432,9 @@ class UnsavedStateCheck:
         """Logs a warning with the values that have changed since `watch`, and that no
         commit holds. Names each value once."""
         if (call := self._call) is None:
+            return
+        self._compared += 1
+        if call.locations > _MANY and self._compared not in LOOKS:
             return
         with self._errors_logged():
             found = call.changed(call.search()).values()
@@ -586,6 +592,7 @@ class _Call:
         called: names of further methods that a library calls.
 
     Attributes:
+        locations: number of locations found.
         unread: iterators whose position is not saved, by name.
         adapting: calls of `layer.adapt` in functions that a library calls.
         emptied: names of open files that a restarted program empties when it opens the
@@ -606,6 +613,7 @@ class _Call:
         # A frame would keep its local variables alive: later frames are given again.
         self._roots = {} if frames else roots
         locations, held = self.search(roots), self._held()
+        self.locations = len(locations)
         # With the owner: another frame may have variables of the same names.
         self._fresh = set[Any]()
         for frame in frames:
