@@ -518,3 +518,15 @@ def test_without_a_notice_lost_data_are_an_error(program: Program) -> None:
         with pytest.raises(EOFError):
             train(program, read)
     assert program.events("commit") == []
+
+
+def test_the_second_step_of_a_process_is_measured_from_the_end_of_the_first(
+    program: Program,
+) -> None:
+    """A notice may arrive after the second step, and needs the duration of a step."""
+    with program.handler() as handler:
+        for _ in range(2):
+            handler.run(time.sleep, 0.01)
+            time.sleep(0.02)  # the loop, or callbacks, before the next step
+        [seconds] = handler._session.step_flag.step_times()
+    assert seconds >= 0.03

@@ -20,9 +20,9 @@ class Loop:
         self.begin()
 
     def begin(self) -> None:
-        """The first step has ended."""
-        self.flag.ends.clear()
-        self.flag.measure_from_now()
+        """The first step has ended, and work before the second step takes a second."""
+        self.clock.advance(1.0)
+        self.flag.leave_out_first(1.0)
 
     def steps(self, count: int, seconds: float) -> None:
         for _ in range(count):

@@ -43,6 +43,17 @@ class StepFlag:
             self.ends.pop()
         self.ends.append(-monotonic())
 
+    def leave_out_first(self, seconds: float) -> None:
+        """Excludes the first step, which also traces, from `step_times`.
+
+        Args:
+            seconds: seconds since the end of the first step that do not count as a part
+                of the second step.
+        """
+        end = abs(self.ends[-1]) if self.ends else monotonic()
+        self.ends.clear()
+        self.ends.append(-(end + seconds))
+
     def step_times(self) -> list[float]:
         """Returns the seconds of the newest steps; any thread may call the method."""
         # `copy` is atomic. `tuple` creates a tuple during the iteration, and until

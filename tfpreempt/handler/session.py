@@ -368,12 +368,13 @@ class Session:
         if run.steps_made < _TRACED:
             self.activity.traces = self.step_flag.started
         if run.steps_made == 1:
+            began = self._clock.monotonic()
             run.directory.try_states()  # after a step, every State exists
             run.states.warn_of_late(run.directory.registry.in_order())
             run.record(FirstStep(step=run.step))
             run.record_caches()
             run.directory.contents.prepare()
-            self.step_flag.ends.clear()  # the first step also traces
+            self.step_flag.leave_out_first(self._clock.monotonic() - began)
         elif run.steps_made == 3:
             # Do not warn after the first step: two step functions may alternate, as in
             # a GAN.
