@@ -16,11 +16,13 @@ import json
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 import tensorflow as tf
 
 import tfpreempt
+from tfpreempt.handler import current_session
 
 SIZE = 60
 EPOCHS = 3
@@ -34,6 +36,16 @@ def make_strategy(devices):
     if "TF_CONFIG" in os.environ:
         return tf.distribute.MultiWorkerMirroredStrategy()
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+
+
+def preempt():
+    """Sends SIGTERM to this process; returns when the step's end sees the notice."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(3000):
+        if current_session.current().step_flag.flag:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no notice within 30 seconds")
 
 
 def make_data(kind, batch):
@@ -115,7 +127,7 @@ def loop(checkpoints, data, devices, is_preempted, batch):
     while (number := handler.total_run_calls) < EPOCHS * SIZE // batch:
         handler.run(train, number)
         if is_preempted and is_chief(strategy):
-            os.kill(os.getpid(), signal.SIGTERM)
+            preempt()
             is_preempted = False
     finish(seen, [float(mean.numpy())], int(total.numpy()))
 
@@ -163,7 +175,7 @@ def fit(checkpoints, data, devices, is_preempted, batch):
         def on_train_batch_end(self, batch, logs=None):
             nonlocal is_preempted
             if is_preempted and is_chief(strategy):
-                os.kill(os.getpid(), signal.SIGTERM)
+                preempt()
                 is_preempted = False
 
     taken = {}
