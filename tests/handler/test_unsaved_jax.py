@@ -228,6 +228,34 @@ def test_arrays_copied_to_numpy_are_saved_and_a_list_that_grows_is_not(
     kept.unregister()
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_batch_of_numpy_that_a_step_reads_itself_is_compared(
+    tmp_path: Path, skips: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A State has its first value again in each second step, and is no batch."""
+    batches = np.arange(24.0).reshape(6, 4)
+    state = PyTreeState("sums", jnp.zeros(4))
+    counts = ArrayDictState("counts", {"n": np.zeros(4)})
+
+    def step(batch: Any) -> None:
+        state.value = jnp.zeros(4) if state.value.any() else state.value + batch + 1
+        counts.arrays["n"] = np.asarray(state.value)
+
+    for _ in range(2):
+        with (
+            current_session.new_process(),
+            PreemptionCheckpointHandler(None, None, tmp_path / "ckpt") as handler,
+        ):
+            begin = handler.total_run_calls if skips else 0
+            for batch in batches[begin : begin + 2]:
+                handler.run(lambda: step(batch))  # noqa: B023
+    found = [each for each in caplog.messages if "the data start again" in each]
+    assert len(found) == (not skips)
+    assert skips or "the values batch of the first step" in found[0]
+    state.unregister()
+    counts.unregister()
+
+
 def test_arrays_that_a_step_has_donated_are_not_named(
     warned: Callable[..., list[str]],
 ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpreempt.checkpoint.state.state import State
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.events import Batches, Event
 from tfpreempt.core.object_graph import ObjectPath
@@ -104,10 +105,16 @@ def _marks_of_call(
     return marks or _marks(
         location
         for location in reachable({"": function}, _enters_nothing)
-        # A variable is no batch, and may have its first value again in each epoch.
-        if not any(
-            each.variables(location.value) for each in frameworks.adapters("values")
-        )
+        if not _is_variable(location.value)
+    )
+
+
+def _is_variable(value: Any) -> bool:
+    """Returns whether a value is a variable or a State: it is no batch, and may have
+    its first value again in each epoch."""
+    return isinstance(value, State) or (
+        not isinstance(value, np.ndarray)
+        and any(each.variables(value) for each in frameworks.adapters("values"))
     )
 
 
