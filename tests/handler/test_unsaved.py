@@ -352,6 +352,20 @@ def test_an_iterator_that_starts_from_the_beginning_is_named(
     assert ("total_run_calls" in caplog.text) == is_named
 
 
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_an_iterator_of_a_step_that_the_loop_has_skipped_is_not_named(
+    program: Program, is_argument: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with program.handler() as handler:
+        numbers = itertools.islice(range(9), handler.total_run_calls, None)
+        for _ in range(3):
+            if is_argument:
+                handler.run(read, numbers)
+            else:
+                handler.run(lambda: next(numbers))
+    assert "reads from" not in caplog.text
+
+
 def test_a_generator_is_named(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

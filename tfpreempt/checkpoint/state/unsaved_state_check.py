@@ -387,6 +387,7 @@ class UnsavedStateCheck:
                     self._loop = _Call(roots, saved, self.registry)
                     # Keep no reference, so that the program can delete an iterator.
                     unread, self._loop.unread = self._loop.unread, {}
+                    self._known.update(self._loop.skipping)
                     if drawn := draws_of_loops(frames, State):
                         _log.warning(_DRAWN_BY_THE_LOOP, ", ".join(drawn))
                     if is_before_step and (fetched := fetched_by_loops(frames, saved)):
@@ -594,6 +595,7 @@ class _Call:
     Attributes:
         locations: number of locations found.
         unread: iterators whose position is not saved, by name.
+        skipping: `id()` of the iterators that skip the items of earlier steps.
         adapting: calls of `layer.adapt` in functions that a library calls.
         emptied: names of open files that a restarted program empties when it opens the
             files again, by location (owner and name there).
@@ -653,6 +655,11 @@ class _Call:
             if not frames or self._is_updated(location)
             if _is_python_iterator(location.value, saved)
             or any(each.restarts(location.value) for each in self._values)
+        }
+        self.skipping = {
+            id(location.value)
+            for location in locations
+            if isinstance(location.value, Iterator) and self._is_fresh(location)
         }
 
     def search(self, roots: Mapping[str, Any] | None = None) -> list[ObjectPath]:
