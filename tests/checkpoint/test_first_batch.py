@@ -43,6 +43,7 @@ class Journal:
         ([(BATCHES[0],), (BATCHES[1],)], (BATCHES[2],), ""),
         ([(BATCHES[0],), (BATCHES[0],)], (BATCHES[0],), ""),  # the whole data
         ([(BATCHES[0],)], (BATCHES[0],), ""),  # one step: a batch or the whole data
+        ([(MASK,), (BATCHES[1],)], (MASK,), ""),  # a mask of another batch
         ([(0,), (1,)], (0,), ""),
         ([(np.float32(0),), (np.float32(1),)], (np.float32(0),), ""),
         ([(), ()], (), ""),

@@ -5,8 +5,9 @@ and pass the batch to `run()`. The iterator is then invisible here, and no commi
 its position. So the arguments of the first step of the run are compared with the
 arguments of the first step after a restart: if both are the same batch, the data have
 started again. Arguments that are equal in the first two steps, such as a mask or the
-whole data, are no batches. If no argument is an array, as in `run(lambda: step(x, y))`,
-the arrays that the step function uses are compared.
+whole data, are no batches, nor are arrays of equal elements. If no argument is an
+array, as in `run(lambda: step(x, y))`, the arrays that the step function uses are
+compared.
 """
 
 from __future__ import annotations
@@ -105,16 +106,11 @@ def _marks_of_call(
     return marks or _marks(
         location
         for location in reachable({"": function}, _enters_nothing)
-        if not _is_variable(location.value)
-    )
-
-
-def _is_variable(value: Any) -> bool:
-    """Returns whether a value is a variable or a State: it is no batch, and may have
-    its first value again in each epoch."""
-    return isinstance(value, State) or (
-        not isinstance(value, np.ndarray)
-        and any(each.variables(value) for each in frameworks.adapters("values"))
+        # A variable is no batch, and may have its first value again in each epoch.
+        if isinstance(location.value, np.ndarray)
+        or not any(
+            each.variables(location.value) for each in frameworks.adapters("values")
+        )
     )
 
 
@@ -128,7 +124,8 @@ def _marks(locations: Iterable[ObjectPath]) -> dict[str, str]:
     found = {}
     for location in locations:
         value = location.value
-        if object_graph.is_container(value):
+        # A State is no batch, and may have its first value again in each epoch.
+        if object_graph.is_container(value) or isinstance(value, State):
             continue
         samples = (each.sample(value, _SAMPLES) for each in values)
         sample = (
@@ -141,5 +138,9 @@ def _marks(locations: Iterable[ObjectPath]) -> dict[str, str]:
             array = np.asarray(sample)
             is_plain = not array.dtype.hasobject
             data = array.tobytes() if is_plain else repr(array.tolist()).encode()
-            found[location.path] = f"{zlib.crc32(data):08x}"
+            # Equal elements, such as a mask of ones, may be in many batches.
+            kind = getattr(value, "dtype", None)
+            width = getattr(kind, "itemsize", array.itemsize)
+            if data[width:] != data[:-width]:
+                found[location.path] = f"{zlib.crc32(data):08x}"
     return found
