@@ -256,6 +256,35 @@ def test_a_batch_of_numpy_that_a_step_reads_itself_is_compared(
     counts.unregister()
 
 
+@pytest.mark.parametrize("is_in_front", [False, True])
+def test_a_key_that_a_restarted_loop_splits_in_front_of_its_step_is_named(
+    tmp_path: Path, is_in_front: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit has the key after the split, and the restart splits the key again."""
+    first = {"w": jnp.zeros(3), "key": jax.random.key(0), "rate": 0.0}
+    state = PyTreeState("training", first)
+
+    def step(key: Any) -> None:
+        state.value = {**state.value, "w": jax.random.normal(key, 3)}
+
+    for _ in range(2):
+        with (
+            current_session.new_process(),
+            PreemptionCheckpointHandler(None, None, tmp_path / "ckpt") as handler,
+        ):
+            for number in range(handler.total_run_calls, handler.total_run_calls + 2):
+                key, other = jax.random.split(state.value["key"])
+                new = {"rate": number / 2, **({"key": key} if is_in_front else {})}
+                state.value = {**state.value, **new}
+                handler.run(step, other)
+                state.value = {**state.value, "key": key, "rate": (number + 1) / 2}
+    begins = "the program has changed variables after the restore and before the first"
+    found = [each for each in caplog.messages if each.startswith(begins)]
+    assert len(found) == is_in_front
+    assert not found or " step: training['key']. So this run" in found[0]
+    state.unregister()
+
+
 def test_arrays_that_a_step_has_donated_are_not_named(
     warned: Callable[..., list[str]],
 ) -> None:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfpreempt.checkpoint.state.state import State
+from tfpreempt.checkpoint.state.state import REGISTRY, State
 from tfpreempt.core import object_graph
 from tfpreempt.jax.pytree_state import PyTreeState
 from tfpreempt.jax.shards import local_numbers, local_shards, unread, wide_sum
@@ -36,9 +36,14 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
-def named_variables(checkpoint: Any) -> Sequence[tuple[str, Any]]:
-    """Returns no variables, because JAX has no checkpoint object."""
-    return ()
+def named_variables(checkpoint: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of the `PyTreeState`s, with their paths: JAX has no checkpoint
+    object."""
+    for state in REGISTRY.in_order():
+        if isinstance(state, PyTreeState):
+            for path, leaf in state._leaves().items():
+                is_array = isinstance(leaf, jax.Array)
+                yield f"{state.name}{path}", leaf if is_array else np.asarray(leaf)
 
 
 def variables(value: Any) -> Sequence[Any]:

@@ -170,7 +170,7 @@ _RESTORED = (
     "%s. So this run differs from an uninterrupted run. The handler restores the "
     "newest commit when the handler is created: assign initial values, restore other "
     "checkpoints and load weights before, or only if handler.total_run_calls is 0. "
-    "Increase a step counter inside the step, or after run()."
+    "Increase a step counter, and split a random key, inside the step or after run()."
 )
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
