@@ -1115,6 +1115,17 @@ def with_the_best_weights(handler: Any) -> None:
     kept.unregister()
 
 
+def with_the_best_value_and_a_state_in_one_statement(handler: Any) -> None:
+    kept = JsonState("kept", {"loss": 4.0})
+    best, seen, waits = 9.0, 9.0, 0
+    for step in range(handler.total_run_calls, 4):
+        kept.value["loss"] = 4.0 - handler.run(add, step)
+        if kept.value["loss"] < best:
+            best, seen, waits = kept.value["loss"], kept.value["loss"], 0
+    assert (best, seen, waits) == (1.0, 1.0, 0)
+    kept.unregister()
+
+
 def with_the_names_of_its_caller(handler: Any) -> None:
     def train() -> None:
         number, batches = 0, itertools.cycle([1.0, 2.0])
@@ -1172,6 +1183,7 @@ def test_a_variable_of_the_loop_hides_no_variable_of_the_step(
         (with_changed_buffers, "flags, sums"),
         (with_values_of_several_tensors, "rows, scale"),
         (with_the_best_weights, "weights"),
+        (with_the_best_value_and_a_state_in_one_statement, "best, seen"),
         (with_the_names_of_its_caller, "number"),
         (with_a_count_in_a_function, None),
     ],

@@ -534,8 +534,11 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
             read = _variables_in(new_value)
             new = _variables_in(*targets) - read
             is_restored = getattr(line, "lineno", 0) >= restored_at
-            is_from_saved = any(map(is_saved, ast.walk(new_value)))
-            if (body and read) or (is_restored and is_from_saved):
+            # A restart executes a statement of a running loop only if its condition
+            # holds again.
+            is_again = is_restored and node not in running
+            is_from_saved = is_again and any(map(is_saved, ast.walk(new_value)))
+            if (body and read) or is_from_saved:
                 derived |= new
             counted |= new if is_counted(new_value) else set()
     return {("name", name) for name in derived - iterators | counted & iterators}
