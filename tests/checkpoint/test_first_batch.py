@@ -28,10 +28,11 @@ class Journal:
         assert isinstance(event, Batches)
         self.records.append(json.loads(json.dumps(dataclasses.asdict(event))))
 
-    def start(self, trained: int, *steps: tuple[Any, ...]) -> None:
+    def start(self, trained: int, *steps: tuple[Any, ...]) -> FirstBatch:
         check = FirstBatch(trained, self.record, lambda: self.records)
         for number, args in enumerate(steps):
             check.before_step(number, print, args, {"mask": MASK})
+        return check
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,20 @@ def test_only_the_first_step_after_a_restart_is_compared(
     journal.start(0, (BATCHES[0],), (BATCHES[1],))
     journal.start(3, (BATCHES[3],), (BATCHES[0],))
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("trained", [2, 3])
+def test_an_epoch_that_begins_after_a_commit_is_no_new_start(
+    trained: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of data in a fixed order. Also in a later process of the run."""
+    journal = Journal()
+    journal.start(0, (BATCHES[0],), (BATCHES[1],))
+    later = journal.start(1, (BATCHES[1],))
+    later.before_commit(2, print, (BATCHES[0],), {"mask": MASK})
+    later.before_commit(3, print, (BATCHES[1],), {"mask": MASK})
+    journal.start(trained, (BATCHES[0],))
+    assert (AGAIN in caplog.text) == (trained == 3)
 
 
 def test_an_object_without_a_fingerprint_changes_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import dataclasses
 import fractions
 import functools
@@ -825,6 +826,23 @@ def test_a_loop_over_a_dataset_that_starts_again_is_named(
                 handler.run(lambda numbers: None, part_of(batch))
     again = "the data start again from the beginning: the values args[0] of"
     assert (again in caplog.text) != skips
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_loop_that_restarts_with_a_new_epoch_is_not_named(
+    program: Program, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The data have a fixed order, so each epoch of two batches begins equally."""
+    data = tf.data.Dataset.range(1, 5).batch(2).repeat()
+    for last in (steps, 9):
+        crash = contextlib.suppress(InterruptedError)
+        with crash, program.handler(save_freq=2) as handler:
+            assert handler.total_run_calls == (0 if last == steps else steps - 1)
+            for batch in data.skip(handler.total_run_calls):
+                handler.run(lambda numbers: None, batch)
+                if handler.total_run_calls == last:
+                    raise InterruptedError
+    assert "the data start again" not in caplog.text
 
 
 @pytest.mark.parametrize("skips", [False, True])

@@ -8,7 +8,7 @@ other process can interpret it. So the journal adds the wall time to every recor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfpreempt.core.compat import StrEnum
 
@@ -231,9 +231,14 @@ class Batches:
     Attributes:
         first: fingerprint of each array, by its path in the arguments. Arrays that the
             second step got as well are left out.
+        again: the arrays that the next step got again when a commit was possible, as at
+            the end of an epoch of data in a fixed order.
+        trained: number of steps trained before this next step.
     """
 
     first: Mapping[str, str]
+    again: Sequence[str] = ()
+    trained: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -256,6 +256,8 @@ class PreemptionCheckpointHandler:
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             # Without `run()` the first boundary may come after the first step.
             self._unsaved.compare_restored()
+            if run.steps_made > 1:
+                self._first_batch.before_commit(run.step, fn, args, kwargs)
             self._enter("run()")
             if run.steps_made in (0, 1):
                 self._first_batch.before_step(run.steps_made, fn, args, kwargs)

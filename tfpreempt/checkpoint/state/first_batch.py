@@ -7,7 +7,8 @@ arguments of the first step after a restart: if both are the same batch, the dat
 started again. Arguments that are equal in the first two steps, such as a mask or the
 whole data, are no batches, nor are arrays of equal elements. If no argument is an
 array, as in `run(lambda: step(x, y))`, the arrays that the step function uses are
-compared.
+compared. A commit at the end of an epoch of data in a fixed order is followed by the
+first batch, which is recorded at the commit.
 """
 
 from __future__ import annotations
@@ -84,16 +85,49 @@ class FirstBatch:
             elif is_new:
                 first = self._first
                 changed = {name for name in first if marks.get(name) != first[name]}
+                self._first = {name: first[name] for name in sorted(changed)}
                 if changed:
-                    found = {name: first[name] for name in sorted(changed)}
-                    self._record(Batches(first=found))
-            elif marks and (records := self._earlier()):
-                first = records[-1].get("first") or {}
-                again = [name for name in marks if marks[name] == first.get(name)]
-                if again:
+                    self._record(Batches(first=self._first))
+            elif records := self._earlier():
+                self._first = records[-1].get("first") or {}
+                known = {
+                    name
+                    for each in records
+                    if each.get("trained") == self._trained
+                    for name in each.get("again") or ()
+                }
+                if again := [x for x in self._again(marks) if x not in known]:
                     _log.warning(_AGAIN, ", ".join(again), self._trained)
         except Exception as error:  # noqa: BLE001 - from an object of the user
             _log.debug("the arguments of the step cannot be compared", exc_info=error)
+
+    def before_commit(
+        self,
+        trained: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Records whether the next step gets the first batch of the run again, because
+        a restart from a commit at this boundary gets the batch too.
+
+        Args:
+            trained: number of steps trained before the next step.
+            function: the function of the next step.
+            args: positional arguments of the next step.
+            kwargs: keyword arguments of the next step.
+        """
+        if not self._first:
+            return
+        try:
+            if again := self._again(_marks_of_call(function, args, kwargs)):
+                found = Batches(first=self._first, again=again, trained=trained)
+                self._record(found)
+        except Exception as error:  # noqa: BLE001 - from an object of the user
+            _log.debug("the arguments of the step cannot be compared", exc_info=error)
+
+    def _again(self, marks: Mapping[str, str]) -> list[str]:
+        return [name for name in marks if marks[name] == self._first.get(name)]
 
 
 def _marks_of_call(
