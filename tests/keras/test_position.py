@@ -136,6 +136,31 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
     "sampled": lambda seed: Dataset.sample_from_datasets(
         [numbers(0, 9), numbers(9, SAMPLES)], [0.5, 0.5], seed=seed
     ).batch(4),
+    "shuffled files": lambda seed: (
+        Dataset.range(6)
+        .shuffle(6, seed=seed)
+        .interleave(
+            lambda name: numbers(3 * name, 3 * name + 3).shuffle(3, seed=seed),
+            cycle_length=2,
+        )
+        .batch(4)
+    ),
+    "shuffled files, repeated and cached": lambda seed: (
+        Dataset.range(3)
+        .interleave(
+            lambda name: (
+                numbers(3 * name, 3 * name + 3)
+                .shuffle(3, seed=seed)
+                .cache()
+                .shuffle(3, seed=seed)
+                .repeat(2)
+                .batch(2)
+            ),
+            cycle_length=2,
+        )
+        .unbatch()
+        .batch(4)
+    ),
     "generator": lambda seed: Dataset.from_generator(
         generated, output_signature=tf.TensorSpec([], tf.int64)
     ).batch(4),
@@ -264,6 +289,7 @@ def test_epochs_that_are_not_those_of_the_data(
     ("line", "name"),
     [
         *(("keras", name) for name in ("two shuffles", "files", "prefetched")),
+        ("keras", "shuffled files"),
         *((line, "filtered") for line in ("keras", "tf_keras")),
     ],
 )
@@ -361,6 +387,18 @@ def test_a_check_of_values_has_no_state(function: Any, op: str | None) -> None:
     """TensorFlow calls the op of the check stateful, and names no further op."""
     found = hidden_state(numbers().map(function), allows_checks=True)
     assert found == (op and f"{op} is stateful.")
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_a_shuffle_of_each_file_has_no_hidden_state(is_random: bool) -> None:
+    """The seeds are in the state of the shuffle, which is a part of the position."""
+
+    def read(name: Any) -> Any:
+        file = Dataset.range(3).cache().shuffle(3, seed=3).map(checked)
+        return file.map(at_random) if is_random else file
+
+    found = hidden_state(Dataset.range(6).interleave(read), allows_checks=True)
+    assert found == ("RandomUniform is stateful." if is_random else None)
 
 
 def at_random(value: Any) -> Any:

@@ -123,10 +123,11 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
 _POLICIES = tf.data.experimental.ExternalStatePolicy
 _WITHOUT_STATE = (
     *("CheckNumerics", "StatefulPartitionedCall", "If", "While", "Case"),
-    *("Assert", "Print", "LookupTableFind", "Timestamp"),
+    *("Assert", "Print", "LookupTableFind", "Timestamp", "Dummy"),
 )
 """Beginnings of the names of ops without a state that TensorFlow calls stateful: ops
-that check values or call functions, and ops that TensorFlow accepts in a pipeline."""
+that check values or call functions, ops that TensorFlow accepts in a pipeline, and the
+`DummySeedGenerator` of a shuffle, whose seeds are in the state of the shuffle."""
 
 
 def pack(state: Any) -> list[bytes]:
@@ -421,7 +422,8 @@ def hidden_state(*datasets: Any, allows_checks: bool = False) -> str | None:
             # TensorFlow names only the first op: look for further ops.
             for kind in sorted({node.op for node in nodes_of(function.graph)}):
                 is_stateful = function.graph.op_def_for_type(kind).is_stateful
-                if is_stateful and not kind.startswith(_WITHOUT_STATE):
+                is_saved = "Dataset" in kind or kind.startswith(_WITHOUT_STATE)
+                if is_stateful and not is_saved:
                     return f"{kind} is stateful."
     return None
 
