@@ -828,20 +828,24 @@ def test_a_loop_over_a_dataset_that_starts_again_is_named(
     assert (again in caplog.text) != skips
 
 
-@pytest.mark.parametrize("steps", [3, 5])
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("steps", [3, 7])
 def test_a_loop_that_restarts_with_a_new_epoch_is_not_named(
-    program: Program, steps: int, caplog: pytest.LogCaptureFixture
+    program: Program, steps: int, saves: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The data have a fixed order, so each epoch of two batches begins equally."""
     data = tf.data.Dataset.range(1, 5).batch(2).repeat()
     for last in (steps, 9):
         crash = contextlib.suppress(InterruptedError)
-        with crash, program.handler(save_freq=2) as handler:
+        every = None if saves else 2
+        with crash, program.handler(save_freq=every) as handler:
             assert handler.total_run_calls == (0 if last == steps else steps - 1)
             for batch in data.skip(handler.total_run_calls):
                 handler.run(lambda numbers: None, batch)
                 if handler.total_run_calls == last:
                     raise InterruptedError
+                if saves and handler.total_run_calls % 2 == 0:
+                    handler.save()
     assert "the data start again" not in caplog.text
 
 

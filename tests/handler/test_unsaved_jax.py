@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import logging
 import re
@@ -23,7 +24,12 @@ jnp = jax.numpy
 from tfpreempt import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.checkpoint.state.state import REGISTRY  # noqa: E402
 from tfpreempt.jax import values  # noqa: E402
-from tfpreempt.states import ArrayDictState, PyTreeState, StepCounter  # noqa: E402
+from tfpreempt.states import (  # noqa: E402
+    ArrayDictState,
+    NumpyRandomState,
+    PyTreeState,
+    StepCounter,
+)
 
 params: Any = None
 momentum: Any = None
@@ -256,33 +262,52 @@ def test_a_batch_of_numpy_that_a_step_reads_itself_is_compared(
     counts.unregister()
 
 
-@pytest.mark.parametrize("is_in_front", [False, True])
-def test_a_key_that_a_restarted_loop_splits_in_front_of_its_step_is_named(
-    tmp_path: Path, is_in_front: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("is_in_front", "saves", "named"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+)
+def test_states_that_a_restarted_loop_changes_in_front_of_its_step_are_named(
+    tmp_path: Path,
+    is_in_front: bool,
+    saves: bool,
+    named: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The commit has the key after the split, and the restart splits the key again."""
+    """A commit at the beginning of `run()` has the key after the split, and the restart
+    splits the key again. A commit of `save()` has the key before the split."""
     first = {"w": jnp.zeros(3), "key": jax.random.key(0), "rate": 0.0}
-    state = PyTreeState("training", first)
+    state, rng = PyTreeState("training", first), np.random.default_rng(1)
+    numbers = NumpyRandomState("numbers", rng)
 
     def step(key: Any) -> None:
         state.value = {**state.value, "w": jax.random.normal(key, 3)}
 
-    for _ in range(2):
+    for end in (3, 6):
         with (
+            contextlib.suppress(InterruptedError),
             current_session.new_process(),
-            PreemptionCheckpointHandler(None, None, tmp_path / "ckpt") as handler,
+            PreemptionCheckpointHandler(
+                None, None, tmp_path / "ckpt", save_freq=None if saves else 2
+            ) as handler,
         ):
-            for number in range(handler.total_run_calls, handler.total_run_calls + 2):
+            assert handler.total_run_calls == (0 if end == 3 else 2)
+            for number in range(handler.total_run_calls, end):
+                state.value = {**state.value, "rate": number / 2}  # as in the commit
                 key, other = jax.random.split(state.value["key"])
-                new = {"rate": number / 2, **({"key": key} if is_in_front else {})}
-                state.value = {**state.value, **new}
+                if is_in_front:
+                    state.value = {**state.value, "key": key}
+                    rng.random()
                 handler.run(step, other)
-                state.value = {**state.value, "key": key, "rate": (number + 1) / 2}
+                state.value = {**state.value, "key": key}
+                if saves and number == 1:
+                    handler.save()
+            raise InterruptedError
     begins = "the program has changed variables after the restore and before the first"
     found = [each for each in caplog.messages if each.startswith(begins)]
-    assert len(found) == is_in_front
-    assert not found or " step: training['key']. So this run" in found[0]
+    assert len(found) == named
+    assert not named or " step: numbers, training['key']. So this run" in found[0]
     state.unregister()
+    numbers.unregister()
 
 
 def test_arrays_that_a_step_has_donated_are_not_named(

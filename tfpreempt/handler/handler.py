@@ -202,7 +202,10 @@ class PreemptionCheckpointHandler:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore(is_partial=restore == "partial")
             if self._run.candidate is not None and restore is True:
-                self._unsaved.watch_restored()
+                manifest = self._run.candidate.manifest
+                self._unsaved.watch_restored(
+                    "" if manifest is None else manifest.because
+                )
             self._bad_steps: LoopBadSteps | None = None
             if on_bad_step is not None:
                 checkpoint = getattr(given, "checkpoint", given)
@@ -424,6 +427,8 @@ class PreemptionCheckpointHandler:
         if metrics is not None:
             self._run.directory.set_metrics(self._run.step, check_metrics(metrics))
         saved = self._session.save(self._run, wait=wait)
+        # The next run() records the batch that follows the commit.
+        self._run.stop_at = min(self._run.stop_at, self._run.steps_made)
         if saved is None or not (wait and self._session.cluster.is_chief):
             return None
         return next(reversed(self.checkpoints()), None)

@@ -36,9 +36,13 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
-def named_variables(checkpoint: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of the `PyTreeState`s, with their paths: JAX has no checkpoint
-    object."""
+def named_variables(checkpoint: Any) -> Sequence[tuple[str, Any]]:
+    """Returns no variables, because JAX has no checkpoint object."""
+    return ()
+
+
+def named_leaves() -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of the `PyTreeState`s, with their paths."""
     for state in REGISTRY.in_order():
         if isinstance(state, PyTreeState):
             for path, leaf in state._leaves().items():

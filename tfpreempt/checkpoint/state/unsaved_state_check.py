@@ -170,7 +170,8 @@ _RESTORED = (
     "%s. So this run differs from an uninterrupted run. The handler restores the "
     "newest commit when the handler is created: assign initial values, restore other "
     "checkpoints and load weights before, or only if handler.total_run_calls is 0. "
-    "Increase a step counter, and split a random key, inside the step or after run()."
+    "Increase a step counter, split a random key, and draw random numbers inside the "
+    "step or after run()."
 )
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
@@ -212,6 +213,10 @@ class Values(Protocol):
 
     def named_variables(self, checkpoint: Any) -> Iterable[tuple[str, Any]]:
         """Returns the variables that a checkpoint saves, with their paths."""
+        ...
+
+    def named_leaves(self) -> Iterable[tuple[str, Any]]:
+        """Returns the arrays in named States, with their paths."""
         ...
 
     def variables(self, value: Any) -> Sequence[Any]:
@@ -280,10 +285,19 @@ class UnsavedStateCheck:
     # Fingerprints of the restored variables, by path; empty after the comparison.
     _restored: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
 
-    def watch_restored(self) -> None:
-        """Records the variables that the start has restored, for `compare_restored`."""
+    def watch_restored(self, because: str) -> None:
+        """Records the variables that the start has restored, for `compare_restored`.
+
+        States are recorded only if the commit was made at the beginning of a `run()`. A
+        loop that changes a State in front of `run()` has then changed the State before
+        the commit, and changes the State again after the restart.
+
+        Args:
+            because: reason of the commit, from its manifest.
+        """
         with self._errors_logged():
-            self._restored = self._marks_of_variables()
+            with_states = because in ("preemption", "periodic")
+            self._restored = self._marks_of_variables(with_states)
 
     def compare_restored(self) -> None:
         """Logs a warning with the variables that the program has changed between the
@@ -292,17 +306,22 @@ class UnsavedStateCheck:
         if not restored:
             return
         with self._errors_logged():
-            now = self._marks_of_variables()
+            now = self._marks_of_variables(with_states=True)
             changed = [path for path in restored if restored[path] != now.get(path)]
             if changed:
                 more = ", ..." if len(changed) > _SHOWN else ""
                 _log.warning(_RESTORED, ", ".join(changed[:_SHOWN]) + more)
 
-    def _marks_of_variables(self) -> dict[str, Any]:
+    def _marks_of_variables(self, with_states: bool) -> dict[str, Any]:
         found = collections.defaultdict[str, list[str]](list)
         values: list[Values] = frameworks.adapters("values")
+        for state in self.registry.in_order() if with_states else ():
+            for each in object_graph.attributes(state).values():
+                if isinstance(each, GENERATORS):
+                    found[state.name].append(repr(mark_of_generator(each)))
         for each in values:
-            for path, variable in each.named_variables(self.checkpoint):
+            leaves = each.named_leaves() if with_states else ()
+            for path, variable in (*each.named_variables(self.checkpoint), *leaves):
                 sample = each.sample(variable, _FEW)
                 found[path].append("" if sample is None else repr(sample.tolist()))
         return dict(found)

@@ -264,6 +264,11 @@ def named_variables(checkpoint: Any) -> Iterator[tuple[str, Any]]:
         yield from found.values()
 
 
+def named_leaves() -> Sequence[tuple[str, Any]]:
+    """Returns no leaves: no State has variables of TensorFlow."""
+    return ()
+
+
 def variables(value: Any) -> Sequence[Any]:
     """Returns the local tf.Variables of an object: a variable, model, optimizer, metric
     or random generator. A hash table counts as a variable. Empty for other objects."""
