@@ -828,6 +828,16 @@ def test_a_loop_over_a_dataset_that_starts_again_is_named(
     assert (again in caplog.text) != skips
 
 
+class Reader:
+    """A trainer whose loop puts the batch into an attribute."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def step(self) -> Any:
+        return self.batch[0]
+
+
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("steps", [3, 7])
 def test_a_loop_that_restarts_with_a_new_epoch_is_not_named(
@@ -850,7 +860,7 @@ def test_a_loop_that_restarts_with_a_new_epoch_is_not_named(
 
 
 @pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("calls", ["lambda", "partial", "global"])
+@pytest.mark.parametrize("calls", ["lambda", "partial", "global", "attribute"])
 def test_a_batch_that_is_no_argument_is_compared_too(
     program: Program, calls: str, skips: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -872,10 +882,13 @@ def test_a_batch_that_is_no_argument_is_compared_too(
                 elif calls == "global":
                     globals()["BATCH"] = batch
                     step = lambda: add_one(BATCH)  # noqa: E731
+                elif calls == "attribute":
+                    step = Reader((batch, 1)).step
                 handler.run(step)
     found = [each for each in caplog.messages if "the data start again" in each]
     assert len(found) == (not skips)
-    name = {"lambda": "batch", "partial": "numbers", "global": "BATCH"}[calls]
+    names = {"lambda": "batch", "partial": "numbers", "global": "BATCH"}
+    name = names.get(calls, "self.batch[0]")
     assert skips or f"beginning: the values {name} of" in found[0]
 
 

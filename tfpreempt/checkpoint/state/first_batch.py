@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,8 @@ class FirstBatch:
         if not self._first:
             return
         try:
-            if again := self._again(_marks_of_call(function, args, kwargs)):
+            marks = _marks_of_call(function, args, kwargs, self._first)
+            if again := self._again(marks):
                 found = Batches(first=self._first, again=again, trained=trained)
                 self._record(found)
         except Exception as error:  # noqa: BLE001 - from an object of the user
@@ -131,28 +132,43 @@ class FirstBatch:
 
 
 def _marks_of_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    only: Container[str] | None = None,
 ) -> dict[str, str]:
     """Returns a fingerprint of each array in the arguments of a call, by path; if there
-    is no array, of each array that the function uses."""
+    is no array, of each array that the function uses.
+
+    Args:
+        function: the function of the call.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        only: paths of the arrays; None for every array.
+    """
     arguments = {"args": tuple(args), "kwargs": dict(kwargs)}
-    marks = _marks(object_graph.walk(arguments, _enters_nothing))
+    marks = _marks(object_graph.walk(arguments, lambda kind: False), only)
     return marks or _marks(
-        location
-        for location in reachable({"": function}, _enters_nothing)
-        # A variable is no batch, and may have its first value again in each epoch.
-        if isinstance(location.value, np.ndarray)
-        or not any(
-            each.variables(location.value) for each in frameworks.adapters("values")
-        )
+        (
+            location
+            for location in reachable({"": function}, _is_searched)
+            # A variable is no batch, and may have its first value again in each epoch.
+            if isinstance(location.value, np.ndarray)
+            or not any(
+                each.variables(location.value) for each in frameworks.adapters("values")
+            )
+        ),
+        only,
     )
 
 
-def _enters_nothing(kind: type) -> bool:
-    return False
+def _is_searched(kind: type) -> bool:
+    return object_graph.is_user_code(kind) and not issubclass(kind, State)
 
 
-def _marks(locations: Iterable[ObjectPath]) -> dict[str, str]:
+def _marks(
+    locations: Iterable[ObjectPath], only: Container[str] | None
+) -> dict[str, str]:
     """Returns a fingerprint of each array at some locations, by path."""
     values = frameworks.adapters("values")
     found = {}
@@ -160,6 +176,8 @@ def _marks(locations: Iterable[ObjectPath]) -> dict[str, str]:
         value = location.value
         # A State is no batch, and may have its first value again in each epoch.
         if object_graph.is_container(value) or isinstance(value, State):
+            continue
+        if only is not None and location.path not in only:
             continue
         samples = (each.sample(value, _SAMPLES) for each in values)
         sample = (
