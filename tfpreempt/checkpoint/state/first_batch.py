@@ -29,6 +29,7 @@ from tfpreempt.core.reachable_values import reachable
 _log = logging.getLogger(__name__)
 
 _SAMPLES = 1 << 16  # elements compared, of an array with more elements
+_MANY = 5_000
 _AGAIN = (
     "the data start again from the beginning: the values %s of the first step after "
     "this restart are those of the first step of the run, although %d steps are "
@@ -138,7 +139,8 @@ def _marks_of_call(
     only: Container[str] | None = None,
 ) -> dict[str, str]:
     """Returns a fingerprint of each array in the arguments of a call, by path; if there
-    is no array, of each array that the function uses.
+    is no array, of each array that the function uses. Empty for a function that can
+    reach more than `_MANY` values, because their search would delay each commit.
 
     Args:
         function: the function of the call.
@@ -147,11 +149,15 @@ def _marks_of_call(
         only: paths of the arrays; None for every array.
     """
     arguments = {"args": tuple(args), "kwargs": dict(kwargs)}
-    marks = _marks(object_graph.walk(arguments, lambda kind: False), only)
-    return marks or _marks(
+    if marks := _marks(object_graph.walk(arguments, lambda kind: False), only):
+        return marks
+    locations = reachable({"": function}, _is_searched)
+    if len(locations) > _MANY:
+        return {}
+    return _marks(
         (
             location
-            for location in reachable({"": function}, _is_searched)
+            for location in locations
             # A variable is no batch, and may have its first value again in each epoch.
             if isinstance(location.value, np.ndarray)
             or not any(
