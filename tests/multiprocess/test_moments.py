@@ -191,3 +191,10 @@ def test_workers_of_uneven_length(here: Place, longer: int, is_notified: bool) -
     assert commit["because"] == ("preemption" if is_notified else "finished")
     ends = {r["outcome"] for r in records(here.checkpoints, "exit")}
     assert ends == {"committed" if is_notified else "finished"}
+    again = here.start(
+        "uneven.py", world=2, each=lambda worker: [8 if worker == longer else 3]
+    )
+    again.expect(0, 0)
+    restored = [worker.lines("restored") for worker in again]
+    assert restored[longer] == [["7" if is_notified else "8"]]
+    assert restored[1 - longer] == [["3"]]  # once, all workers had the chief's number

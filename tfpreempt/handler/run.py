@@ -21,9 +21,10 @@ from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.directory.layout import name_remark
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
-from tfpreempt.checkpoint.restore.reshard import load_worker_state
+from tfpreempt.checkpoint.restore.reshard import is_resized, load_worker_state
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
+from tfpreempt.checkpoint.state.state import WorkerSteps
 from tfpreempt.checkpoint.state.unfinished_caches import (
     clear_interrupted,
     written_caches,
@@ -259,6 +260,10 @@ class Run:
                 restored = dataclasses.replace(restored, step=step)
             if self.source is not self.directory:
                 self.directory.contents.restored(found)
+            if not is_resized(found, self.source.cluster):
+                own = WorkerSteps(restored.step)
+                load_worker_state(found, own, self.source.cluster)
+                restored = dataclasses.replace(restored, step=own.steps)
             restored = dataclasses.replace(restored, tier=self.start.tier)
         restored = dataclasses.replace(restored, skipped=tuple(self.start.skipped))
         took = self.start.seconds + clock.monotonic() - began

@@ -33,6 +33,7 @@ from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.checkpoint.state.state import (
     Capture,
     State,
+    WorkerSteps,
     sync_states,
     write_captured,
     write_states,
@@ -51,7 +52,8 @@ class Save(StagedSave):
 
     Args:
         directory: the checkpoint directory to save in.
-        step: the saved step; equal on all workers.
+        step: number of steps that this worker has completed. The chief's number is the
+            step of the commit.
         attempt: name of the save; equal on all workers, and never used again.
         cancel_token: token by which another thread can cancel an asynchronous save.
             None for a synchronous save: tensors are not copied, and must not change
@@ -122,6 +124,8 @@ class Save(StagedSave):
             own = [*directory.contents.states]
             if directory.random_state is not None:
                 own.append(directory.random_state)
+            if directory.cluster.num_workers > 1:
+                own.append(WorkerSteps(self.step))
             own += [state for state in states if state.per_worker]
             write_states(self._own_folder, own, directory.path, captured)
         self.capture_seconds = directory.clock.monotonic() - self.started_at

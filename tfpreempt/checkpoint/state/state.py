@@ -253,6 +253,33 @@ class State(metaclass=_Complete):
         return f"<{type(self).__name__} {self.name!r} {kind}>"
 
 
+class WorkerSteps(State):
+    """Number of steps that a worker has completed: workers may run different numbers of
+    steps, and the step of a commit is the chief's number.
+
+    Args:
+        steps: the number to save; `load` replaces the number.
+    """
+
+    _is_reserved = True
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        super().__init__("tfpreempt.steps", per_worker=True, registry=None)
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        fileobj.write(b"%d" % self.steps)
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        text = fileobj.read(20)
+        if not text.isdigit():
+            raise errors.CheckpointCorruptedError(
+                f"The saved state of {self!r} begins with {text!r}; expected a number "
+                "of steps."
+            )
+        self.steps = int(text)
+
+
 def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchError:
     """Returns the error for a per-worker State whose class does not override `reshard`.
 
