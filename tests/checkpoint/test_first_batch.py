@@ -57,7 +57,8 @@ def test_data_that_start_again_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     journal = Journal()
-    journal.start(0, *first)
+    check = journal.start(0, *first)
+    check.before_commit(len(first), 7, print, (BATCHES[3],), {"mask": MASK})
     assert caplog.messages == []
     journal.start(7, after_restart)
     assert (AGAIN in caplog.text) == bool(named)
@@ -71,23 +72,26 @@ def test_only_the_first_step_after_a_restart_is_compared(
 ) -> None:
     """A later epoch may begin with the same batch."""
     journal = Journal()
-    journal.start(0, (BATCHES[0],), (BATCHES[1],))
+    check = journal.start(0, (BATCHES[0],), (BATCHES[1],))
+    check.before_commit(3, 3, print, (BATCHES[3],), {"mask": MASK})
     journal.start(3, (BATCHES[3],), (BATCHES[0],))
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("trained", [2, 3])
+@pytest.mark.parametrize("trained", [2, 3, 4])
 def test_an_epoch_that_begins_after_a_commit_is_no_new_start(
     trained: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of data in a fixed order. Also in a later process of the run."""
+    """Of data in a fixed order. Also in a later process of the run. A commit of step 4
+    was made without a following step, such as in an evaluation."""
     journal = Journal()
     journal.start(0, (BATCHES[0],), (BATCHES[1],))
     later = journal.start(1, (BATCHES[1],))
-    later.before_commit(2, print, (BATCHES[0],), {"mask": MASK})
-    later.before_commit(3, print, (BATCHES[1],), {"mask": MASK})
-    journal.start(trained, (BATCHES[0],))
+    later.before_commit(1, 2, print, (BATCHES[0],), {"mask": MASK})
+    later.before_commit(2, 3, print, (BATCHES[1],), {"mask": MASK})
+    start = journal.start(trained, (BATCHES[0],))
     assert (AGAIN in caplog.text) == (trained == 3)
+    assert start.is_at_run == (trained != 4)
 
 
 def test_an_object_without_a_fingerprint_changes_nothing(

@@ -79,6 +79,15 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "cached twice in a pass": lambda: shuffled().repeat(2).batch(4).cache().repeat(),
     "never cached completely": lambda: shuffled(12).cache().take(10).batch(2).repeat(),
     "cached and not cached": lambda: also_cached(shuffled()).batch(2).repeat(),
+    "beside another cache": lambda: (
+        Dataset.zip(shuffled().cache().shuffle(4, seed=5), numbers().cache())
+        .map(lambda one, _: one)
+        .batch(2)
+        .repeat()
+    ),
+    "two ordered caches": lambda: (
+        shuffled().cache().concatenate(shuffled(12).cache()).batch(4).repeat()
+    ),
     "cached before": lambda: numbers().cache().shuffle(8, seed=3).batch(2).repeat(),
     "concatenated": lambda: (
         numbers(6)

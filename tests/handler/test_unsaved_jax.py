@@ -249,12 +249,16 @@ def test_a_batch_of_numpy_that_a_step_reads_itself_is_compared(
 
     for _ in range(2):
         with (
+            contextlib.suppress(InterruptedError),
             current_session.new_process(),
-            PreemptionCheckpointHandler(None, None, tmp_path / "ckpt") as handler,
+            PreemptionCheckpointHandler(
+                None, None, tmp_path / "ckpt", save_freq=2
+            ) as handler,
         ):
             begin = handler.total_run_calls if skips else 0
-            for batch in batches[begin : begin + 2]:
+            for batch in batches[begin : begin + 3]:
                 handler.run(lambda: step(batch))  # noqa: B023
+            raise InterruptedError
     found = [each for each in caplog.messages if "the data start again" in each]
     assert len(found) == (not skips)
     assert skips or "the values batch of the first step" in found[0]

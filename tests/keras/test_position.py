@@ -164,6 +164,24 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
     "generator": lambda seed: Dataset.from_generator(
         generated, output_signature=tf.TensorSpec([], tf.int64)
     ).batch(4),
+    "generator, never cached completely": lambda seed: (
+        Dataset.from_generator(
+            lambda: range(40), output_signature=tf.TensorSpec([], tf.int64)
+        )
+        .shuffle(40, seed=seed)
+        .cache()
+        .take(SAMPLES)
+        .shuffle(9, seed=seed)
+        .batch(4)
+    ),
+    "beside another cache": lambda seed: (
+        Dataset.zip(
+            numbers(0, 2000).cache(),
+            numbers(0, 2000).shuffle(2000, seed=seed).cache().shuffle(9, seed=seed),
+        )
+        .map(lambda _, value: value)
+        .batch(100)
+    ),
     "generator, cached": lambda seed: (
         Dataset.from_generator(generated, output_signature=tf.TensorSpec([], tf.int64))
         .shuffle(9, seed=seed)

@@ -201,10 +201,17 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore(is_partial=restore == "partial")
+            self._first_batch = FirstBatch(
+                self._run.base,
+                self._run.record,
+                functools.partial(self._run.journal.read_earlier, Batches),
+            )
             if self._run.candidate is not None and restore is True:
                 manifest = self._run.candidate.manifest
+                because = "" if manifest is None else manifest.because
+                is_at_run = because in ("preemption", "periodic")
                 self._unsaved.watch_restored(
-                    "" if manifest is None else manifest.because
+                    with_states=is_at_run and self._first_batch.is_at_run
                 )
             self._bad_steps: LoopBadSteps | None = None
             if on_bad_step is not None:
@@ -212,11 +219,6 @@ class PreemptionCheckpointHandler:
                 self._bad_steps = LoopBadSteps(
                     on_bad_step, self._session, self._run, checkpoint
                 )
-            self._first_batch = FirstBatch(
-                self._run.base,
-                self._run.record,
-                functools.partial(self._run.journal.read_earlier, Batches),
-            )
             # State of the random generators at the start, as the bytes that a save
             # would write; empty if no commit is restored.
             self._random_at_start = b""
@@ -259,8 +261,10 @@ class PreemptionCheckpointHandler:
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             # Without `run()` the first boundary may come after the first step.
             self._unsaved.compare_restored()
-            if run.steps_made > 1:
-                self._first_batch.before_commit(run.step, fn, args, kwargs)
+            if run.steps_made:
+                self._first_batch.before_commit(
+                    run.steps_made, run.step, fn, args, kwargs
+                )
             self._enter("run()")
             if run.steps_made in (0, 1):
                 self._first_batch.before_step(run.steps_made, fn, args, kwargs)

@@ -91,40 +91,50 @@ class FirstBatch:
                     self._record(Batches(first=self._first))
             elif records := self._earlier():
                 self._first = records[-1].get("first") or {}
-                known = {
-                    name
-                    for each in records
-                    if each.get("trained") == self._trained
-                    for name in each.get("again") or ()
-                }
-                if again := [x for x in self._again(marks) if x not in known]:
+                if (known := self._next_batch(records)) is None:
+                    return
+                if again := [name for name in self._again(marks) if name not in known]:
                     _log.warning(_AGAIN, ", ".join(again), self._trained)
         except Exception as error:  # noqa: BLE001 - from an object of the user
             _log.debug("the arguments of the step cannot be compared", exc_info=error)
 
+    @property
+    def is_at_run(self) -> bool:
+        """Whether the restored commit was made in front of a `run()`, as far as the
+        journal shows; not at the end of a program, or in an evaluation."""
+        return self._trained > 0 and self._next_batch(self._earlier()) is not None
+
+    def _next_batch(self, records: Sequence[Mapping[str, Any]]) -> set[str] | None:
+        """Returns the arrays of the run's first batch that the step after the restored
+        commit got; None if the commit was not made in front of a `run()`."""
+        here = [each for each in records if each.get("trained") == self._trained]
+        found = (name for each in here for name in each.get("again") or ())
+        return set(found) if here else None
+
     def before_commit(
         self,
+        number: int,
         trained: int,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Records whether the next step gets the first batch of the run again, because
-        a restart from a commit at this boundary gets the batch too.
+        """Records that a commit may be made in front of a step, and whether the step
+        gets the first batch of the run again: a restart gets the batch too.
 
         Args:
+            number: number of steps of this process before the next step.
             trained: number of steps trained before the next step.
             function: the function of the next step.
             args: positional arguments of the next step.
             kwargs: keyword arguments of the next step.
         """
-        if not self._first:
-            return
+        # The first batch is known after the second step of the run.
+        first = self._first if self._trained or number > 1 else {}
         try:
-            marks = _marks_of_call(function, args, kwargs, self._first)
-            if again := self._again(marks):
-                found = Batches(first=self._first, again=again, trained=trained)
-                self._record(found)
+            marks = _marks_of_call(function, args, kwargs, first) if first else {}
+            again = self._again(marks)
+            self._record(Batches(first=first, again=again, trained=trained))
         except Exception as error:  # noqa: BLE001 - from an object of the user
             _log.debug("the arguments of the step cannot be compared", exc_info=error)
 

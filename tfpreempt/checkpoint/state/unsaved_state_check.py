@@ -285,7 +285,7 @@ class UnsavedStateCheck:
     # Fingerprints of the restored variables, by path; empty after the comparison.
     _restored: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
 
-    def watch_restored(self, because: str) -> None:
+    def watch_restored(self, *, with_states: bool) -> None:
         """Records the variables that the start has restored, for `compare_restored`.
 
         States are recorded only if the commit was made at the beginning of a `run()`. A
@@ -293,10 +293,9 @@ class UnsavedStateCheck:
         the commit, and changes the State again after the restart.
 
         Args:
-            because: reason of the commit, from its manifest.
+            with_states: whether the commit was made at the beginning of a `run()`.
         """
         with self._errors_logged():
-            with_states = because in ("preemption", "periodic")
             self._restored = self._marks_of_variables(with_states)
 
     def compare_restored(self) -> None:

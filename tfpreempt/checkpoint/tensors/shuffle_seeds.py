@@ -17,8 +17,8 @@ TensorFlow can restore such a state too.
 A cache in memory keeps the order of a shuffle before the cache. TensorFlow saves the
 content of the cache with the iterator that reads the cache, but an iterator with a
 shuffle behind the cache has no such iterator before its first read, nor after its end.
-Then the content is appended in the same way, so that a restart does not fill the cache
-in another order.
+So the content of a complete cache is appended in the same way, and a restart does not
+fill the cache in another order.
 """
 
 from __future__ import annotations
@@ -161,13 +161,22 @@ class ShuffleSeeds:
         """
         if not self.probes:
             return
+        added = len(self.probes) + len(self._caches)
+        last = [Element(each) for each in tf.unstack(state[-added:])]
         # The caches first: an iterator over a cache that is not complete draws seeds.
+        contents = {each.prefix: each for each in last}
         for number, cache in enumerate(self._caches):
-            cache.fill(_content(state, number))
-        found = [Element(each) for each in state[-len(self.probes) :]]
+            content = contents.get(b"%s::%d" % (_CACHE_PREFIX, number))
+            if content is not None:
+                cache.fill(content.held)
+        found = last[-len(self.probes) :]
         if all(each.prefix.startswith(_PREFIX) for each in found):
             for probe, each in zip(self.probes, found, strict=True):
                 probe.set(each.count)
+
+    def is_filled(self, node: Any) -> bool:
+        """Returns whether a dataset is a complete cache in memory behind a shuffle."""
+        return any(each.node is node and each.is_complete for each in self._caches)
 
     def _read(self) -> list[Element]:
         return [probe.read()[1] for probe in self.probes]
@@ -188,19 +197,16 @@ class ShuffleSeeds:
         is_known = self._is_symbolic and any(Element(each).has_count for each in state)
         if is_known or not elements:
             return state
-        is_cached = self._caches and any(
-            _CACHED in Element(each).names for each in state
-        )
-        added = [
-            each.named(b"%s::%d::%s" % (_CACHE_PREFIX, number, each.prefix))
-            for number, cache in enumerate(() if is_cached else self._caches)
-            for each in cache.read()
-        ]
-        added += [
+        counts = [
             each.named(b"%s::%d" % (_PREFIX, number))
             for number, each in enumerate(elements)
         ]
-        return _replaced(state, len(state), added)
+        contents = [
+            Element(counts[0]).holding(b"%s::%d" % (_CACHE_PREFIX, number), content)
+            for number, cache in enumerate(self._caches)
+            if (content := cache.read()) is not None
+        ]
+        return _replaced(state, len(state), [*contents, *counts])
 
 
 class _Probe:
@@ -241,36 +247,40 @@ class _Probe:
 class _Cache:
     """Reads and fills a cache in memory, which all iterators of a dataset share.
 
-    Args:
+    Attributes:
         node: the dataset of the cache.
     """
 
     def __init__(self, node: Any) -> None:
-        self._node, self._iterator = node, iter(node)
+        self.node, self._iterator = node, iter(node)
         self._is_reader = False
 
-    def read(self) -> list[Element]:
-        """Returns the elements of an iterator's state with the content of the cache; an
-        empty list if the cache is not complete."""
-        state = _serialized(self._iterator)
-        if not any(_CACHED in Element(each).names for each in state):
-            return []
+    @property
+    def is_complete(self) -> bool:
+        """Whether the cache has all elements."""
+        state = tf.unstack(_serialized(self._iterator))
+        return any(_CACHED in Element(each).names for each in state)
+
+    def read(self) -> Any:
+        """Returns the content of the cache: the serialized elements of the state of an
+        iterator, as a tensor of strings. None if the cache is not complete."""
         if not self._is_reader:
+            if not self.is_complete:
+                return None
             # TensorFlow cannot restore the state of an iterator that was made to fill
             # the cache. A new iterator reads from the cache, and draws no seed.
-            self._iterator, self._is_reader = iter(self._node), True
-            state = _serialized(self._iterator)
-        return [Element(each) for each in state]
+            self._iterator, self._is_reader = iter(self.node), True
+        state = tf.unstack(_serialized(self._iterator))
+        return tf.stack([tf.io.serialize_tensor(each) for each in state])
 
-    def fill(self, state: Sequence[Any]) -> None:
+    def fill(self, content: Any) -> None:
         """Fills the cache.
 
         Args:
-            state: the state from `read`; if empty, the method does nothing.
+            content: the result of `read`.
         """
-        if state:
-            iterator = iter(self._node)
-            iterator._restore_from_tensors({"_STATE": tf.stack(state)})
+        state = [tf.io.parse_tensor(each, tf.variant) for each in tf.unstack(content)]
+        iter(self.node)._restore_from_tensors({"_STATE": tf.stack(state)})
 
 
 class Element:
@@ -335,6 +345,21 @@ class Element:
         self._data.metadata = _SEPARATOR.join([prefix, *self.names])
         return self._variant()
 
+    def holding(self, prefix: bytes, value: Any) -> Any:
+        """Returns an element with another prefix and a tensor as its only value, as a
+        tf.variant tensor. `held` returns the value of such an element."""
+        compressed = tf.raw_ops.CompressElement(components=[value])
+        self._data.tensors[0].ParseFromString(
+            tf.io.serialize_tensor(compressed).numpy()
+        )
+        self._data.metadata = _SEPARATOR.join([prefix, b"value"])
+        return self._variant()
+
+    @property
+    def held(self) -> Any:
+        [value] = self._values()
+        return value
+
     def _values(self) -> Sequence[Any]:
         [proto] = self._data.tensors
         metadata = proto.variant_val[0].metadata
@@ -343,7 +368,7 @@ class Element:
         return tf.raw_ops.UncompressElement(  # type: ignore[no-any-return]
             compressed=tf.io.parse_tensor(proto.SerializeToString(), tf.variant),
             output_types=kinds,
-            output_shapes=[[]] * len(kinds),
+            output_shapes=[None] * len(kinds),
         )
 
     def _variant(self) -> Any:
@@ -358,23 +383,6 @@ class Element:
 
 def _serialized(iterator: Any) -> Any:
     return iterator._serialize_to_tensors()["_STATE"]
-
-
-def _content(state: Any, number: int) -> list[Any]:
-    """Returns the elements of a cache that were appended to an iterator's state, with
-    the prefixes that TensorFlow gave them.
-
-    Args:
-        state: the iterator's state.
-        number: number of the cache.
-    """
-    prefix = b"%s::%d::" % (_CACHE_PREFIX, number)
-    elements = map(Element, tf.unstack(state))
-    return [
-        each.named(each.prefix.removeprefix(prefix))
-        for each in elements
-        if each.prefix.startswith(prefix)
-    ]
 
 
 def _find(state: Any) -> tuple[int, Element]:

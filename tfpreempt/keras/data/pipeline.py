@@ -17,7 +17,7 @@ the trials.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -47,29 +47,35 @@ def shuffles(dataset: Any) -> bool:
     return any(map(reshuffles, parts(*roots(dataset))))
 
 
-def draw(node: Any, count: int, *, is_below: bool = False) -> None:
+def draw(
+    node: Any,
+    count: int,
+    is_filled: Callable[[Any], bool] = lambda node: False,
+    *,
+    is_below: bool = False,
+) -> None:
     """Draws the seeds that `count` iterators would draw if they were read to the end.
 
     Affects only shuffles that draw a seed when the first element is read. The other
-    shuffles draw when an iterator is made, so the caller makes iterators for them. Also
-    affects no shuffle before a cache in memory, because such a shuffle draws seeds only
-    in the first pass.
+    shuffles draw when an iterator is made, so the caller makes iterators for them. A
+    shuffle before a complete cache draws no seed.
 
     Args:
         node: the last dataset of a pipeline; in a recursive call, one of its inputs.
         count: number of iterators.
+        is_filled: function that returns whether a dataset is a complete cache.
         is_below: whether TensorFlow begins to read this dataset only when the first
             element is read, not when the iterator is made, because a later dataset of
             the pipeline is a shuffle or a concatenation.
     """
-    if is_memory_cache(node):
+    if is_filled(node):
         return
     if (draws := reshuffles(node)) and is_below:
         for _ in range(count):
             iter(node)
     for number, part in enumerate(node._inputs()):
         is_next = number > 0 and _concatenates(node)
-        draw(part, count, is_below=is_below or draws or is_next)
+        draw(part, count, is_filled, is_below=is_below or draws or is_next)
 
 
 def caches_in_memory(dataset: Any) -> bool:

@@ -136,7 +136,7 @@ class SequenceTracker(Tracker):
         self._marks: dict[str, Any] = {}
         self._are_changes_named = False
         # Random generators outside of the model: functions that read their states.
-        self._generators: Mapping[str, Callable[[], Any]] = {}
+        self._generators: Mapping[str, Callable[[], Any]] | None = None
         if not self._has_state and (found := _drawing(self._sequence)) is not None:
             self._are_changes_named = True
             log.warning(_DRAWN, *found)
@@ -230,12 +230,12 @@ class SequenceTracker(Tracker):
     def _mark(self) -> None:
         """Records the attributes of the sequence."""
         if not self._has_state and not self._are_changes_named:
-            # Found again, because a hook may have replaced a generator.
-            self._generators = _generators_of(self._sequence, self.fit.model)
+            if self._generators is None:
+                self._generators = _generators_of(self._sequence, self.fit.model)
             self._marks = self._current_marks()
 
     def _current_marks(self) -> dict[str, Any]:
-        states = {name: read() for name, read in self._generators.items()}
+        states = {name: read() for name, read in (self._generators or {}).items()}
         return {**states, **_marks(self._sequence)}
 
     def _watch(self, hook: str) -> None:
@@ -249,7 +249,11 @@ class SequenceTracker(Tracker):
             before, values = generators(), _checksums(_marks(self._sequence))
             inner()
             now = _checksums(_marks(self._sequence))
-            self._results |= {n: now[n] for n in now if now[n] != values.get(n)}
+            changed = {n: now[n] for n in now if now[n] != values.get(n)}
+            self._results |= changed
+            attributes = vars(self._sequence)
+            if any(isinstance(attributes.get(name), GENERATORS) for name in changed):
+                self._generators = None  # the hook may have replaced a generator
             drew = encode(before) != encode(generators())
             self._calls.append([hook, before if drew else None])
             self._mark()

@@ -270,8 +270,9 @@ def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) ->
 def draw_for(dataset: Any, count: int) -> None:
     """Draws the seeds that `count` iterators over a dataset draw when they read their
     first elements; see `pipeline.draw`."""
-    for root in pipeline.roots(dataset):
-        pipeline.draw(root, count)
+    roots = pipeline.roots(dataset)
+    for root in roots:
+        pipeline.draw(root, count, seeds_of(*roots).is_filled)
 
 
 def has_global_batches(dataset: Any) -> bool:
