@@ -144,7 +144,8 @@ class ShuffleSeeds:
         return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
-        """Appends the numbers of drawn seeds to an iterator's state.
+        """Appends the content of the caches and the numbers of drawn seeds to an
+        iterator's state.
 
         Returns the new state.
 
