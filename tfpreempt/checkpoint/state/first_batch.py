@@ -5,10 +5,10 @@ and pass the batch to `run()`. The iterator is then invisible here, and no commi
 its position. So the arguments of the first step of the run are compared with the
 arguments of the first step after a restart: if both are the same batch, the data have
 started again. Arguments that are equal in the first two steps, such as a mask or the
-whole data, are no batches. Arrays of equal elements are no batches either. If no argument is an
-array, as in `run(lambda: step(x, y))`, the arrays that the step function uses are
-compared. A commit at the end of an epoch of data in a fixed order is followed by the
-first batch, which is recorded at the commit.
+whole data, are no batches. Arrays of equal elements are no batches either. If no
+argument is an array, as in `run(lambda: step(x, y))`, the arrays that the step function
+uses are compared. A commit at the end of an epoch of data in a fixed order is followed
+by the first batch, which is recorded at the commit.
 """
 
 from __future__ import annotations
