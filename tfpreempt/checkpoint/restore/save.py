@@ -124,8 +124,8 @@ class Save(StagedSave):
             own = [*directory.contents.states]
             if directory.random_state is not None:
                 own.append(directory.random_state)
-            if directory.cluster.num_workers > 1:
-                own.append(WorkerSteps(self.step))
+                if directory.cluster.num_workers > 1:
+                    own.append(WorkerSteps(self.step))
             own += [state for state in states if state.per_worker]
             write_states(self._own_folder, own, directory.path, captured)
         self.capture_seconds = directory.clock.monotonic() - self.started_at
