@@ -461,7 +461,8 @@ import os, signal, sys, time, tfpreempt
 config = tfpreempt.TerminationConfig()
 handler = tfpreempt.PreemptionCheckpointHandler(None, None, sys.argv[1], config)
 handler.run(lambda: None)
-while not os.path.exists(f"{sys.argv[1]}/journal/worker-0.status"):
+status = f"{sys.argv[1]}/journal/worker-0.status"
+while not (os.path.exists(status) and os.path.getsize(status)):
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
