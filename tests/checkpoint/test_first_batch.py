@@ -58,7 +58,7 @@ def test_data_that_start_again_are_named(
 ) -> None:
     journal = Journal()
     check = journal.start(0, *first)
-    check.before_commit(len(first), 7, print, (BATCHES[3],), {"mask": MASK})
+    check.before_commit(7, print, (BATCHES[3],), {"mask": MASK})
     assert caplog.messages == []
     journal.start(7, after_restart)
     assert (AGAIN in caplog.text) == bool(named)
@@ -73,7 +73,7 @@ def test_only_the_first_step_after_a_restart_is_compared(
     """A later epoch may begin with the same batch."""
     journal = Journal()
     check = journal.start(0, (BATCHES[0],), (BATCHES[1],))
-    check.before_commit(3, 3, print, (BATCHES[3],), {"mask": MASK})
+    check.before_commit(3, print, (BATCHES[3],), {"mask": MASK})
     journal.start(3, (BATCHES[3],), (BATCHES[0],))
     assert caplog.messages == []
 
@@ -87,8 +87,8 @@ def test_an_epoch_that_begins_after_a_commit_is_no_new_start(
     journal = Journal()
     journal.start(0, (BATCHES[0],), (BATCHES[1],))
     later = journal.start(1, (BATCHES[1],))
-    later.before_commit(1, 2, print, (BATCHES[0],), {"mask": MASK})
-    later.before_commit(2, 3, print, (BATCHES[1],), {"mask": MASK})
+    later.before_commit(2, print, (BATCHES[0],), {"mask": MASK})
+    later.before_commit(3, print, (BATCHES[1],), {"mask": MASK})
     start = journal.start(trained, (BATCHES[0],))
     assert (AGAIN in caplog.text) == (trained == 3)
     assert start.is_at_run == (trained != 4)

@@ -262,9 +262,7 @@ class PreemptionCheckpointHandler:
             # Without `run()` the first boundary may come after the first step.
             self._unsaved.compare_restored()
             if run.steps_made:
-                self._first_batch.before_commit(
-                    run.steps_made, run.step, fn, args, kwargs
-                )
+                self._first_batch.before_commit(run.step, fn, args, kwargs)
             self._enter("run()")
             if run.steps_made in (0, 1):
                 self._first_batch.before_step(run.steps_made, fn, args, kwargs)

@@ -13,6 +13,7 @@ by the first batch, which is recorded at the commit.
 
 from __future__ import annotations
 
+import functools
 import logging
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tfpreempt.checkpoint.state.state import State
+from tfpreempt.checkpoint.state.unsaved_state_check import raw_bytes
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.events import Batches, Event
 from tfpreempt.core.object_graph import ObjectPath
@@ -59,7 +61,9 @@ class FirstBatch:
         self._trained = trained
         self._record = record
         self._earlier = earlier
-        self._first: dict[str, str] = {}
+        self._of_first_step: dict[str, str] = {}  # fingerprints of all arrays
+        # Fingerprints of the first batch; empty before the second step of the run.
+        self._first: Mapping[str, str] = {}
 
     def before_step(
         self,
@@ -82,18 +86,17 @@ class FirstBatch:
         try:
             marks = _marks_of_call(function, args, kwargs)
             if number == 0 and is_new:
-                self._first = marks
+                self._of_first_step = marks
             elif is_new:
-                first = self._first
-                changed = {name for name in first if marks.get(name) != first[name]}
-                self._first = {name: first[name] for name in sorted(changed)}
-                if changed:
+                first = sorted(self._of_first_step.items())
+                self._first = {name: x for name, x in first if marks.get(name) != x}
+                if self._first:
                     self._record(Batches(first=self._first))
-            elif records := self._earlier():
-                self._first = records[-1].get("first") or {}
-                if (known := self._next_batch(records)) is None:
-                    return
-                if again := [name for name in self._again(marks) if name not in known]:
+            elif self._records:
+                self._first = self._records[-1].get("first") or {}
+                known = {x for each in self._here for x in each.get("again") or ()}
+                again = [name for name in self._again(marks) if name not in known]
+                if again and self.is_at_run:
                     _log.warning(_AGAIN, ", ".join(again), self._trained)
         except Exception as error:  # noqa: BLE001 - from an object of the user
             _log.debug("the arguments of the step cannot be compared", exc_info=error)
@@ -102,18 +105,19 @@ class FirstBatch:
     def is_at_run(self) -> bool:
         """Whether the restored commit was made in front of a `run()`, as far as the
         journal shows; not at the end of a program, or in an evaluation."""
-        return self._trained > 0 and self._next_batch(self._earlier()) is not None
+        return self._trained > 0 and bool(self._here)
 
-    def _next_batch(self, records: Sequence[Mapping[str, Any]]) -> set[str] | None:
-        """Returns the arrays of the run's first batch that the step after the restored
-        commit got; None if the commit was not made in front of a `run()`."""
-        here = [each for each in records if each.get("trained") == self._trained]
-        found = (name for each in here for name in each.get("again") or ())
-        return set(found) if here else None
+    @functools.cached_property
+    def _records(self) -> Sequence[Mapping[str, Any]]:
+        return self._earlier()
+
+    @property
+    def _here(self) -> list[Mapping[str, Any]]:
+        """The records of boundaries at which the restored commit may have been made."""
+        return [each for each in self._records if each.get("trained") == self._trained]
 
     def before_commit(
         self,
-        number: int,
         trained: int,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -123,14 +127,12 @@ class FirstBatch:
         gets the first batch of the run again: a restart gets the batch too.
 
         Args:
-            number: number of steps of this process before the next step.
             trained: number of steps trained before the next step.
             function: the function of the next step.
             args: positional arguments of the next step.
             kwargs: keyword arguments of the next step.
         """
-        # The first batch is known after the second step of the run.
-        first = self._first if self._trained or number > 1 else {}
+        first = self._first
         try:
             marks = _marks_of_call(function, args, kwargs, first) if first else {}
             again = self._again(marks)
@@ -205,8 +207,7 @@ def _marks(
         # A single number, such as the number of a step, is no batch.
         if sample is not None and sample.size > 1:
             array = np.asarray(sample)
-            is_plain = not array.dtype.hasobject
-            data = array.tobytes() if is_plain else repr(array.tolist()).encode()
+            data = raw_bytes(array)
             # Equal elements, such as a mask of ones, may be in many batches.
             kind = getattr(value, "dtype", None)
             width = getattr(kind, "itemsize", array.itemsize)

@@ -313,12 +313,11 @@ class UnsavedStateCheck:
 
     def _marks_of_variables(self, with_states: bool) -> dict[str, Any]:
         found = collections.defaultdict[str, list[str]](list)
-        values: list[Values] = frameworks.adapters("values")
         for state in self.registry.in_order() if with_states else ():
             for each in object_graph.attributes(state).values():
                 if isinstance(each, GENERATORS):
                     found[state.name].append(repr(mark_of_generator(each)))
-        for each in values:
+        for each in _adapters():
             leaves = each.named_leaves() if with_states else ()
             for path, variable in (*each.named_variables(self.checkpoint), *leaves):
                 sample = each.sample(variable, _FEW)
@@ -959,6 +958,13 @@ def mark_of_generator(generator: Any) -> Any:
     if isinstance(generator, random.SystemRandom):
         return None  # has no state
     return hash(generator.getstate())
+
+
+def raw_bytes(array: np.ndarray[Any, Any]) -> bytes:
+    """Returns the bytes of an array for a fingerprint; of an array of objects, the
+    bytes of their text."""
+    is_plain = not array.dtype.hasobject
+    return array.tobytes() if is_plain else repr(array.tolist()).encode()
 
 
 def mark_of_array(array: np.ndarray[Any, Any]) -> Any:

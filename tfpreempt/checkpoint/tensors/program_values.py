@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt.checkpoint.state.encoding import decode, encode
+from tfpreempt.checkpoint.state.unsaved_state_check import raw_bytes
 from tfpreempt.checkpoint.tensors.gather import sums
 from tfpreempt.checkpoint.tensors.iterator_state import (
     KEEP_SERVICE_OUT,
@@ -311,21 +312,15 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
     if isinstance(thing, _COMPOSITES):
         parts = tf.nest.flatten(thing, expand_composites=True)
         found = [part for each in parts if (part := sample(each, size)) is not None]
-        if (
-            len({part.dtype for part in found}) > 1
-        ):  # as the values and rows of a ragged
-            found = [np.frombuffer(_bytes(part), np.uint8) for part in found]
+        # The values and the row splits of a RaggedTensor have different types.
+        if len({part.dtype for part in found}) > 1:
+            found = [np.frombuffer(raw_bytes(part), np.uint8) for part in found]
         return np.concatenate(found) if found else None
     if not isinstance(thing, tf.Variable | tf.Tensor):
         return None
     flat = tf.reshape(thing, [-1])
     elements: np.ndarray[Any, Any] = flat[:: max(1, len(flat) // size)].numpy()
     return elements
-
-
-def _bytes(array: np.ndarray[Any, Any]) -> bytes:
-    is_plain = not array.dtype.hasobject
-    return array.tobytes() if is_plain else repr(array.tolist()).encode()
 
 
 def arrays(thing: Any) -> Sequence[Any]:
