@@ -259,15 +259,17 @@ class _Cache:
     @property
     def is_complete(self) -> bool:
         """Whether the cache has all elements."""
+        if self._is_reader:
+            return True
         state = tf.unstack(_serialized(self._iterator))
         return any(_CACHED in Element(each).names for each in state)
 
     def read(self) -> Any:
         """Returns the content of the cache: the serialized elements of the state of an
         iterator, as a tensor of strings. None if the cache is not complete."""
+        if not self.is_complete:
+            return None
         if not self._is_reader:
-            if not self.is_complete:
-                return None
             # TensorFlow cannot restore the state of an iterator that was made to fill
             # the cache. A new iterator reads from the cache, and draws no seed.
             self._iterator, self._is_reader = iter(self.node), True
@@ -334,10 +336,7 @@ class Element:
         is `count`."""
         values = list(self._values())
         values[self._index] = tf.constant(count, tf.int64)
-        compressed = tf.raw_ops.CompressElement(components=values)
-        self._data.tensors[0].ParseFromString(
-            tf.io.serialize_tensor(compressed).numpy()
-        )
+        self._compress(values)
         return self._variant()
 
     def named(self, prefix: bytes) -> Any:
@@ -349,17 +348,21 @@ class Element:
     def holding(self, prefix: bytes, value: Any) -> Any:
         """Returns an element with another prefix and a tensor as its only value, as a
         tf.variant tensor. `held` returns the value of such an element."""
-        compressed = tf.raw_ops.CompressElement(components=[value])
-        self._data.tensors[0].ParseFromString(
-            tf.io.serialize_tensor(compressed).numpy()
-        )
-        self._data.metadata = _SEPARATOR.join([prefix, b"value"])
-        return self._variant()
+        self._compress([value])
+        self.names = [b"value"]
+        return self.named(prefix)
 
     @property
     def held(self) -> Any:
         [value] = self._values()
         return value
+
+    def _compress(self, values: Sequence[Any]) -> None:
+        """Replaces the values of the element."""
+        compressed = tf.raw_ops.CompressElement(components=values)
+        self._data.tensors[0].ParseFromString(
+            tf.io.serialize_tensor(compressed).numpy()
+        )
 
     def _values(self) -> Sequence[Any]:
         [proto] = self._data.tensors

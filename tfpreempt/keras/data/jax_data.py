@@ -192,9 +192,8 @@ def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
     """Draws the shuffle seeds that earlier iterators of a tf.data pipeline drew, and
     reads the first pass again for a cache behind a shuffle."""
     if isinstance(data.dataset, PipelineBatches):
-        read = position.read - _of_tensorflow().fill_caches(data, position.read)
-        _of_tensorflow().draw_for(data.dataset, read)
-        for _ in range(read):
+        made = _of_tensorflow().draw_for(data, position.read)
+        for _ in range(position.read - made):
             _ = data.spare().host_iterators
 
 

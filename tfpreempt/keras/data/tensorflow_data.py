@@ -229,29 +229,9 @@ def order(fit: Fit, dataset: Any) -> dict[str, int]:
 def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
     """Draws the shuffle seeds that the interrupted run had drawn before it made the
     current iterator."""
-    passes = fill_caches(data, position.read)
-    draw_for(data.dataset, position.read - passes)
-    for _ in range(position.made - passes - (fit.first_iterator - 1)):
+    made = draw_for(data, position.read)
+    for _ in range(position.made - made - (fit.first_iterator - 1)):
         data.spare()
-
-
-def fill_caches(data: CountedDataset, read: int) -> int:
-    """Reads the first pass over the data again, if a cache in memory keeps the order in
-    which a shuffle gave the elements in this pass.
-
-    Args:
-        data: the data of the fit.
-        read: number of iterators that the interrupted run had read to the end.
-
-    Returns:
-        The number of passes that were read: 0 or 1.
-    """
-    roots = pipeline.roots(data.dataset)
-    if not read or not any(map(is_ordered_cache, parts(*roots))):
-        return 0
-    for _ in data.spare():
-        pass
-    return 1
 
 
 def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) -> Any:
@@ -267,12 +247,27 @@ def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) ->
     return dataset.prefetch(ahead)
 
 
-def draw_for(dataset: Any, count: int) -> None:
-    """Draws the seeds that `count` iterators over a dataset draw when they read their
-    first elements; see `pipeline.draw`."""
-    roots = pipeline.roots(dataset)
+def draw_for(data: CountedDataset, count: int) -> int:
+    """Draws the seeds that iterators over the data of a fit draw when they read their
+    first elements; see `pipeline.draw`. If a cache in memory keeps the order in which a
+    shuffle gave the elements in the first pass, this pass is read again.
+
+    Args:
+        data: the data of the fit.
+        count: number of iterators that the interrupted run had read to the end.
+
+    Returns:
+        The number of iterators that the function has made for the fit: 0 or 1.
+    """
+    roots, made = pipeline.roots(data.dataset), 0
+    if count and any(map(is_ordered_cache, parts(*roots))):
+        made = 1
+        for _ in data.spare():
+            pass
+    is_filled = seeds_of(*roots).is_filled if made else lambda node: False
     for root in roots:
-        pipeline.draw(root, count, seeds_of(*roots).is_filled)
+        pipeline.draw(root, count - made, is_filled)
+    return made
 
 
 def has_global_batches(dataset: Any) -> bool:
