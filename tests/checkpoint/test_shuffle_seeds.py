@@ -131,19 +131,30 @@ def read(iterator: Any, steps: int = STEPS) -> list[list[int]]:
     return [batch.numpy().tolist() for batch in itertools.islice(iterator, steps)]
 
 
+def keeping(data: Any) -> Any:
+    """Returns a new iterator whose states include the seeds."""
+    iterator = iter(data)
+    keep_seeds(iterator)
+    return iterator
+
+
+def resumed_from(state: Any, data: Any) -> Any:
+    """Returns a new iterator at a saved position."""
+    iterator = keeping(data)
+    iterator._restore_from_tensors(state)
+    return iterator
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_state_of_any_step_is_exact(name: str) -> None:
     undisturbed = read(iter(PIPELINES[name]()))
-    iterator, states = iter(PIPELINES[name]()), []
-    keep_seeds(iterator)
+    iterator, states = keeping(PIPELINES[name]()), []
     for step, batch in enumerate(undisturbed):
         time.sleep(0.005)  # sometimes prefetching gets far ahead
         states.append(iterator._serialize_to_tensors())
         assert read(iterator, 1) == [batch], step
     for step, state in enumerate(states):
-        resumed = iter(PIPELINES[name]())
-        keep_seeds(resumed)
-        resumed._restore_from_tensors(state)
+        resumed = resumed_from(state, PIPELINES[name]())
         assert read(resumed, STEPS - step) == undisturbed[step:], step
 
 
@@ -153,8 +164,7 @@ def test_the_next_iterators_of_a_dataset_have_their_orders_too() -> None:
     undisturbed = [read(iter(data)) for _ in range(4)]
     data = make().take(6)
     read(iter(data))
-    iterator = iter(data)
-    keep_seeds(iterator)
+    iterator = keeping(data)
     read(iterator, 4)
     file = io.BytesIO()
     DatasetIteratorState("before", iterator, registry=None).save(file)
@@ -173,17 +183,13 @@ def test_the_next_iterators_read_the_same_cache(is_read: bool) -> None:
     data = make()
     undisturbed = [read(iter(data)) for _ in range(4)]
     data = make()
-    iterator = iter(data)
-    keep_seeds(iterator)
+    iterator = keeping(data)
     read(iterator)
     if not is_read:
-        iterator = iter(data)
-        keep_seeds(iterator)
+        iterator = keeping(data)
     state = iterator._serialize_to_tensors()
     data = make()
-    resumed = iter(data)
-    keep_seeds(resumed)
-    resumed._restore_from_tensors(state)
+    resumed = resumed_from(state, data)
     if not is_read:
         assert read(resumed) == undisturbed[1]
     following = undisturbed[1 if is_read else 2 :]
@@ -193,12 +199,10 @@ def test_the_next_iterators_read_the_same_cache(is_read: bool) -> None:
 def test_a_state_is_restored_in_a_graph() -> None:
     """TensorFlow restores so where tasks are remote."""
     make = PIPELINES["repeated last"]
-    iterator = iter(make())
-    keep_seeds(iterator)
+    iterator = keeping(make())
     read(iterator, 5)
     state = iterator._serialize_to_tensors()["_STATE"]
-    resumed = iter(make())
-    keep_seeds(resumed)
+    resumed = keeping(make())
 
     @tf.function
     def restore(state: Any) -> None:
@@ -214,8 +218,7 @@ def test_states_have_the_counts_that_are_held() -> None:
     data = make()
     undisturbed = [read(iter(data)) for _ in range(3)]
     data = make()
-    iterator = iter(data)
-    keep_seeds(iterator)
+    iterator = keeping(data)
     read(iterator)
     seeds_of(data).hold()
     assert read(iter(data)) == undisturbed[1]
@@ -224,16 +227,13 @@ def test_states_have_the_counts_that_are_held() -> None:
     state = iterator._serialize_to_tensors()
     for saved, following in ((held, undisturbed[1]), (state, undisturbed[2])):
         data = make()
-        resumed = iter(data)
-        keep_seeds(resumed)
-        resumed._restore_from_tensors(saved)
+        resumed_from(saved, data)
         assert read(iter(data)) == following
 
 
 def test_tensorflow_restores_a_state_with_seeds() -> None:
     make = PIPELINES["repeated before the batch"]
-    iterator = iter(make())
-    keep_seeds(iterator)
+    iterator = keeping(make())
     read(iterator, 4)
     state = iterator._serialize_to_tensors()
     plain = iter(make())
@@ -246,16 +246,13 @@ def test_a_state_without_seeds_is_restored_as_tensorflow_does() -> None:
     plain = iter(make())
     read(plain, 4)
     state = plain._serialize_to_tensors()
-    resumed = iter(make())
-    keep_seeds(resumed)
-    resumed._restore_from_tensors(state)
+    resumed = resumed_from(state, make())
     assert read(resumed) == read(plain)
 
 
 def test_an_iterator_ends_with_its_last_reference() -> None:
     """Its threads end at once, not at the next garbage collection."""
-    iterator = iter(PIPELINES["repeated last"]())
-    keep_seeds(iterator)
+    iterator = keeping(PIPELINES["repeated last"]())
     gone = weakref.ref(iterator)
     gc.disable()
     try:

@@ -128,21 +128,39 @@ def test_a_variable_set_from_the_number_of_the_epoch_is_not_named(
     assert f"{UNSAVED}forgotten. " in caplog.text
 
 
-def reordered(on: Machine, where: str) -> None:
-    """Trains on rows whose order the data, or a callback, change between epochs."""
+def rows_of(on: Machine) -> Any:
+    """Returns a class of training data: `row(index)` of a subclass gives the value of a
+    batch."""
     utils = on.keras.utils
 
     class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.order, self.noise = np.arange(BATCHES), 0.0
-
         def __len__(self) -> int:
             return BATCHES
 
         def __getitem__(self, index: int) -> Any:
-            row = float(self.order[index]) + self.noise
+            row = self.row(index)
             return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+
+    return Rows
+
+
+def fit_rows(on: Machine, rows: Any, *callbacks: Any, epochs: int) -> None:
+    """Trains on data in their own order, with a commit after each step."""
+    arguments = {"epochs": epochs, "verbose": 0, "shuffle": False}
+    ours = on.preemption(save_freq=1)
+    on.model().fit(rows, callbacks=[ours, *callbacks], **arguments)
+
+
+def reordered(on: Machine, where: str) -> None:
+    """Trains on rows whose order the data, or a callback, change between epochs."""
+
+    class Rows(rows_of(on)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.order, self.noise = np.arange(BATCHES), 0.0
+
+        def row(self, index: int) -> float:
+            return float(self.order[index]) + self.noise
 
         def on_epoch_end(self) -> None:
             np.random.shuffle(self.order)
@@ -161,8 +179,7 @@ def reordered(on: Machine, where: str) -> None:
 
     callback = on.keras.callbacks.LambdaCallback(on_epoch_begin=begin, on_epoch_end=end)
     on.start()
-    arguments = {"epochs": 3, "verbose": 0, "shuffle": False}
-    on.model().fit(rows, callbacks=[on.preemption(save_freq=1), callback], **arguments)
+    fit_rows(on, rows, callback, epochs=3)
 
 
 @LINES
@@ -183,28 +200,21 @@ def test_random_values_that_getitem_replaces_are_named(
     on: Machine, source: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The generator is a variable of the program; the seeds are a tensor."""
-    utils = on.keras.utils
     generator = np.random.default_rng(1)
 
-    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
+    class Rows(rows_of(on)):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.seeds = tf.constant([1, 2])
 
-        def __len__(self) -> int:
-            return BATCHES
-
-        def __getitem__(self, index: int) -> Any:
-            row = 0.0
-            if source == "seeds":
-                self.seeds = self.seeds + 1
-            else:
-                row = generator.normal()
-            return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+        def row(self, index: int) -> float:
+            if source == "generator":
+                return generator.normal()
+            self.seeds = self.seeds + 1
+            return 0.0
 
     on.start()
-    arguments = {"epochs": 2, "verbose": 0, "shuffle": False}
-    on.model().fit(Rows(), callbacks=[on.preemption(save_freq=1)], **arguments)
+    fit_rows(on, Rows(), epochs=2)
     assert f"outside of the data's own on_epoch_end: {source}. " in caplog.text
 
 
@@ -214,28 +224,22 @@ def test_a_generator_that_on_epoch_end_replaces_is_named_if_a_batch_draws(
     on: Machine, draws: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only the first generator was compared."""
-    utils = on.keras.utils
 
-    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
+    class Rows(rows_of(on)):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.epoch = 0
             self.rng = np.random.default_rng(0)
 
-        def __len__(self) -> int:
-            return BATCHES
-
-        def __getitem__(self, index: int) -> Any:
-            row = self.rng.normal() if draws and self.epoch else 0.0
-            return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+        def row(self, index: int) -> float:
+            return self.rng.normal() if draws and self.epoch else 0.0
 
         def on_epoch_end(self) -> None:
             self.epoch += 1
             self.rng = np.random.default_rng(self.epoch)
 
     on.start()
-    arguments = {"epochs": 3, "verbose": 0, "shuffle": False}
-    on.model().fit(Rows(), callbacks=[on.preemption(save_freq=1)], **arguments)
+    fit_rows(on, Rows(), epochs=3)
     named = "outside of the data's own on_epoch_end: rng. " in caplog.text
     assert named == draws
 
@@ -246,19 +250,14 @@ def test_validation_data_that_shuffle_themselves_are_named(
     on: Machine, shuffles: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a restart the order was the first order again, without a warning."""
-    utils = on.keras.utils
 
-    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):  # type: ignore[misc]
+    class Rows(rows_of(on)):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.order = np.arange(BATCHES)
 
-        def __len__(self) -> int:
-            return BATCHES
-
-        def __getitem__(self, index: int) -> Any:
-            row = float(self.order[index])
-            return np.full((2, 3), row, "float32"), np.zeros((2, 1), "float32")
+        def row(self, index: int) -> float:
+            return float(self.order[index])
 
         def on_epoch_end(self) -> None:
             if shuffles:
