@@ -603,7 +603,11 @@ CAMPAIGN = Campaign(
         "If a worker detected the loss of another worker only by a closed connection, "
         "the error did not name the lost worker. Fixed "
         "(`handler/test_lost_peers.py`).",
+        "A worker hung after the first commit of a long grace period. The other "
+        "workers had forgotten the deadline, and waited for the hung worker for ever. "
+        "Fixed (`coordination/test_coordinator.py`).",
     ),
+    again=((20261129, 73), (20261129, 75)),
     labels={
         "ended later, as the machine was busy": (
             "trials in which a worker ended after the limit, on a busy machine"

@@ -223,6 +223,22 @@ def test_a_wait_ends_at_the_deadline(store):
 
 
 @pytest.mark.slow  # waits in real time
+def test_a_worker_without_a_notice_keeps_the_deadline_after_a_first_commit(members):
+    """Before, the workers forgot the deadline at the first commit, and waited for ever
+    if the noticed worker hung later in its grace period."""
+    noticed = members[1]
+    stand(members, 1, 1, 1)
+    noticed.notice(grace=3.0)
+    together(Member.decision, members)
+    for member in members:
+        member.boundary(1)
+    assert together(Member.save, members) == [ev.Resume()] * 3
+    noticed.coordinator.deadlines.on_last_call = lambda: None  # the worker hangs
+    assert all(member.overran.wait(SOON) for member in members)
+    assert {member.why for member in members} == {"no step ended before the deadline"}
+
+
+@pytest.mark.slow  # waits in real time
 def test_a_timed_out_wait_names_workers_seconds_and_phase(store):
     """The part of one is missing; the other two wait in different phases."""
     members = [Member(store, i) for i in range(3)]

@@ -249,7 +249,7 @@ class Coordinator:
     def preemption_pending(self) -> bool:
         """Whether a preemption notice for any machine has reached this process.
 
-        Stays True after a first commit while the grace period of this machine lasts.
+        Stays True after a first commit while the grace period lasts.
         """
         return self.state.held is not None or self.deadlines.at is not None
 
@@ -282,6 +282,10 @@ class Coordinator:
             if isinstance(event, ev.Boundary | ev.Saved | ev.Committed):
                 self.notes.waits_since = self.clock.monotonic()
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
+            if isinstance(event, ev.NextRound) and self.state.held is None:
+                # After a first commit in a long grace period, a worker without a notice
+                # keeps the deadline: the noticed worker may never open another round.
+                self.deadlines.forget()
             for action in actions:
                 self._execute(action)
             self._changed.notify_all()  # so that `wait` computes its deadline again
@@ -519,12 +523,11 @@ class Coordinator:
     def _close_round(self) -> None:
         before, self.notes = self.notes, Round(waits_since=self.notes.waits_since)
         self.extra.pop(Key.COMMIT, None)
+        if self.deadlines.at is not None:  # all rounds of a notice share one budget
+            self.notes.timeouts_left = before.timeouts_left
         if self.state.held is None:
-            self.deadlines.forget()
             self.extra.clear()
-            return
-        self.notes.timeouts_left = before.timeouts_left  # all rounds share one budget
-        if self.state.held is NoticeKind.TRAIN_ON:
+        elif self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.schedule_final_round()
 
     def _last_call(self) -> None:

@@ -262,7 +262,7 @@ class Deadlines:
         return save + share * (self.num_workers - 1)
 
     def forget(self) -> None:
-        """Clears the deadline. Called if training continues after a notice."""
+        """Clears the deadline. Called after a final round or the end of training."""
         self.terminates_at = self._soft = self._ends = self._grace = None
         self._last_call_at = self.noticed_at = None
 
