@@ -22,7 +22,7 @@ from tests.docs.pages import (
     read,
     unlabelled_blocks,
 )
-from tests.multiprocess.harness import Place, Zygote
+from tests.multiprocess.harness import Cluster, Place, Zygote
 from tests.ports import free_ports
 from tfpreempt.cli import main
 
@@ -153,16 +153,23 @@ def test_the_levels_of_the_log_are_those_of_the_logger() -> None:
 @pytest.mark.multiprocess
 @pytest.mark.tensorflow
 def test_one_client_of_a_remote_worker(here: Place) -> None:
-    (program,) = blocks("tpu.md")
-    client = here.path / "client.py"
+    program, serve = blocks("tpu.md")
+    client, server = here.path / "client.py", here.path / "worker.py"
     client.write_text(
         f"{program}\nprint('runs', handler.run_calls)\n", encoding="utf-8"
     )
-    worker, coordinator = (f"127.0.0.1:{port}" for port in free_ports(2))
-    cluster = {"worker": [worker], "coordinator": [coordinator]}
-    here.start("server.py", 0, json.dumps(cluster))[0].wait_line("serving")
-    task = {"cluster": cluster, "task": {"type": "coordinator", "index": 0}}
-    started = here.start(str(client), env={"TF_CONFIG": json.dumps(task)})
+    server.write_text(serve, encoding="utf-8")
+    cluster = {
+        job: [f"127.0.0.1:{port}"]
+        for job, port in zip(("worker", "coordinator"), free_ports(2), strict=True)
+    }
+
+    def start(program: Path, job: str) -> Cluster:
+        task = {"cluster": cluster, "task": {"type": job, "index": 0}}
+        return here.start(str(program), env={"TF_CONFIG": json.dumps(task)})
+
+    start(server, "worker")
+    started = start(client, "coordinator")
     started.expect(0)
     assert "runs 30" in started[0].output
 

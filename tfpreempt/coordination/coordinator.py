@@ -484,7 +484,7 @@ class Coordinator:
         if isinstance(value, Tombstone) and key is not Key.BYE:
             reason = str(extra.get("reason") or f"worker {worker} left")
             self.notes.lost_because = self.notes.lost_because or reason
-            self.record(Fault(where=f"{key.value}/{worker}", error=reason))
+            self.record(Fault(where=ev.AWAITED[key], error=reason))
             log.warning("continuing without worker %d: %s", worker, reason)
         elif key is Key.DONE:
             self.notes.must_exit |= extra.get("final") is True

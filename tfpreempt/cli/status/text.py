@@ -155,7 +155,7 @@ def _remark(status: RunStatus, worker: Worker) -> str:
     if worker.why:
         is_shown_below = worker.why == status.ended
         reasons = [] if is_shown_below else [plain(worker.why)]
-        reasons += [] if worker.since is None else [_clock(worker.since)]
+        reasons += [] if worker.since is None else [f"since {_clock(worker.since)}"]
         return ", ".join(reasons)
     notes = []
     if factor := status.slow.get(worker.worker):
