@@ -182,6 +182,12 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
         .map(lambda _, value: value)
         .batch(100)
     ),
+    "generator, shuffled, cached": lambda seed: (
+        Dataset.from_generator(generated, output_signature=tf.TensorSpec([], tf.int64))
+        .shuffle(9, seed=seed)
+        .batch(4)
+        .cache()
+    ),
     "generator, cached": lambda seed: (
         Dataset.from_generator(generated, output_signature=tf.TensorSpec([], tf.int64))
         .shuffle(9, seed=seed)

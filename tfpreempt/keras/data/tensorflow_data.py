@@ -229,8 +229,13 @@ def order(fit: Fit, dataset: Any) -> dict[str, int]:
 def draw_again(fit: Fit, data: CountedDataset, position: Position) -> None:
     """Draws the shuffle seeds that the interrupted run had drawn before it made the
     current iterator."""
-    made = draw_for(data, position.read)
-    for _ in range(position.made - made - (fit.first_iterator - 1)):
+    unused = fit.first_iterator - 1
+    if unused:
+        # The seeds of the unused iterator are drawn here, before the first pass is
+        # read. So the unused iterator that Keras makes in this process must draw none.
+        data.instead = unused, tf.data.Dataset.range(0)
+    made = draw_for(data, position.read, unused)
+    for _ in range(position.made - made):
         data.spare()
 
 
@@ -247,7 +252,7 @@ def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) ->
     return dataset.prefetch(ahead)
 
 
-def draw_for(data: CountedDataset, count: int) -> int:
+def draw_for(data: CountedDataset, count: int, unused: int = 0) -> int:
     """Draws the seeds that iterators over the data of a fit draw when they read their
     first elements; see `pipeline.draw`. If a cache in memory keeps the order in which a
     shuffle gave the elements in the first pass, this pass is read again.
@@ -255,19 +260,23 @@ def draw_for(data: CountedDataset, count: int) -> int:
     Args:
         data: the data of the fit.
         count: number of iterators that the interrupted run had read to the end.
+        unused: number of iterators that the interrupted run had made before, and had
+            not read.
 
     Returns:
-        The number of iterators that the function has made for the fit: 0 or 1.
+        The number of iterators that the function has made for the fit.
     """
-    roots, made = pipeline.roots(data.dataset), 0
+    roots, read, is_filled = pipeline.roots(data.dataset), 0, lambda node: False
+    for _ in range(unused):
+        data.spare()
     if count and any(map(is_ordered_cache, parts(*roots))):
-        made = 1
+        read = 1
         for _ in data.spare():
             pass
-    is_filled = seeds_of(*roots).is_filled if made else lambda node: False
+        is_filled = seeds_of(*roots).is_filled
     for root in roots:
-        pipeline.draw(root, count - made, is_filled)
-    return made
+        pipeline.draw(root, count - read, is_filled)
+    return unused + read
 
 
 def has_global_batches(dataset: Any) -> bool:
