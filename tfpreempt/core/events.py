@@ -8,7 +8,7 @@ other process can interpret it. So the journal adds the wall time to every recor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from tfpreempt.core.compat import StrEnum
 
@@ -225,20 +225,20 @@ class DataRefused:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """The batches that the first step of a loop got as arguments.
+class FollowingStep:
+    """The values of the step of a loop that follows a boundary, where a commit may be
+    made.
 
     Attributes:
-        first: fingerprint of each array, by its path in the arguments. Arrays that the
-            second step got as well are left out.
-        again: the arrays that the next step got again when a commit was possible, as at
-            the end of an epoch of data in a fixed order.
-        trained: number of steps trained before this next step.
+        trained: number of steps trained before the step.
+        workers: number of workers.
+        values: fingerprints of the arguments of the step, or of the arrays that the
+            step function uses, by name.
     """
 
-    first: Mapping[str, str]
-    again: Sequence[str] = ()
-    trained: int = 0
+    trained: int
+    workers: int
+    values: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +297,6 @@ Event = (
     | Fault
     | CacheWrite
     | DataRefused
-    | Batches
+    | FollowingStep
     | BadStep
 )

@@ -28,11 +28,11 @@ from tfpreempt.checkpoint.restore.handle import (
     latest_prefix,
 )
 from tfpreempt.checkpoint.restore.opening import adapter_of
-from tfpreempt.checkpoint.state.first_batch import FirstBatch
+from tfpreempt.checkpoint.state.following_step import FollowingStepCheck
 from tfpreempt.checkpoint.state.unsaved_state_check import LOOKS, UnsavedStateCheck
 from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_metrics, check_save_freq, check_timeout
-from tfpreempt.core.events import Batches
+from tfpreempt.core.events import FollowingStep
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
 from tfpreempt.handler.bad_steps import BadSteps, LoopBadSteps
@@ -201,17 +201,18 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore(is_partial=restore == "partial")
-            self._first_batch = FirstBatch(
+            self._following_step = FollowingStepCheck(
                 self._run.base,
+                self._session.cluster.num_workers,
                 self._run.record,
-                functools.partial(self._run.journal.read_earlier, Batches),
+                functools.partial(self._run.journal.read_earlier, FollowingStep),
             )
             if self._run.candidate is not None and restore is True:
                 manifest = self._run.candidate.manifest
                 because = "" if manifest is None else manifest.because
                 is_at_run = because in ("preemption", "periodic")
                 self._unsaved.watch_restored(
-                    with_states=is_at_run and self._first_batch.is_at_run
+                    with_states=is_at_run and self._following_step.is_at_run
                 )
             self._bad_steps: LoopBadSteps | None = None
             if on_bad_step is not None:
@@ -262,10 +263,10 @@ class PreemptionCheckpointHandler:
             # Without `run()` the first boundary may come after the first step.
             self._unsaved.compare_restored()
             if run.steps_made:
-                self._first_batch.before_commit(run.step, fn, args, kwargs)
+                self._following_step.before_commit(run.step, fn, args, kwargs)
+            else:
+                self._following_step.compare(run.step, fn, args, kwargs)
             self._enter("run()")
-            if run.steps_made in (0, 1):
-                self._first_batch.before_step(run.steps_made, fn, args, kwargs)
             if run.steps_made in (1, 2) and run.config.save_fn is None:
                 # Check at two calls, because two step functions may alternate, as in a
                 # GAN. With a save_fn there is no check: the contents of its checkpoint

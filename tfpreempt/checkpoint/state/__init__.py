@@ -4,7 +4,7 @@ array_contents       adapter: saves and restores named arrays, without a framewo
 contents             Contents: interface for the files that a framework writes
 data_order           fingerprints of the order of training data, compared by a restore
 encoding             encodes Python and NumPy values as JSON and raw bytes, bit for bit
-first_batch          warns if data start from the beginning after a restart
+following_step       warns if a loop does not continue with the next step
 keras_generator      adapter: the random generator of Keras on another backend
 random_state         saves the random generators of the program, per worker
 state                State: a named value that every commit includes

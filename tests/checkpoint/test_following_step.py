@@ -1,0 +1,117 @@
+"""A loop that does not continue with the next step after a restart is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfpreempt.checkpoint.state.following_step import FollowingStepCheck
+from tfpreempt.core.events import Event, FollowingStep
+
+BATCHES = [np.arange(4.0) + step for step in range(4)]
+WORDS = [np.array(["a", str(step)], object) for step in range(4)]
+MASK = np.ones(3)
+OTHER = "the first step after this restart does not get the values"
+
+
+class Journal:
+    """Records of a run, as a restarted process reads them."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, FollowingStep)
+        self.records.append(json.loads(json.dumps(dataclasses.asdict(event))))
+
+    def start(self, trained: int, workers: int = 1) -> FollowingStepCheck:
+        return FollowingStepCheck(trained, workers, self.record, lambda: self.records)
+
+
+def other_print() -> None:
+    """A function with another name."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ((BATCHES[3],), (BATCHES[3],), ""),
+        ((BATCHES[3],), (BATCHES[0],), "args[0]"),
+        (({"x": BATCHES[3]}, 1), ({"x": BATCHES[2]}, 1), "args[0]"),
+        ((WORDS[3],), (WORDS[3].copy(),), ""),
+        ((WORDS[3],), (WORDS[0],), "args[0]"),
+        ((BATCHES[3], 0.5), (BATCHES[3], 0.25), "args[1]"),
+        ((7,), (0,), "args[0]"),
+        ((np.float32(1),), (np.float32(0),), "args[0]"),
+        ((object(),), (object(),), ""),
+        ((), (), ""),
+        ((BATCHES[3],), (), ""),
+    ],
+)
+def test_other_values_than_before_the_restart_are_named(
+    before: tuple[Any, ...],
+    after: tuple[Any, ...],
+    named: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal = Journal()
+    journal.start(0).before_commit(7, print, before, {"mask": MASK})
+    journal.start(7).compare(7, print, after, {"mask": MASK})
+    assert (f"{OTHER} that the step would have got" in caplog.text) == bool(named)
+    assert not named or f"without the restart: {named}. " in caplog.text
+
+
+def test_another_function_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as the step of a GAN's discriminator before the step of its generator."""
+    journal = Journal()
+    journal.start(0).before_commit(7, print, (), {})
+    journal.start(7).compare(7, other_print, (), {})
+    assert "without the restart: the function. " in caplog.text
+
+
+def test_the_newest_record_of_the_boundary_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An earlier process may have come to the boundary with other values, and has
+    logged the warning then."""
+    journal = Journal()
+    for trained, batch in ((3, 0), (3, 1), (4, 2)):
+        journal.start(0).before_commit(trained, print, (BATCHES[batch],), {})
+    journal.start(3).compare(3, print, (BATCHES[1],), {})
+    assert caplog.messages == []
+    journal.start(3).compare(3, print, (BATCHES[0],), {})
+    assert OTHER in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trained", "workers", "is_at_run"), [(5, 1, False), (3, 2, True), (0, 1, False)]
+)
+def test_other_boundaries_and_numbers_of_workers_are_not_compared(
+    trained: int, workers: int, is_at_run: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A commit of step 5 was made without a following step, such as in an
+    evaluation."""
+    journal = Journal()
+    journal.start(0).before_commit(3, print, (BATCHES[3],), {})
+    start = journal.start(trained, workers)
+    start.compare(trained, print, (BATCHES[0],), {})
+    assert start.is_at_run == is_at_run
+    assert caplog.messages == []
+
+
+def test_an_object_without_a_fingerprint_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Odd(np.ndarray):
+        @property
+        def flat(self) -> Any:
+            raise RuntimeError
+
+    journal, odd = Journal(), np.zeros(3).view(Odd)
+    journal.start(0).before_commit(3, print, (odd,), {})
+    journal.start(3).compare(3, print, (BATCHES[0],), {})
+    assert caplog.messages == []
