@@ -103,6 +103,36 @@ def test_other_boundaries_and_numbers_of_workers_are_not_compared(
     assert caplog.messages == []
 
 
+class Loader:
+    """A loader that restores its order when the first batch is read."""
+
+    def __init__(self) -> None:
+        self.order = np.arange(4)
+
+    def read(self) -> Any:
+        return self.order[0]
+
+
+def test_the_attributes_of_other_objects_are_not_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only arrays that the function uses itself, and attributes of its own object."""
+    journal, loader, words = Journal(), Loader(), [np.array(["a", "b"])]
+    step = lambda: (loader.read(), words)  # noqa: E731
+    journal.start(0).before_commit(3, step, (), {})
+    loader.order += 1
+    journal.start(3).compare(3, step, (), {})
+    assert caplog.messages == []
+    words[0] = np.array(["c", "d"])
+    journal.start(3).compare(3, step, (), {})
+    assert "without the restart: words[0]. " in caplog.text
+    caplog.clear()
+    journal.start(0).before_commit(3, loader.read, (), {})
+    loader.order += 1
+    journal.start(3).compare(3, loader.read, (), {})
+    assert "without the restart: self.order. " in caplog.text
+
+
 def test_an_object_without_a_fingerprint_changes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ _SCALARS = (int, float, complex, str, bytes, np.generic)
 _SAMPLES = 1 << 16  # elements compared, of an array with more elements
 _MANY = 5_000
 _FUNCTION = "the function"
+_DIRECT = re.compile(r"(self\.)?\w+(\[[^]]*\])*")
 _SHOWN = 5  # values named in a message
 _RECORDED = 50  # arrays of a function that a commit records
 _OTHER = (
@@ -162,9 +164,10 @@ def _values_of_call(
 def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
     """Returns a fingerprint of each array that a function uses, by path.
 
-    Leaves out variables, because other checks compare variables. Empty for a function
-    that can reach more than `_MANY` values, because their search would delay each
-    commit.
+    Leaves out variables, because other checks compare variables, and attributes of
+    objects other than the object of a method: a loader may restore its attributes only
+    when the step reads the first batch. Empty for a function that can reach more than
+    `_MANY` values, because their search would delay each commit.
     """
     locations = reachable({"": function}, _is_searched)
     adapters = frameworks.adapters("values")
@@ -173,7 +176,8 @@ def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
         is_array = isinstance(value, np.ndarray)
         if not is_array and any(each.variables(value) for each in adapters):
             continue
-        if len(found) < _RECORDED and (mark := _mark(value)):
+        is_direct = _DIRECT.fullmatch(path) is not None
+        if is_direct and len(found) < _RECORDED and (mark := _mark(value)):
             found[path] = mark
     return found
 
