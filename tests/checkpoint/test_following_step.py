@@ -70,7 +70,8 @@ def test_another_function_is_named(caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal()
     journal.start(0).before_commit(7, print, (), {})
     journal.start(7).compare(7, other_print, (), {})
-    assert "without the restart: the function. " in caplog.text
+    named = "without the restart: the function (other_print instead of print). "
+    assert named in caplog.text
 
 
 def test_the_newest_record_of_the_boundary_counts(

@@ -124,9 +124,12 @@ class FollowingStepCheck:
         """
         if trained == self._trained and (before := self._recorded):
             now = _values_of_call(function, args, kwargs)
-            changed = [name for name in before if before[name] != now.get(name)]
             # The paths of a function's values may be different in a new process.
-            changed = [name for name in changed if name in now]
+            changed = [
+                f"{name} ({now[name]} instead of {was})" if name == _FUNCTION else name
+                for name, was in before.items()
+                if now.get(name, was) != was
+            ]
             if changed:
                 more = ", ..." if len(changed) > _SHOWN else ""
                 _log.warning(_OTHER, ", ".join(changed[:_SHOWN]) + more)
