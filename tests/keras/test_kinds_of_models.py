@@ -218,13 +218,15 @@ def counting(on: Machine) -> Made:
     return model, {}
 
 
-def eager_python(on: Machine) -> Made:
+def eager_python(on: Machine, *, is_built: bool = True) -> Made:
     """Python in the train step, which needs values."""
     keras = on.keras
 
     class Eager(keras.Sequential):
         def train_step(self, data: Any) -> Any:
             x, y = data
+            if not is_built:
+                x = x.numpy()  # so a trace ends before the call makes the variables
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
             gradients = tape.gradient(loss, self.trainable_variables)
@@ -235,9 +237,15 @@ def eager_python(on: Machine) -> Made:
             return {"loss": loss}
 
     model = Eager([keras.layers.Dense(2), keras.layers.Dense(1)])
-    model.build((None, 3))
+    if is_built:
+        model.build((None, 3))
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", run_eagerly=True)
     return model, {}
+
+
+def eager_and_lazily_built(on: Machine) -> Made:
+    """A restart cannot trace the train step to make the variables of the layers."""
+    return eager_python(on, is_built=False)
 
 
 def own_train_function(on: Machine) -> Made:
@@ -378,6 +386,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         gan,
         counting,
         eager_python,
+        eager_and_lazily_built,
         own_train_function,
         eager_parts,
         unseeded_ops,

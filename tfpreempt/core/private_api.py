@@ -342,7 +342,7 @@ FEATURES = {
             "GenericArrayLikeDataAdapter KerasSequenceAdapter._keras_sequence,"
             "_shuffle_sequence,_standardize_batch "
             "ListsOfScalarsDataAdapter TensorLikeDataAdapter._shuffle "
-            "_make_class_weight_map_fn get_data_handler",
+            "_make_class_weight_map_fn get_data_handler unpack_x_y_sample_weight",
             "tf_keras_training": "Model._flatten_layers,"
             "_maybe_load_initial_counters_from_ckpt,_should_eval,"
             "_validate_and_get_metrics_result Model.evaluate:use_cached_eval_dataset "

@@ -251,9 +251,27 @@ class TfKerasFit(TensorFlowFit):
             tf.function(train_function).get_concrete_function(iterator)
         except Exception as error:  # noqa: BLE001 - Python in the step needs values
             log.debug("the train step cannot be traced: %s", error)
-            if self.model.built:
-                with self.model.distribute_strategy.scope():
+            with self.model.distribute_strategy.scope():
+                if not self.model.built:
+                    self._call_once(iterator)
+                if self.model.built:
                     self.model.optimizer.build(self.model.trainable_variables)
+
+    def _call_once(self, iterator: Any) -> None:
+        """Makes the variables of the layers by a trace of the model's `call`."""
+        model = self.model
+
+        def forward(batch: Any) -> None:
+            x, _, _ = private_api.tf_keras_data.unpack_x_y_sample_weight(batch)
+            model(x, training=True)
+
+        def of_replicas(iterator: Any) -> None:
+            model.distribute_strategy.run(forward, (next(iterator),))
+
+        try:
+            tf.function(of_replicas).get_concrete_function(iterator)
+        except Exception as error:  # noqa: BLE001 - a model may have no `call`
+            log.debug("the model cannot be called: %s", error)
 
 
 def _generator(layer: Any) -> Any:
