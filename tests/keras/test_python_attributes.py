@@ -59,6 +59,56 @@ def test_a_type_that_a_restore_would_change_is_named(
     assert "would change the type of the value" in text
 
 
+def appended(value: Any) -> None:
+    value.append(1.5)
+
+
+def deleted(value: Any) -> None:
+    del value["a"]
+    value["c"] = [2]
+
+
+def incremented(value: Any) -> None:
+    value += 1.0
+
+
+CHANGES_IN_PLACE = [
+    (lambda: [0.5], appended),
+    (lambda: collections.deque([0.5, 0.75], maxlen=2), appended),
+    (lambda: {"a": 1, "b": 2}, deleted),
+    (lambda: np.zeros(3), incremented),
+]
+
+
+@pytest.mark.parametrize(("make", "change"), CHANGES_IN_PLACE)
+def test_a_value_changed_in_place_is_restored_in_place(
+    make: Callable[[], Any], change: Callable[[Any], None]
+) -> None:
+    """A callback may fill the buffer of a model, by a reference of its own."""
+    before, after = make(), make()
+    attributes = Attributes(Helper(buffer=before))
+    change(before)
+    restarted = Helper(buffer=after)
+    Attributes(restarted).restore(attributes.capture())
+    assert restarted.buffer is after
+    np.testing.assert_equal(after, before)
+
+
+@pytest.mark.parametrize(("make", "change"), CHANGES_IN_PLACE)
+def test_a_replaced_value_leaves_the_replaced_object_unchanged(
+    make: Callable[[], Any], change: Callable[[Any], None]
+) -> None:
+    """The program may keep the initial value, as the first best weights."""
+    model, first = Helper(best=make()), make()
+    attributes = Attributes(model)
+    model.best = make()
+    change(model.best)
+    restarted = Helper(best=first)
+    Attributes(restarted).restore(attributes.capture())
+    np.testing.assert_equal(restarted.best, model.best)
+    np.testing.assert_equal(first, make())
+
+
 def test_with_several_workers_a_value_that_a_trace_lacks_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

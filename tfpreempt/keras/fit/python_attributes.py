@@ -47,6 +47,7 @@ _PLAIN = (
     *(bool, int, float, complex, str, type(None), np.generic, np.ndarray, enum.Enum),
     *(random.Random, np.random.Generator, np.random.RandomState),
 )
+_REFILLED = (dict, list, collections.deque, np.ndarray)
 _FIXED = frozenset({bool, int, float, str, type(None)})
 _NOT_SAVED = "the value has type {}, which is not saved"
 _KEEP = ". Keep the value in a NumPy array, a variable or a tfpreempt.State"
@@ -101,6 +102,26 @@ class TrackedAttribute:
         return self.problem is None and sum(map(len, self.encoded.arrays)) <= _SMALL
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """A value at the beginning of a fit.
+
+    Attributes:
+        digest: digest of the encoded value.
+        value: the list, dict, deque or array, to distinguish a change in place from a
+            replacement; None for other values, and for values that a restore replaces.
+    """
+
+    digest: bytes
+    value: Any
+
+    @classmethod
+    def of(cls, taken: TrackedAttribute) -> _Start:
+        value = taken.location.value
+        is_kept = isinstance(value, _REFILLED) and taken.problem is None
+        return cls(digest=taken.encoded.digest, value=value if is_kept else None)
+
+
 _LORA_WHY = (
     "a restart makes the variables that the model has at the start of the fit. Call "
     "enable_lora() before fit, or between two fits, each with a separate checkpoint_dir"
@@ -121,6 +142,8 @@ def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedV
     The kinds are:
 
     - "newest": the values at the capture;
+    - "same": the same for a list, dict, deque or array that training has changed in
+      place: the object is the object from the beginning of the fit;
     - "traced", "tested": the values when the train or the test function was traced;
     - "first": the settings at the first step of the fit;
     - "lost": changes that cannot be saved, with the reason instead of a value.
@@ -199,14 +222,14 @@ class Attributes:
         # Keys of mutable values, which are read again at each `_look`.
         self._changing: list[Any] = []
         self._at_first: dict[Any, TrackedAttribute] = {}  # settings at the first step
-        self._at_start: dict[Any, bytes] = {}
+        self._at_start: dict[Any, _Start] = {}
         now = self._look()
-        self._at_start = {key: each.encoded.digest for key, each in now.items()}
+        self._at_start = {key: _Start.of(each) for key, each in now.items()}
         self._at_end: dict[Any, bytes] = {}
         self._optimizer = getattr(model, "optimizer", None)
         # Functions of the model at the end of the fit.
         self._functions: dict[str, Any] = {}
-        at_begin = dict(self._at_start)
+        at_begin = {key: each.digest for key, each in self._at_start.items()}
         for before in list(_ended.values()):
             self._continue_from(before, at_begin)
         if (last := getattr(model, _KEPT, None)) is not None:
@@ -283,13 +306,15 @@ class Attributes:
                 was = traced.get(key)
                 if was is not None and was.encoded.digest != digest:
                     then[kind] = was.encoded
-            is_as_started = digest == self._at_start.get(key)
+            start = self._at_start.get(key)
+            is_as_started = start is not None and start.digest == digest
             if key in self._traced or (is_as_started and not then):
                 continue
             if value.problem is not None:
                 self.lose(f"the change of {value.location.path}", value.problem + _KEEP)
                 continue
-            values = {"newest": value.encoded, **then}
+            is_same = self._same(key, value) is not None
+            values = {"same" if is_same else "newest": value.encoded, **then}
             rows += [(*value.name, each, kind) for kind, each in values.items()]
         for name, trace in self.traces.items():
             has_changed = any(kind == _KINDS[name] for *_, kind in rows)
@@ -325,12 +350,16 @@ class Attributes:
         """
         values = _read(saved)
         self._has_stepped = True
-        newest = dict(values["newest"])
+        newest = {**values["newest"], **values["same"]}
         known = {
             key: dataclasses.replace(each, encoded=newest.pop(each.name), problem=None)
             for key, each in self._look().items()
             if each.name in newest
         }
+        for key, each in known.items():
+            if each.name in values["newest"] and key in self._at_start:
+                at_start = self._at_start[key]
+                self._at_start[key] = dataclasses.replace(at_start, value=None)
         self._put(known)
         owners = {
             location.path: location.value
@@ -410,7 +439,7 @@ class Attributes:
                         key: dataclasses.replace(each, name=self._settings[key].name)
                         for key, each in trace.values.items()
                         if each.is_setting
-                        and each.encoded.digest != self._at_start[key]
+                        and each.encoded.digest != self._at_start[key].digest
                     }
             if is_kept:
                 trace.is_due = False
@@ -513,18 +542,31 @@ class Attributes:
             (path, name), owner = value.name, value.location.owner
             if key in wanted and wanted[key].encoded.digest != value.encoded.digest:
                 replaced[key] = value
-                self._set(owner, name, wanted[key], path)
+                self._set(owner, name, wanted[key], path, self._same(key, value))
             elif value.is_setting and (
                 getattr(owner, value.location.key) is not value.location.value
             ):  # undo a side effect: `trainable` of a model also changes its layers
                 setattr(owner, name, value.location.value)
         return replaced
 
+    def _same(self, key: Any, now: TrackedAttribute) -> Any:
+        """Returns the list, dict, deque or array that an attribute has had since the
+        beginning of the fit; None for replaced values and for other values."""
+        start, value = self._at_start.get(key), now.location.value
+        return value if start is not None and start.value is value else None
+
     def _set(
-        self, owner: Any, name: Any, then: TrackedAttribute | EncodedValue, path: str
+        self,
+        owner: Any,
+        name: Any,
+        then: TrackedAttribute | EncodedValue,
+        path: str,
+        same: Any = None,
     ) -> None:
         try:
-            _put(owner, name, then.value())
+            value = then.value()
+            if not _refill(same, value):
+                _put(owner, name, value)
         except (*_UNPLACED, errors.CheckpointCorruptedError) as error:
             why = f"the attribute cannot be set: {error!r}"
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
@@ -611,7 +653,7 @@ class Attributes:
                     # A tensor that is new may be a constant that the first step made.
                     # So its first value counts as its value at the start of the fit:
                     # commits contain the tensor only if the value changes later.
-                    self._at_start.setdefault(key, taken.encoded.digest)
+                    self._at_start.setdefault(key, _Start.of(taken))
                 continue
             # If the setting is new, because its layer was made during the fit, the
             # value found now counts as the value at the start.
@@ -622,7 +664,7 @@ class Attributes:
                 found = _taken(location, path, setting)
             if key not in self._settings:
                 self._settings[key] = found
-                self._at_start[key] = found.encoded.digest
+                self._at_start[key] = _Start.of(found)
             if found.location.path != location.path or found.name != (path, setting):
                 found = dataclasses.replace(
                     found, location=location, name=(path, setting)
@@ -773,6 +815,35 @@ def _state_of(value: Any) -> Any:
         return value.bit_generator.state
     getter = getattr(value, "getstate", None) or getattr(value, "get_state", None)
     return value if getter is None else getter()
+
+
+def _refill(now: Any, value: Any) -> bool:
+    """Replaces the contents of a list, dict, deque or array.
+
+    Training has changed the object in place, so other parts of the program may use the
+    same object: a global variable, or a callback that fills the buffer of a model.
+
+    Args:
+        now: the object; None if the attribute has another object than in the
+            interrupted run.
+        value: the new contents.
+
+    Returns:
+        False if the object cannot hold the contents; the object is then unchanged.
+    """
+    if isinstance(now, np.ndarray) and isinstance(value, np.ndarray):
+        if (now.shape, now.dtype) != (value.shape, value.dtype):
+            return False
+        now[...] = value
+    elif isinstance(now, dict) and isinstance(value, dict):
+        now.clear()
+        now.update(value)
+    elif isinstance(now, list | collections.deque) and isinstance(value, list):
+        now.clear()
+        now.extend(value)
+    else:
+        return False
+    return True
 
 
 def _put(owner: Any, key: Any, value: Any) -> None:
