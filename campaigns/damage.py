@@ -382,6 +382,7 @@ class SnapshotForm(Form):
 
     def write(self, directory: Path) -> None:
         from tfpreempt.checkpoint.lease import lease
+        from tfpreempt.handler.snapshots import SnapshotTiming
 
         (directory / MEMORY).mkdir(parents=True)
         with self._process() as program, self._lent(directory):
@@ -394,7 +395,8 @@ class SnapshotForm(Form):
                 program.assign(step)
                 run.steps_made = step
                 assert run.take_snapshot(f"round-{step}")
-                run.snapshots.go_on(0.0, 0.0, step)
+                timing = SnapshotTiming(arrived=0, left=0, steps=step, intervals=0)
+                run.snapshots.go_on(timing)
                 assert run.snapshots.wait(60.0)
             lease.release_all()  # the process is killed: no close() clears the memory
 

@@ -16,16 +16,17 @@ from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Commit
+from tfpreempt.core.events import BadStep, Commit
 from tfpreempt.errors import SaveError
 from tfpreempt.handler.collective_save import CollectiveSaves, Veto, VetoError
 
 SECONDS = 5.0
 
 
-def quiet() -> Any:
+def quiet(executor: StoreExecutor) -> Any:
     """Returns the fields of a coordinator without a notice."""
     return types.SimpleNamespace(
+        executor=executor,
         state=types.SimpleNamespace(notice=None, round=1),
         deadlines=types.SimpleNamespace(peer_timeout=SECONDS),
         is_saving=False,
@@ -90,8 +91,7 @@ def pair() -> Iterator[list[CollectiveSaves]]:
         CollectiveSaves(
             Cluster(worker=worker, jobs=(("worker", 2),)),
             "test",
-            executor,
-            quiet(),
+            quiet(executor),
             OpenMembers(),  # type: ignore[arg-type]
             on_failure=lambda error: None,
         )
@@ -163,7 +163,9 @@ def test_the_chief_knows_that_a_worker_has_refused_its_part(
     pair: list[CollectiveSaves],
 ) -> None:
     """The chief records the bad step later; a full disk is another error."""
-    bad_step = {"fit": 1, "epoch": 0, "batch": 3, "is_sought": False}
+    bad_step = BadStep(
+        step=3, fit=1, epoch=0, batch=3, batches=1, reason="nan", is_crash=False
+    )
     veto = Veto(reason="worker 1: the loss is nan", run="token", bad_step=bad_step)
 
     def refuse(name: str) -> FakeSave:

@@ -12,7 +12,7 @@ from tests.checkpoint.fakes import OwnContents, Words, cluster, content, open_di
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.core.snapshot_memory import SnapshotMemory
-from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
+from tfpreempt.handler.snapshots import KEPT, Snapshots, SnapshotTiming, attempt_of
 
 pytestmark = pytest.mark.slow  # searches long
 
@@ -34,7 +34,7 @@ def snapshots(
 
 def take(made: Snapshots, step: int) -> None:
     made.capture(step, f"start-round-{step}")
-    made.go_on(0.0, 0.0, 0)
+    made.go_on(SnapshotTiming(arrived=0.0, left=0.0, steps=0, intervals=0))
     made.wait()
 
 

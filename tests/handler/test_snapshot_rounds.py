@@ -25,6 +25,7 @@ from tfpreempt.handler.collective_save import RoundSave
 from tfpreempt.handler.snapshots import (
     KEPT,
     Snapshots,
+    SnapshotTiming,
     attempt_of,
     directory_for,
     is_newer,
@@ -32,6 +33,7 @@ from tfpreempt.handler.snapshots import (
 from tfpreempt.storage import file_reading
 
 SAID = "no more snapshots are taken"
+TIMING = SnapshotTiming(arrived=0.0, left=0.0, steps=0, intervals=0)
 
 
 class Worker:
@@ -47,6 +49,7 @@ class Worker:
         self.steps_made = 0
         self.extra: dict[Key, Any] = {}
         self.commit_extra: dict[str, Any] = {}
+        self.clock = SystemClock()
         self.settings = SimpleNamespace(num_workers=2, host=number == 0, worker=number)
         self.state = SimpleNamespace(round=0, notice=NoticeKind.PERIODIC)
         self.deadlines = SimpleNamespace(save_seconds=None)
@@ -74,7 +77,7 @@ class Worker:
         self.state.round = round
         self.extra = {}
         here: Any = self
-        return RoundSave(here, here, here, SystemClock(), arrived_at=0.0)
+        return RoundSave(here, here, here, arrived_at=0.0)
 
     @property
     def whole(self) -> list[str]:
@@ -413,7 +416,7 @@ def test_the_first_one_has_a_bound_too(
     assert made.is_off
     assert len(captured) == (not is_known)
     assert caplog.text.count(SAID) == 1
-    made.go_on(0.0, 0.0, 0)
+    made.go_on(TIMING)
     assert made.find() == []
     assert not list(tmp_path.glob("*staging*/*"))
 
@@ -430,7 +433,7 @@ def test_snapshots_of_other_directories_are_deleted_for_room(
     for directory in (first, peers):
         made, _, word = snapshots(directory, "words")
         made.capture(1, "start-round-1")
-        made.go_on(0.0, 0.0, 0)
+        made.go_on(TIMING)
         made.wait()
     made, _, word = snapshots(second, word.text)
     made.memory = dataclasses.replace(made.memory, bytes=40_000)

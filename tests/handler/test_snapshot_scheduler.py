@@ -21,7 +21,7 @@ class Training:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.snapshots = self
+        self.executor = self.snapshots = self
         self.step_flag = SimpleNamespace(started=1)
         self.base = self.steps_made = 0
         self.saved_at = 0
@@ -37,8 +37,6 @@ class Training:
             weakref.ref(here),
             here,
             here,
-            here,
-            self.clock,
             lambda: self.is_saving,
         )
 

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.protocol_types import MainThreadState
 from tfpreempt.coordination.state_machine import STANDING, WAITS
-from tfpreempt.coordination.store_executor import StoreExecutor
-from tfpreempt.core.clock import Clock
 from tfpreempt.core.heartbeat import Heartbeat, WorkerPhase, pid_seen_by_supervisor
 from tfpreempt.handler.run import Run, Runs
 from tfpreempt.handler.snapshots import TRIES, Snapshots, SnapshotTiming
@@ -162,9 +160,8 @@ class SnapshotScheduler:
     Args:
         run: weak reference to the run.
         runs: the open runs.
-        coordinator: coordinator that requests a snapshot from all workers.
-        executor: executor that calls `look` at a given time, on its alarm thread.
-        clock: time source.
+        coordinator: coordinator that requests a snapshot from all workers. Its executor
+            calls `look` at a given time, on the alarm thread.
         is_busy: function that returns whether an asynchronous commit is being written.
         interval: policy that chooses the interval between snapshots.
     """
@@ -172,8 +169,6 @@ class SnapshotScheduler:
     run: weakref.ref[Run]
     runs: Runs
     coordinator: Coordinator
-    executor: StoreExecutor
-    clock: Clock
     is_busy: Callable[[], bool]
     interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
     _due: float = 0.0
@@ -196,11 +191,12 @@ class SnapshotScheduler:
             seconds = self._ask_if_due(run, snapshots)
         else:
             seconds = self._watch(run, snapshots, taken)
-        self.executor.call_at(self.clock.monotonic() + seconds, self.look)
+        at = self.coordinator.clock.monotonic() + seconds
+        self.coordinator.executor.call_at(at, self.look)
 
     def _sample(self, run: Run) -> ProgressSample:
         return ProgressSample(
-            at=self.clock.monotonic(),
+            at=self.coordinator.clock.monotonic(),
             steps=run.steps_made,
             intervals=self.coordinator.step_flag.started,
             saved_at=run.saved_at,
@@ -209,7 +205,7 @@ class SnapshotScheduler:
     def _ask_if_due(self, run: Run, snapshots: Snapshots) -> float:
         """Requests a snapshot if a snapshot is due. Returns the seconds until the next
         check."""
-        now, steps = self.clock.monotonic(), run.steps_made
+        now, steps = self.coordinator.clock.monotonic(), run.steps_made
         if self._quiet is None:
             if steps >= 1:  # the first step is slow, because it also traces
                 self._quiet, self._due = self._sample(run), now + SHORTEST
@@ -240,7 +236,7 @@ class SnapshotScheduler:
 
         Returns the seconds until the next call of `look`.
         """
-        now, steps = self.clock.monotonic(), run.steps_made
+        now, steps = self.coordinator.clock.monotonic(), run.steps_made
         if snapshots.is_busy:
             return _LOOKS_WHILE_WRITTEN
         if self._written is None:

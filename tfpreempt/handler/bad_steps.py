@@ -474,7 +474,7 @@ class BadStepFinder:
         self._veto = Veto(
             reason=f"worker {worker}: {_described(found)}",
             run=self._run.start.token,
-            bad_step=dataclasses.asdict(found),
+            bad_step=found,
         )
         self._left_at = self._run.left_at
         coordinator.notice(
@@ -493,8 +493,7 @@ class BadStepFinder:
             # Another worker may have found an earlier step, which caused this one.
             vetoes = [self._veto, *map(Veto.parse, coordinator.notes.vetoes)]
             self._veto = first_of(vetoes)
-            first = BadStep(**self._veto.bad_step)
-            record_bad_step(self._run, first, self._veto.reason)
+            record_bad_step(self._run, self._veto.bad_step, self._veto.reason)
 
     def is_stopping(self) -> bool:
         """Returns whether this worker has found a bad step, and waits for the stop of

@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -29,8 +28,7 @@ from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.key_gather import KeyGather
 from tfpreempt.coordination.protocol_types import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.state_machine import PREEMPTION
-from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
-from tfpreempt.core.clock import Clock
+from tfpreempt.coordination.store_executor import call_and_wait
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.error_causes import describe_loss
@@ -38,7 +36,7 @@ from tfpreempt.core.events import BadStep, Commit, Fault
 from tfpreempt.errors import BadStepsError, CollectiveReadError, SaveError
 from tfpreempt.handler.exit import defer_sigint
 from tfpreempt.handler.run import Run, Runs, record_bad_step
-from tfpreempt.handler.snapshots import TRIES, Snapshots
+from tfpreempt.handler.snapshots import TRIES, Snapshots, SnapshotTiming
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +57,12 @@ class Veto:
     Attributes:
         reason: the reason, for the log of every worker.
         run: token of the run.
-        bad_step: the fields of the event `BadStep`, which the chief records.
+        bad_step: the bad step, which the chief records.
     """
 
     reason: str
     run: str
-    bad_step: Mapping[str, Any]
+    bad_step: BadStep
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Veto:
@@ -72,7 +70,7 @@ class Veto:
         return cls(
             reason=str(fields["reason"]),
             run=str(fields["run"]),
-            bad_step=fields["bad_step"],
+            bad_step=BadStep(**fields["bad_step"]),
         )
 
 
@@ -88,8 +86,12 @@ class VetoError(SaveError):
 def first_of(vetoes: Sequence[Veto]) -> Veto:
     """Returns the report with the earliest bad step; a later step may be bad only
     because of an earlier step."""
-    order = ("fit", "epoch", "batch", "is_sought")
-    return min(vetoes, key=lambda veto: [veto.bad_step[name] for name in order])
+
+    def order(veto: Veto) -> tuple[int, int, int, bool]:
+        found = veto.bad_step
+        return found.fit, found.epoch, found.batch, found.is_sought
+
+    return min(vetoes, key=order)
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,8 +103,8 @@ class CollectiveSaves:
     Args:
         cluster: the workers of the run.
         prefix: namespace of the keys.
-        executor: access to the key-value store.
-        coordinator: coordinator of this worker; gives the notice and its deadline.
+        coordinator: coordinator of this worker; gives the notice, its deadline, and the
+            key-value store.
         runs: the open runs.
         on_failure: function called with an error if this worker could not join
             a collective read; reports the error to the peers.
@@ -110,7 +112,6 @@ class CollectiveSaves:
 
     cluster: Cluster
     prefix: str
-    executor: StoreExecutor
     coordinator: Coordinator
     runs: Runs
     on_failure: Callable[[Exception], None]
@@ -120,9 +121,10 @@ class CollectiveSaves:
     _final: set[int] = dataclasses.field(default_factory=set)
     _listens: bool = False
     _gathering: KeyGather | None = None
-    _lock: Any = dataclasses.field(default_factory=threading.Lock)  # guards _newest
     # Key: token of a run. Value: name and step of the newest save of the run.
     _newest: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
+    # On the chief: names of saves that were not committed.
+    _dropped: set[str] = dataclasses.field(default_factory=set)
     _under_way: AsyncSave | None = None
     # Key: token of a run. Value: error of the newest failed asynchronous save of the
     # run.
@@ -136,7 +138,8 @@ class CollectiveSaves:
         self.end_async()
         if not self.cluster.is_chief:
             name = f"{self.prefix}/final-{self._fit}/{self.cluster.worker}"
-            self.executor.insert(name, keys.encode(True), lambda held: None)
+            executor = self.coordinator.executor
+            executor.insert(name, keys.encode(True), lambda held: None)
         self._fit += 1
         self._final = set()
         self._listens = False
@@ -161,14 +164,18 @@ class CollectiveSaves:
             CheckpointError: this worker's part could not be written.
         """
         name = self._next_name(run, because)
-        with self._saving():
-            if is_async:
-                self.begin(run, name, self._final, because)
-                return None
-            self.end_async()
-            self._remember(run, name)
-            write = functools.partial(run.stage, name)
-            return self._complete(run, name, because, self._final, write)
+        self.coordinator.is_saving = True
+        try:
+            with defer_sigint(lambda: True), self.breaking_off():
+                if is_async:
+                    self.begin(run, name, self._final, because)
+                    return None
+                self.end_async()
+                self._remember(run, name)
+                write = functools.partial(run.stage, name)
+                return self._complete(run, name, because, self._final, write)
+        finally:
+            self.coordinator.is_saving = False
 
     def try_save(self, run: Run, because: str = "periodic") -> None:
         """Saves like `save`, but logs and records a failure instead of raising it.
@@ -204,27 +211,23 @@ class CollectiveSaves:
             seconds: period between two requests.
             mine: weak reference to the run.
         """
-
-        def is_asked() -> bool:
-            # Request the commit again soon if the open round takes a snapshot: such a
-            # round is short.
-            is_snapshot = self.coordinator.is_snapshot
-            if not self.is_busy and self.coordinator.periodic():
-                return True
-            return not (self.is_busy or is_snapshot)
+        c = self.coordinator
 
         def ask() -> None:
             run = mine()
             if run is None or run not in self.runs:
                 return
-            if self.coordinator.step_flag.started > 0 and not is_asked():
-                self.executor.call_at(
-                    self.coordinator.clock.monotonic() + ASKS_AGAIN, ask
-                )
+            # Request the commit again soon if a save is in progress, or if the open
+            # round takes a snapshot: such a round is short.
+            is_snapshot = c.is_snapshot
+            if c.step_flag.started > 0 and (
+                self.is_busy or (not c.periodic() and is_snapshot)
+            ):
+                c.executor.call_at(c.clock.monotonic() + ASKS_AGAIN, ask)
             else:
                 self.repeat(seconds, mine)
 
-        self.executor.call_at(self.coordinator.clock.monotonic() + seconds, ask)
+        c.executor.call_at(c.clock.monotonic() + seconds, ask)
 
     def _next_name(self, run: Run, because: str) -> str:
         """Returns the name of a new save: equal on every worker, never used again.
@@ -241,17 +244,6 @@ class CollectiveSaves:
             number = self._saves
         # Two runs may end in the same round: the token makes their names different.
         return f"{because}-{number}-{run.start.token}"
-
-    @contextlib.contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Context manager for a save outside of a round; defers SIGINT."""
-        with defer_sigint(lambda: True):
-            self.coordinator.is_saving = True
-            try:
-                with self.breaking_off():
-                    yield
-            finally:
-                self.coordinator.is_saving = False
 
     @contextlib.contextmanager
     def breaking_off(self) -> Iterator[None]:
@@ -391,20 +383,11 @@ class CollectiveSaves:
             return
         if under_way.give_up():
             self._under_way = None
-            self._forget(under_way.name)
-            self._publish_outcome(f"{under_way.name}/commit", False)
+            self._publish_outcome(under_way.name, False)
 
     def _remember(self, run: Run, name: str) -> None:
         run.is_unconfirmed = True
-        with self._lock:
-            self._newest[run.start.token] = name, run.step
-
-    def _forget(self, name: str) -> None:
-        """Removes from `_newest` a save that was not committed. Thread-safe."""
-        with self._lock:
-            for token, (newest, _) in list(self._newest.items()):
-                if newest == name:
-                    del self._newest[token]
+        self._newest[run.start.token] = name, run.step
 
     def _complete(
         self,
@@ -445,7 +428,7 @@ class CollectiveSaves:
                     f"{self.prefix}/{name}/{self.cluster.worker}",
                     keys.encode(done, extra),
                 )
-                insert = functools.partial(self.executor.insert, key, text)
+                insert = functools.partial(self.coordinator.executor.insert, key, text)
                 # Wait for the insert, because the process may end right after the save.
                 call_and_wait(insert, min(timeout, 5.0))
             return None
@@ -468,21 +451,23 @@ class CollectiveSaves:
         finally:
             # Publish the outcome after an error, too: if a notice arrives at this step,
             # the other workers read the outcome.
-            if commit is None:
-                self._forget(name)
-            self._publish_outcome(f"{name}/commit", commit is not None)
+            self._publish_outcome(name, commit is not None)
         return commit
 
-    def _publish_outcome(self, what: str, is_so: bool) -> None:
-        """Publishes (on the chief) whether a save was committed.
+    def _publish_outcome(self, name: str, is_committed: bool) -> None:
+        """Records whether a save was committed, and tells the other workers.
+
+        Called on the chief, on any thread.
 
         Args:
-            what: name of the save, followed by "/commit".
-            is_so: whether the save was committed.
+            name: name of the save.
+            is_committed: whether the save was committed.
         """
-        if self.cluster.is_chief and self.cluster.num_workers > 1:
-            key = f"{self.prefix}/{what}"
-            self.executor.insert(key, keys.encode(is_so), lambda held: None)
+        if not is_committed:
+            self._dropped.add(name)
+        if self.cluster.num_workers > 1:
+            key, text = f"{self.prefix}/{name}/commit", keys.encode(is_committed)
+            self.coordinator.executor.insert(key, text, lambda held: None)
 
     def last_save_is_committed(self, run: Run, timeout: float) -> bool:
         """Returns whether the newest save of a run is a commit of the current step.
@@ -496,8 +481,8 @@ class CollectiveSaves:
         """
         name, step = self._newest.get(run.start.token, ("", None))
         if step != run.step or self.cluster.is_chief:
-            return step == run.step
-        key, executor = f"{self.prefix}/{name}/commit", self.executor
+            return step == run.step and name not in self._dropped
+        key, executor = f"{self.prefix}/{name}/commit", self.coordinator.executor
         answer = call_and_wait(
             lambda then: executor.get_each([key], lambda _, text: then(text)), timeout
         )
@@ -538,7 +523,7 @@ class CollectiveSaves:
                 vetoes.append(Veto.parse(extra["veto"]))
 
         gathering = KeyGather(
-            self.executor,
+            self.coordinator.executor,
             Key.DONE,
             {j: f"{self.prefix}/{name}/{j}" for j in others},
             by=self.cluster.worker,
@@ -568,7 +553,7 @@ class CollectiveSaves:
                 )
 
         names = [f"{self.prefix}/final-{self._fit}/{j}" for j in others]
-        self.executor.get_each(names, then)
+        self.coordinator.executor.get_each(names, then)
 
 
 @dataclasses.dataclass(eq=False)
@@ -582,14 +567,12 @@ class RoundSave:
         coordinator: coordinator of this worker.
         collective: saves outside of rounds; reports whether a run already has a commit
             of the current step.
-        clock: time source that measures the duration of the save.
         arrived_at: monotonic seconds at which training stopped for the round.
     """
 
     runs: Runs
     coordinator: Coordinator
     collective: CollectiveSaves
-    clock: Clock
     arrived_at: float
     _began: float = 0.0
     # Whether a thread writes the files after the round: asynchronous save or snapshot.
@@ -612,19 +595,24 @@ class RoundSave:
         if is_periodic and self.coordinator.is_snapshot:
             return self._take_snapshot(name)
         self.collective.end_async()
-        self._began = self.clock.monotonic()
+        self._began = self.coordinator.clock.monotonic()
+
+        def is_committed(run: Run) -> bool:
+            return self.collective.last_save_is_committed(run, deadlines.left)
+
+        # Only an unconfirmed save needs the outcome of the chief.
         due = [
             run
             for run in self.runs
-            if run.has_moved or not (is_periodic or self._stands(run))
+            if run.has_moved
+            or not (is_periodic or not run.is_unconfirmed or is_committed(run))
         ]
         if is_periodic and len(due) == 1:
             [run] = due
             if run.saves_async:
                 return self._begin(run, name)
         if not due:
-            limit, stands = deadlines.left, self.collective.last_save_is_committed
-            due = [each for each in self.runs if not stands(each, limit)]
+            due = [run for run in self.runs if not is_committed(run)]
         self._due = due
         for run in due:
             run.is_unconfirmed = False  # the outcome of the round tells every worker
@@ -638,16 +626,6 @@ class RoundSave:
             return False
         deadlines.share_seconds = sum(part.share_seconds for _, part in self._staged)
         return True
-
-    def _stands(self, run: Run) -> bool:
-        """Returns whether the newest save of a run counts as committed.
-
-        Only an unconfirmed save (`Run.is_unconfirmed`) needs the outcome of the chief.
-        """
-        limit = self.coordinator.deadlines.left
-        return not run.is_unconfirmed or self.collective.last_save_is_committed(
-            run, limit
-        )
 
     def _begin(self, run: Run, name: str) -> bool:
         """Begins an asynchronous save of the agreed step.
@@ -689,9 +667,9 @@ class RoundSave:
             return False
         if c.settings.host:
             snapshots.rounds.append(c.state.round)
-        limit = self.clock.monotonic() + _LONGEST_FOR_SNAPSHOT
+        limit = self.coordinator.clock.monotonic() + _LONGEST_FOR_SNAPSHOT
         while not (snapshots.wait(_TICK_SECONDS) or c.preemption_pending):
-            if self.clock.monotonic() >= limit:
+            if self.coordinator.clock.monotonic() >= limit:
                 break
         is_busy = snapshots.is_busy or self.collective.is_busy
         has_time = not (c.preemption_pending or is_busy)
@@ -742,13 +720,13 @@ class RoundSave:
         c = self.coordinator
         decided = c.commit_extra.get("snapshots")
         if decided == _ALL:
-            snapshots.go_on(
-                self.arrived_at,
-                self.clock.monotonic(),
-                self._steps,
+            timing = SnapshotTiming(
+                arrived=self.arrived_at,
+                left=c.clock.monotonic(),
+                steps=self._steps,
                 intervals=c.step_flag.started,
-                should_save=not c.preemption_pending,
             )
+            snapshots.go_on(timing, should_save=not c.preemption_pending)
             return
         snapshots.discard()
         if decided == _OVER:
@@ -813,7 +791,7 @@ class RoundSave:
         if done:
             extra = {"step": done[0].step, "path": done[0].path}
         if staged:
-            took = self.clock.monotonic() - self._began
+            took = self.coordinator.clock.monotonic() - self._began
             took = c.deadlines.planned(took, c.deadlines.share_seconds)
             c.deadlines.save_seconds = extra["save_seconds"] = took
         if staged and not done:
@@ -855,7 +833,7 @@ class RoundSave:
         veto = first_of([*map(Veto.parse, c.notes.vetoes)])
         for run in self.runs:
             if run.start.token == veto.run:
-                record_bad_step(run, BadStep(**veto.bad_step), veto.reason)
+                record_bad_step(run, veto.bad_step, veto.reason)
         c.notes.lost_because = veto.reason
         c.extra[Key.COMMIT] = {"reason": veto.reason}
         return CommitKind.NONE

@@ -26,7 +26,7 @@ from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import MAX_TIMEOUTS, Coordinator
 from tfpreempt.coordination.key_gather import KeyGather
 from tfpreempt.coordination.protocol_types import Key, Tombstone, WatcherState
-from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
+from tfpreempt.coordination.store_executor import call_and_wait
 from tfpreempt.core.cluster import Cluster
 
 _TICK_SECONDS = 0.05  # time between two checks of the deadline
@@ -61,9 +61,8 @@ class FinalVote:
     Args:
         cluster: the workers.
         incarnation: namespace of the keys, which identifies this start of all workers.
-        executor: access to the key-value store.
-        coordinator: coordinator of this worker; gives the deadlines, and reports a loss
-            of the key-value store.
+        coordinator: coordinator of this worker; gives the deadlines and the key-value
+            store, and reports a loss of the store.
 
     Attributes:
         failures: by token of the run, the error of a failed final save, for runs that
@@ -72,7 +71,6 @@ class FinalVote:
 
     cluster: Cluster
     incarnation: str
-    executor: StoreExecutor
     coordinator: Coordinator
     failures: dict[str, Exception] = dataclasses.field(default_factory=dict)
     _ends: int = 0  # number of votes begun so far; equal on every worker
@@ -123,7 +121,8 @@ class FinalVote:
     # --- the chief -------------------------------------------------------------------
 
     def _lead(self, mine: str) -> TrainingOutcome | None:
-        self.executor.insert(self._name("asks"), keys.encode(True), lambda held: None)
+        executor, asks = self.coordinator.executor, self._name("asks")
+        executor.insert(asks, keys.encode(True), lambda held: None)
         here = self._gather(Key.DONE, "here")
         failures = [mine, *(str(extra.get("failed", "")) for _, extra in here.values())]
         is_committed = not mine
@@ -156,7 +155,8 @@ class FinalVote:
             answers[worker] = value, extra
 
         names = {j: self._name(f"{name}/{j}") for j in others}
-        gathering = KeyGather(self.executor, key, names, by=0, then=then)
+        executor = self.coordinator.executor
+        gathering = KeyGather(executor, key, names, by=0, then=then)
         began = self.coordinator.clock.monotonic()
         while gathering.wait(_TICK_SECONDS) and not self._is_gone:
             if self._is_late(began):
@@ -172,7 +172,7 @@ class FinalVote:
     def _follow(self, mine: str) -> TrainingOutcome | None:
         given: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         names = [self._name("asks"), self._name("word")]
-        self.executor.get_each(names, lambda index, text: given.put((index, text)))
+        self.coordinator.executor.get_each(names, lambda i, text: given.put((i, text)))
         began = self.coordinator.clock.monotonic()
         end = None
         while end is None:
@@ -203,10 +203,7 @@ class FinalVote:
         """
         lost = f"worker {self.cluster.worker} ran out of time in the final save"
         end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
-        here = keys.encode(not mine, {"failed": mine})
-        name = self._name(f"here/{self.cluster.worker}")
-        # Do not wait for the insert: no time is left.
-        self.executor.insert(name, here, lambda held: None)
+        self._insert("here", mine, seconds=0.0)  # no time is left for a wait
         return end
 
     # --- all -------------------------------------------------------------------------
@@ -214,12 +211,13 @@ class FinalVote:
     def _name(self, what: str) -> str:
         return f"tfpreempt/{self.incarnation}/end/{self._ends}/{what}"
 
-    def _insert(self, what: str, failed: str = "") -> None:
+    def _insert(
+        self, what: str, failed: str = "", seconds: float = _INSERT_TIMEOUT
+    ) -> None:
         key = self._name(f"{what}/{self.cluster.worker}")
         text = keys.encode(not failed, {"failed": failed})
-        call_and_wait(
-            functools.partial(self.executor.insert, key, text), _INSERT_TIMEOUT
-        )
+        insert = functools.partial(self.coordinator.executor.insert, key, text)
+        call_and_wait(insert, seconds)
 
     def _insert_outcome(
         self, end: TrainingOutcome, seconds: float
@@ -237,8 +235,8 @@ class FinalVote:
             return None
         is_well = not (end.failed or end.lost)
         text = keys.encode(is_well, dataclasses.asdict(end))
-        insert = functools.partial(self.executor.insert, self._name("word"), text)
-        held = call_and_wait(insert, seconds)
+        insert, word = self.coordinator.executor.insert, self._name("word")
+        held = call_and_wait(functools.partial(insert, word, text), seconds)
         return None if held is None else _read(held)
 
     @property

@@ -136,12 +136,11 @@ class Session:
         self.saves = CollectiveSaves(
             cluster,
             f"tfpreempt/{incarnation}/save",
-            self.executor,
             self.coordinator,
             self.runs,
             on_failure=lambda error: self.failed(error),
         )
-        self.vote = FinalVote(cluster, incarnation, self.executor, self.coordinator)
+        self.vote = FinalVote(cluster, incarnation, self.coordinator)
         self.exit = ExitController(
             cluster,
             self.runs,
@@ -191,8 +190,6 @@ class Session:
                 weakref.ref(run),
                 self.runs,
                 self.coordinator,
-                self.executor,
-                self._clock,
                 lambda: self.saves.is_busy,
             ).look()
 
@@ -489,9 +486,7 @@ class Session:
         need_peers = [m.directory.needs_peers() for m in self.runs]
         saves_alone = True not in need_peers
         c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
-        save = RoundSave(
-            self.runs, c, self.saves, self._clock, arrived_at=self._clock.monotonic()
-        )
+        save = RoundSave(self.runs, c, self.saves, arrived_at=c.clock.monotonic())
         c.dispatch(ev.Boundary(self.step_flag.started, last))
         while True:
             match c.wait(limit):

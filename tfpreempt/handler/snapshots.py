@@ -277,24 +277,13 @@ class Snapshots:
             captured, self._captured = self._captured[0], None
             captured.discard()
 
-    def go_on(
-        self,
-        arrived: float,
-        left: float,
-        steps: int,
-        *,
-        intervals: int = 0,
-        should_save: bool = True,
-    ) -> None:
+    def go_on(self, timing: SnapshotTiming, *, should_save: bool = True) -> None:
         """Starts to write the captured snapshot while training continues.
 
         Called once every worker has captured a snapshot.
 
         Args:
-            arrived: monotonic seconds at the boundary, see `SnapshotTiming`.
-            left: monotonic seconds at which training continued, see `SnapshotTiming`.
-            steps: number of steps, see `SnapshotTiming`.
-            intervals: number of intervals, see `SnapshotTiming`.
+            timing: time and step of the snapshot.
             should_save: whether to write the snapshot; False if a notice leaves no
                 time.
         """
@@ -318,9 +307,7 @@ class Snapshots:
             captured.discard()
             self._failed(error)
             return
-        self.taken = SnapshotTiming(
-            arrived=arrived, left=left, steps=steps, intervals=intervals
-        )
+        self.taken = timing
 
     def _complete(self, captured: Save, parent: Parent) -> None:
         """Writes the captured snapshot, then the marker. Runs on the save's thread."""
@@ -447,8 +434,7 @@ class Snapshots:
     @property
     def is_busy(self) -> bool:
         """Whether a snapshot is being written; may be read on any thread."""
-        under_way = self._under_way
-        return under_way is not None and not under_way.wait(0.0)
+        return not self.wait(0.0)
 
     @property
     def is_dropped(self) -> bool:
