@@ -398,10 +398,7 @@ class BadStepFinder:
                 else f"{why} before the first step of this start; expected a model "
                 "whose weights are finite. Correct the initial weights"
             )
-        if self._finite_at == steps - 1:
-            self.end_because_of(last, why)
-            return
-        self._end(self._event(last, why, is_sought=True))
+        self.end_because_of(last, why, is_sought=self._finite_at != steps - 1)
 
     def commit_is_bad(self, why: str) -> errors.BadStepsError:
         """Returns the error for a restored commit that contains a bad step.
@@ -423,7 +420,9 @@ class BadStepFinder:
 
     # --- a bad step ------------------------------------------------------------------
 
-    def end_because_of(self, position: Position, why: str) -> None:
+    def end_because_of(
+        self, position: Position, why: str, *, is_sought: bool = False
+    ) -> None:
         """Records a bad step, and ends the process.
 
         With several workers, the method returns: all workers stop at the next boundary
@@ -432,27 +431,21 @@ class BadStepFinder:
         Args:
             position: the bad step.
             why: the reason.
+            is_sought: whether `position` is only the newest trained step, so that the
+                next start must find the bad step.
 
         Raises:
-            SystemExit: the next start leaves the step out.
+            SystemExit: the next start leaves the step out, or finds the step.
             BadStepsError: the limit was reached, or the journal cannot be written.
         """
+        found = self._event(position, why, is_sought=is_sought)
         # With several workers, the next start checks the limit, on every worker: an
         # error on this worker alone would be a failed step on the other workers.
-        if not self.is_shared:
-            self._check_limit(position, why)
-        self._end(self._event(position, why))
-
-    def _end(self, found: BadStep) -> None:
-        """Records a bad step, and ends the process; see `end_because_of`.
-
-        Args:
-            found: the bad step; or the newest trained step, if the next start must find
-                the bad step.
-        """
         if self.is_shared:
             self._stop_all(found)
             return
+        if not is_sought:
+            self._check_limit(position, why)
         record_bad_step(self._run, found, _described(found))
         self._session.exit.leave(Outcome.LOST, _described(found))
         raise _exit_fn_returned()
@@ -468,7 +461,7 @@ class BadStepFinder:
         """Makes all workers stop at a common step, and this worker veto all commits.
 
         Args:
-            found: the bad step, as for `_end`.
+            found: the event to record, see `end_because_of`.
         """
         coordinator, worker = self._session.coordinator, self._session.cluster.worker
         self._veto = Veto(
@@ -510,6 +503,24 @@ class BadStepFinder:
     def refusal(self) -> VetoError | None:
         """The error to raise in a save, if this worker has found a bad step."""
         return None if self._veto is None else VetoError(self._veto)
+
+    def _check_before_save(self) -> Exception | None:
+        """Calls `check` before a save, unless just called for the same state. Some
+        saves follow no call of the program, such as the save at the end of a program
+        that does not call `close`.
+
+        Returns:
+            With several workers, the error that this worker must raise in the save,
+            because this worker has found a bad step.
+        """
+        try:
+            if self._unread or not self.are_finite:
+                self.check()
+        except errors.BadStepsError as error:
+            if self.is_shared:
+                return error
+            raise
+        return self.refusal
 
     # --- the records -----------------------------------------------------------------
 
@@ -783,24 +794,6 @@ class LoopBadSteps(BadStepFinder):
         # kept alive by a cycle.
         self._run.before_save = self._check_before_save
         super().check()
-
-    def _check_before_save(self) -> Exception | None:
-        """Calls `check` before a save, unless just called for the same state. Some
-        saves follow no call of the handler, such as the save at the end of a program
-        that does not call `close`.
-
-        Returns:
-            With several workers, the error that this worker must raise in the save,
-            because this worker has found a bad step.
-        """
-        try:
-            if self._unread or not self.are_finite:
-                self.check()
-        except errors.BadStepsError as error:
-            if self.is_shared:
-                return error
-            raise
-        return self.refusal
 
     def why_bad(self, position: Position, loss: Any) -> str:
         # The program may have donated the loss to a computation of JAX.

@@ -628,16 +628,6 @@ class PreemptionCheckpointHandler:
             self._bad_steps.check()
         return contextlib.nullcontext()
 
-    def _check_at_boundary(self, guard: LoopBadSteps, what: str) -> None:
-        """Ends the process if a step was bad, at a boundary whose interval is already
-        counted."""
-        try:
-            self._session.check_open(self._run, what)
-            guard.check(will_save=self._step_flag.flag or self._is_save_due)
-        except BaseException:
-            self._step_flag.started -= 1
-            raise
-
     def _leave_out(
         self, guard: LoopBadSteps, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
@@ -681,7 +671,13 @@ class PreemptionCheckpointHandler:
         """
         session, run = self._session, self._run
         if self._bad_steps is not None:
-            self._check_at_boundary(self._bad_steps, what)
+            will_save = self._step_flag.flag or self._is_save_due
+            try:
+                session.check_open(run, what)
+                self._bad_steps.check(will_save=will_save)
+            except BaseException:
+                self._step_flag.started -= 1
+                raise
         session.enter(run, what)
         self._unsaved.after_call()
         if run.steps_made in LOOKS and run.config.save_fn is None:

@@ -47,22 +47,7 @@ def problem(
     )
 
 
-_warned = set[str]()  # directories of which `_warn_of_loss` has warned
-
-
-def _warn_of_loss(directory: str, loss: str, step: int) -> None:
-    if directory in _warned:
-        return
-    _warned.add(directory)
-    log.warning(
-        "the loss is %s at step %d: from now on the commits in %s probably contain NaN "
-        "weights, and they replace the older commits. Stop the run, and resume from an "
-        "older commit (`tfpreempt inspect` lists the commits). "
-        "on_bad_step=tfpreempt.keras.BadSteps() leaves such a step out",
-        loss,
-        step,
-        directory,
-    )
+_warned = set[str]()  # directories of which `BadStepGuard.warn_of_loss` has warned
 
 
 class BadStepGuard(BadStepFinder):
@@ -155,6 +140,8 @@ class BadStepGuard(BadStepFinder):
             epoch: number of the epoch, from 0.
             size: number of batches of a step.
         """
+        if self.is_shared:
+            self._run.before_save = self._check_before_save
         if epoch != self._epoch:
             self._mean = None
         self._epoch, self.size = epoch, size
@@ -233,7 +220,7 @@ class BadStepGuard(BadStepFinder):
     def check_before_save(self) -> None:
         """Raises SaveError if a step was bad, for a save without a call of `check`.
 
-        With several workers, only `refuse_save` raises the error: in the save itself,
+        With several workers, only `Run.capture` raises the error: in the save itself,
         so that every worker reaches the save.
         """
         if self.is_shared:
@@ -248,14 +235,6 @@ class BadStepGuard(BadStepFinder):
                 f"{why}, so the state is not saved; the older commits are unchanged"
             )
 
-    def refuse_save(self) -> None:
-        """Raises SaveError if a step was bad, in a save of several workers."""
-        if self.is_shared:
-            if not self.are_finite:
-                self.check()
-            if (refusal := self.refusal) is not None:
-                raise refusal
-
     def warn_of_loss(self, logs: Mapping[str, Any]) -> None:
         """Without `on_bad_step`, logs a warning, once, if a state with a bad loss is
         saved.
@@ -263,10 +242,20 @@ class BadStepGuard(BadStepFinder):
         Args:
             logs: logs of the epoch, as numbers.
         """
-        loss = logs.get(self.options.loss)
+        loss, directory = logs.get(self.options.loss), self._run.directory.path
         is_bad = isinstance(loss, float) and not math.isfinite(loss)
-        if is_bad and not self.is_active:
-            _warn_of_loss(self._run.directory.path, f"{loss}", self._run.step)
+        if not is_bad or self.is_active or directory in _warned:
+            return
+        _warned.add(directory)
+        log.warning(
+            "the loss is %s at step %d: from now on the commits in %s probably contain "
+            "NaN weights, and they replace the older commits. Stop the run, and resume "
+            "from an older commit (`tfpreempt inspect` lists the commits). "
+            "on_bad_step=tfpreempt.keras.BadSteps() leaves such a step out",
+            loss,
+            self._run.step,
+            directory,
+        )
 
     def failed(self, error: BaseException, batch: int) -> None:
         """Records a crash of a step; the caller raises the error.

@@ -34,7 +34,8 @@ def find_not_finite(fit: Fit, variables: FitVariables) -> str:
             is_nan = np.isnan(array).any()
             if is_nan or (is_trained and np.isinf(array).any()):
                 value = "NaN" if is_nan else "infinity"
-                return f"the variable {_name(variable)} contains {value}"
+                name = variable.path if hasattr(variable, "path") else variable.name
+                return f"the variable {name!r} contains {value}"
     return ""
 
 
@@ -57,7 +58,3 @@ def _variables(fit: Fit) -> list[tuple[Any, bool]]:
                 seen.add(id(each))
                 found.append((each, is_trained))
     return found
-
-
-def _name(variable: Any) -> str:
-    return repr(variable.path if hasattr(variable, "path") else variable.name)

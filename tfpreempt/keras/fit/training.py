@@ -700,7 +700,6 @@ class Training:
         )
 
     def _take_own(self) -> Taken:
-        self._steps.guard.refuse_save()
         own = self._state.own.loaded
         if self._plan.beginning is FitPhase.RESTORE and own is not None:
             return own
