@@ -357,8 +357,6 @@ class Activity:
         If another thread runs the body, hang detection continues, because the main
         thread may hang during the body.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        with self.hang_detection_paused():
+        is_main = threading.current_thread() is threading.main_thread()
+        with self.hang_detection_paused() if is_main else contextlib.nullcontext():
             yield

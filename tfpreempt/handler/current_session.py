@@ -178,29 +178,6 @@ def keep(notice: Notice) -> bool:
     return notice in tuple(_pending)  # a thread may have taken the notice
 
 
-def take_back(notice: Notice) -> bool:
-    """Removes a kept notice, which the caller then handles; returns False if there is
-    none."""
-    return take_notice(_pending, notice)
-
-
-def take_kept() -> bool:
-    """Removes all kept notices, which the caller then handles; returns False if there
-    are none."""
-    taken = [notice for notice in tuple(_pending) if take_back(notice)]
-    return bool(taken)
-
-
-def receives_notices() -> bool:
-    """Returns whether a run of this process listens, or the process is exiting.
-
-    May be called on any thread.
-    """
-    if _current is None:
-        return False
-    return _current.exit.left or any(run.watcher.is_started for run in _current.runs)
-
-
 def current() -> Session | None:
     """Returns the session of the process; None before the first handler."""
     return _current
@@ -253,21 +230,6 @@ class EarlyNoticeHandler:
         _newest = self
         self._watcher.start()
 
-    def rearm(self) -> None:
-        """Listens again after TensorFlow has installed its own SIGTERM handler.
-
-        Creating a MultiWorkerMirroredStrategy installs TensorFlow's handler, so a
-        SIGTERM no longer arrives here. The constructor of a
-        `PreemptionCheckpointHandler` calls this method.
-        """
-        self._watcher.rearm()
-
-    def _unheard(
-        self, sources: tuple[NoticeSourceConfig, ...]
-    ) -> tuple[NoticeSourceConfig, ...]:
-        """Returns the given sources without the sources that are watched already."""
-        return tuple(each for each in sources if each.source.name not in self._names)
-
     def close(self) -> None:
         """Stops listening, and restores the signal handlers. Idempotent."""
         global _protection
@@ -284,13 +246,17 @@ class EarlyNoticeHandler:
         self.close()
 
     def _on_notice(self, notice: Notice) -> None:
-        """Handles a notice, unless a run of this process listens.
+        """Handles a notice, unless a run of this process listens, or the process is
+        exiting.
 
         May be called on any thread.
         """
         if os.getpid() != self._process:
             return
-        if receives_notices():
+        here = _current
+        if here is not None and (
+            here.exit.left or any(run.watcher.is_started for run in here.runs)
+        ):
             self._left = notice
             return
         text = f"preemption notice from {notice.origin}"
@@ -315,23 +281,9 @@ class EarlyNoticeHandler:
             alarm.start()
             self._alarms.append(alarm)
 
-    def _take_unreported(self, notice_at: float) -> Notice | None:
-        """Returns a notice that a listening run should have reported but has not
-        reported.
-
-        While a run listens, its own sources report notices. If the notice kept here is
-        more than `SLOWEST` seconds newer than the run's newest notice, the run has
-        missed the notice.
-
-        Args:
-            notice_at: monotonic seconds at which the newest notice of a run arrived.
-        """
-        left, self._left = self._left, None
-        return left if left and left.received_at > notice_at + SLOWEST else None
-
     def _expire(self, notice: Notice) -> None:
         """Exits at the end of the grace period, if no run has taken the notice."""
-        if take_back(notice):
+        if take_notice(_pending, notice):
             self._leave(
                 "the machine will be terminated, no training is running, and the "
                 f"process waits for {', '.join(blocking_threads_and_children())}"
@@ -349,7 +301,8 @@ class EarlyNoticeHandler:
                 notice.
             is_printed: whether the traceback of the error was already printed.
         """
-        if os.getpid() != self._process or not take_kept():
+        kept = tuple(_pending) if os.getpid() == self._process else ()
+        if not [each for each in kept if take_notice(_pending, each)]:
             return
         name = type(error).__name__
         log.error(
@@ -439,8 +392,11 @@ def handling_notices_during_setup(config: TerminationConfig) -> Iterator[None]:
     global _is_starting
     signals = config._signal_sources()
     if _protection is not None:
-        _protection.rearm()
-        signals = _protection._unheard(signals)
+        # Creating a MultiWorkerMirroredStrategy has installed TensorFlow's own SIGTERM
+        # handler, so that a SIGTERM no longer arrives.
+        _protection._watcher.rearm()
+        names = _protection._names
+        signals = tuple(each for each in signals if each.source.name not in names)
     meanwhile = EarlyNoticeHandler(config, signals)
     _is_starting = True
     try:
@@ -471,7 +427,13 @@ def take_over() -> None:
         elif notice is not None:
             keep(notice)
         return
-    notice = notice or _protection._take_unreported(here.notice_at)
+    if notice is None:
+        # While a run listens, its own sources report notices. If the notice that
+        # `_protection` has left to the run is much newer than the run's newest notice,
+        # the run has missed the notice.
+        left, _protection._left = _protection._left, None
+        if left is not None and left.received_at > here.notice_at + SLOWEST:
+            notice = left
     if notice is not None:
         _protection._on_notice(notice)
 

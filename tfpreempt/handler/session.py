@@ -238,22 +238,18 @@ class Session:
                 handler was created.
         """
         if not run.is_armed:
-            self._check_cluster()
+            here = connected_cluster()
+            if self.cluster.num_workers == 1 and here.num_workers > 1:
+                raise UsageError(
+                    "jax.distributed.initialize() was called after the handler or fit "
+                    f"was created, so this process, {here.worker} of "
+                    f"{here.num_workers}, would train and commit alone. Call "
+                    "jax.distributed.initialize() first, on every process."
+                )
             # Hold the run before `arm` starts a thread. Otherwise the thread could have
             # the last reference, and the run would be closed on the thread.
             self.runs.kept.add(run)
             run.arm(self.activity.now, self.step_flag.step_times)
-
-    def _check_cluster(self) -> None:
-        """Raises an error if JAX has connected this process to a cluster too late."""
-        here = connected_cluster()
-        if self.cluster.num_workers == 1 and here.num_workers > 1:
-            raise UsageError(
-                "jax.distributed.initialize() was called after the handler or fit was "
-                f"created, so this process, {here.worker} of {here.num_workers}, would "
-                "train and commit alone. Call jax.distributed.initialize() first, on "
-                "every process."
-            )
 
     def unregister(self, run: Run) -> None:
         """Closes a run; the run no longer participates in saves."""
