@@ -249,15 +249,18 @@ def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
         agree(start, InMemoryStore(), "start", 0.2)
 
 
-def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) -> None:
+def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All workers wait: if a worker gave up, it would fail, and then the chief too."""
     waits = LeaseWait(this_process(0.0), PACE)
     holder = dataclasses.replace(this_process(LONGEST_GRACE), boot="another")
     waits.expiry_reason(ObservedLease(token=holder.token, holder=holder, renewals=b""))
     assert waits.limit == LEASE_TIMEOUT
     worker = Cluster(worker=1, jobs=(("worker", 2),))
+    monkeypatch.setattr(restore_agreement, "LEASE_TIMEOUT", 0.2)
     with pytest.raises(errors.PeerTimeoutError, match=r"plan took longer than 0\.3 s"):
-        agree(begin(tmp_path, worker), InMemoryStore(), "start", 0.1, 0.2)
+        agree(begin(tmp_path, worker), InMemoryStore(), "start", 0.1)
 
 
 @pytest.mark.parametrize("which", [0, 1])

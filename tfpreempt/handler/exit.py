@@ -507,8 +507,11 @@ class ExitController:
         if not self.cluster.jobs:
             return
         seconds, exit, last = None, None, self._last_exit
-        is_exit = last is not None and (last.is_under_way() or last.has_ended_main)
-        if last is not None and is_exit and not last.stop_event.is_set():
+        if (
+            last is not None
+            and not last.stop_event.is_set()
+            and (last.is_under_way() or last.has_ended_main)
+        ):
             left = max(0.0, last.ends - time.monotonic())
             seconds, exit = left if last.can_reach_all else 0.0, last.exit
         elif isinstance(getattr(sys, "last_value", None), Exception):

@@ -116,20 +116,19 @@ def register(
         if checkpoint is not None:
             counter = adapter_of(checkpoint).attach_counter(checkpoint)
         directory = getattr(checkpoint, "directory", options.checkpoint_dir)
-        is_managed = hasattr(checkpoint, "directory")
-        if (is_managed or config.save_fn) and is_url(directory or ""):
-            raise _url_refused(
-                "CheckpointManager" if is_managed else "save_fn", directory
-            )
-        if (is_managed or config.save_fn) and options.policy.has_rules:
+        saver = "save_fn" if config.save_fn else ""
+        if hasattr(checkpoint, "directory"):
+            saver = "CheckpointManager"
+        if saver and is_url(directory or ""):
+            raise _url_refused(saver, directory)
+        if saver and options.policy.has_rules:
             raise errors.ConfigurationError(
                 "keep_every= and best_by= cannot be used with a CheckpointManager or a "
                 "save_fn, which deletes its checkpoints itself. Use the arguments of "
                 "the manager (max_to_keep=, keep_checkpoint_every_n_hours=); or pass "
                 "the tf.train.Checkpoint itself with checkpoint_dir="
             )
-        is_own = not (is_managed or config.save_fn)
-        _check_replay(directory if is_own else None, session.cluster)
+        _check_replay(None if saver else directory, session.cluster)
         storage = choose_storage(options.mirror_dir, directory, options.policy)
         cluster, connected = session.cluster, connection()
         lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None

@@ -135,7 +135,6 @@ def agree(
     keys: KeyValueStore,
     prefix: str,
     timeout: float,
-    lease_timeout: float = LEASE_TIMEOUT,
 ) -> Agreed:
     """Agrees with the peers on a directory, and on the commit to restore.
 
@@ -147,8 +146,6 @@ def agree(
         keys: the key-value store of the workers.
         prefix: namespace of the keys of this start.
         timeout: seconds to wait for the slowest worker.
-        lease_timeout: additional seconds to wait for the chief, which may itself wait
-            for the lease.
 
     Raises:
         DirectoryLockedError: another program uses the directory.
@@ -169,8 +166,7 @@ def agree(
         apart: frozenset[int] = frozenset()
         if start.store is not None:
             if cluster.num_workers > 1:
-                probe_prefix = f"{prefix}/place"
-                apart = _find_apart(start, keys, probe_prefix, timeout, lease_timeout)
+                apart = _find_apart(start, keys, f"{prefix}/place", timeout)
             # Allow time for a download. All workers are present, because `_find_apart`
             # has waited for them, so the long timeout does not delay the error for a
             # missing worker.
@@ -184,7 +180,7 @@ def agree(
             functools.partial(_propose, start, apart),
             functools.partial(_follow, start, apart),
             timeout,
-            lease_timeout,
+            LEASE_TIMEOUT,
         )
         if problems:
             raise _as_error(problems)
@@ -205,11 +201,7 @@ def agree(
 
 
 def _find_apart(
-    start: RestoreAgreement,
-    keys: KeyValueStore,
-    prefix: str,
-    timeout: float,
-    lease_timeout: float,
+    start: RestoreAgreement, keys: KeyValueStore, prefix: str, timeout: float
 ) -> frozenset[int]:
     """Returns the workers without access to the chief's directory.
 
@@ -230,7 +222,7 @@ def _find_apart(
         return APART, None
 
     _, _, answers = rendezvous.agree(
-        keys, prefix, start.cluster, propose, look, timeout, lease_timeout
+        keys, prefix, start.cluster, propose, look, timeout, LEASE_TIMEOUT
     )
     if problems := {i: text for i, text in answers.items() if text != APART}:
         raise _as_error(problems)

@@ -251,20 +251,19 @@ class Run:
                 is_partial=is_partial,
                 assign=assign,
             )
-            is_without = found.prefix is None or assign is not None
-            if self.counter is not None and is_without:
-                # Without a TensorFlow checkpoint, the commit has no counter variable.
-                self.counter.assign(restored.step)
+            step = restored.step
             if self.counter is not None:
+                if found.prefix is None or assign is not None:
+                    # Without a TensorFlow checkpoint, there is no counter variable.
+                    self.counter.assign(step)
                 step = int(self.counter.numpy())
-                restored = dataclasses.replace(restored, step=step)
             if self.source is not self.directory:
                 self.directory.contents.restored(found)
             if not is_resized(found, self.source.cluster):
-                own = WorkerSteps(restored.step)
+                own = WorkerSteps(step)
                 load_worker_state(found, own, self.source.cluster)
-                restored = dataclasses.replace(restored, step=own.steps)
-            restored = dataclasses.replace(restored, tier=self.start.tier)
+                step = own.steps
+            restored = dataclasses.replace(restored, step=step, tier=self.start.tier)
         restored = dataclasses.replace(restored, skipped=tuple(self.start.skipped))
         took = self.start.seconds + clock.monotonic() - began
         self._record_start(restored, took)

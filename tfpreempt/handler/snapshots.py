@@ -251,7 +251,8 @@ class Snapshots:
             self._failed(error)
             return False
         self._captured = captured, cancel_token, self.parent
-        self.set_expected_size(_size(captured))
+        # The files, and the values that are still in memory.
+        self.set_expected_size(captured.captured_bytes + _bytes_in(captured.staging))
         if self._is_too_large():
             self.discard()
             return False
@@ -518,11 +519,6 @@ def open_snapshots(
 def _log_corrupt_snapshot(problem: str) -> None:
     text = problem.rstrip(".")
     log.warning("%s; this snapshot is skipped", text)
-
-
-def _size(captured: Save) -> int:
-    """Returns the bytes of a captured snapshot: files, and values still in memory."""
-    return captured.captured_bytes + _bytes_in(captured.staging)
 
 
 def _bytes_in(directory: str) -> int:
