@@ -221,8 +221,8 @@ def _between_epochs(model: Any, batch: Any, directory: Path | None) -> float:
     """
     import keras
 
+    from tests.fakes.process import new_process
     from tfpreempt import TerminationConfig
-    from tfpreempt.handler import current_session
     from tfpreempt.keras import PreemptionCallback
 
     ends: list[float] = []
@@ -237,7 +237,7 @@ def _between_epochs(model: Any, batch: Any, directory: Path | None) -> float:
         on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()),
     )
     callbacks = [hooks]
-    with current_session.new_process():
+    with new_process():
         if directory is not None:
             config = TerminationConfig(signals=())
             callbacks += [PreemptionCallback(directory, termination_config=config)]
@@ -255,11 +255,11 @@ def _between_epochs(model: Any, batch: Any, directory: Path | None) -> float:
 def _ours(
     root: Path, state: _State, step: Callable[[], None], *, is_async: bool
 ) -> Figures:
+    from tests.fakes.process import new_process
     from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
-    from tfpreempt.handler import current_session
 
     directory, every = root / "run", 10
-    with current_session.new_process():
+    with new_process():
         handler = PreemptionCheckpointHandler(
             None,
             state.checkpoint,

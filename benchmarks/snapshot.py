@@ -89,8 +89,8 @@ def train(mebibytes: int, seconds: float) -> list[tuple[float, float]]:
     """
     import tensorflow as tf
 
+    from tests.fakes.process import new_process
     from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
-    from tfpreempt.handler import current_session
     from tfpreempt.handler.snapshots import Snapshots
 
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
@@ -116,7 +116,7 @@ def train(mebibytes: int, seconds: float) -> list[tuple[float, float]]:
     Snapshots.capture = seen_capture  # type: ignore[method-assign]
     Snapshots._complete = seen_complete  # type: ignore[method-assign]
     try:
-        with current_session.new_process(), told(memory):
+        with new_process(), told(memory):
             handler = PreemptionCheckpointHandler(
                 None,
                 tf.train.Checkpoint(state=state, counter=counter),

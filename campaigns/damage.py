@@ -366,9 +366,9 @@ class Form:
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[Program]:
-        from tfpreempt.handler import current_session
+        from tests.fakes.process import new_process
 
-        with current_session.new_process():
+        with new_process():
             program = Program(self)
             try:
                 yield program
@@ -461,14 +461,14 @@ class StatesForm(Form):
 
     @contextlib.contextmanager
     def _alone(self, directory: Path) -> Iterator[list[Any]]:
+        from tests.fakes.process import new_process
         from tfpreempt.checkpoint.lease import lease
-        from tfpreempt.handler import current_session
         from tfpreempt.states import JsonState, api
 
         states = [JsonState(name, 0) for name in ("state", "other")]
         named = {"TFPREEMPT_CHECKPOINT_DIR": str(directory / DISK)}
         with (
-            current_session.new_process(),
+            new_process(),
             mock.patch.object(api, "_alone", {}),
             mock.patch.dict(os.environ, named),
         ):

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 import tfpreempt
+from tests.fakes.process import new_process
 from tests.replays import replaying
 from tfpreempt import errors, trackers
 from tfpreempt.cli.report.scalars import _frames
-from tfpreempt.handler import current_session
 from tfpreempt.states import StepCounter
 from tfpreempt.trackers import Tracker
 
@@ -82,7 +82,7 @@ def start(directory: Path, **more: Any) -> Iterator[Any]:
     Yields:
         A function that makes a step.
     """
-    with current_session.new_process():
+    with new_process():
         config = tfpreempt.TerminationConfig(exit_fn=lambda: None, signals=())
         step = StepCounter()
         handler = tfpreempt.PreemptionCheckpointHandler(
@@ -452,7 +452,7 @@ def test_only_the_chief_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     task = {"type": "worker", "index": 1}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     server = Server([])
-    with current_session.new_process():
+    with new_process():
         server.log({"loss": 1})
         server.finish()
     assert server.run_id is None
@@ -463,7 +463,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     server = Server([])
     expected = "expected a PreemptionCheckpointHandler"
     with (
-        current_session.new_process(),
+        new_process(),
         pytest.raises(errors.UsageError, match=expected),
     ):
         server.log({"loss": 1})

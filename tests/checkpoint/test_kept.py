@@ -42,10 +42,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def result(kind: str, directory: Path) -> Any:
     import tensorflow as tf
 
-    from tfpreempt.handler import current_session
+    from tests.fakes.process import new_process
 
     tf.random.set_seed(None)  # as in a new process
-    with current_session.new_process():
+    with new_process():
         return kept_program.run(kind, str(directory))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tfpreempt.handler import current_session
+from tests.fakes.process import new_process
 
 if TYPE_CHECKING:
     from tests.handler.program import Program
@@ -43,5 +43,5 @@ def program(tmp_path: Path) -> Iterator[Program]:
     """A program that was just started."""
     from tests.handler.program import Program
 
-    with current_session.new_process():
+    with new_process():
         yield Program(tmp_path / "ckpt")

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes.process import new_process
 from tests.journals import read_journal
 from tfpreempt import BadSteps, PreemptionCheckpointHandler, TerminationConfig, errors
 from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.core.replay import Replay, read_replay
-from tfpreempt.handler import current_session
 from tfpreempt.handler.bad_steps import LoopBadSteps, find_loss
 from tfpreempt.states import JsonState, save_all_states
 
@@ -75,7 +75,7 @@ class Loop:
 
     def start(self, **options: Any) -> Any:
         """Returns the final state of the loop."""
-        with current_session.new_process():
+        with new_process():
             for each in REGISTRY.in_order():
                 each.unregister()
             reader = Reader(self.values)
@@ -195,7 +195,7 @@ def test_a_retry_in_the_program_is_no_second_crash(tmp_path: Path) -> None:
         return 0.0
 
     with (
-        current_session.new_process(),
+        new_process(),
         PreemptionCheckpointHandler(
             None, None, tmp_path, on_bad_step=BadSteps(crashes=2)
         ) as handler,
@@ -225,7 +225,7 @@ def test_the_bad_step_before_a_crash_is_recorded(tmp_path: Path) -> None:
 def test_an_exit_function_that_returns_is_refused(tmp_path: Path) -> None:
     """Otherwise the program would train on with the bad step."""
     config = TerminationConfig(signals=(), sources=[], exit_fn=lambda: None)
-    with current_session.new_process():
+    with new_process():
         handler = PreemptionCheckpointHandler(
             None, None, tmp_path, config, on_bad_step=BadSteps(), save_freq=1
         )
@@ -288,7 +288,7 @@ def test_data_that_end_after_an_unreadable_batch_are_refused(tmp_path: Path) -> 
         raise OSError("bad record")
 
     def start() -> None:
-        with current_session.new_process():
+        with new_process():
             reader = batches()
             with PreemptionCheckpointHandler(
                 None, None, tmp_path, on_bad_step=BadSteps(crashes=2)
@@ -307,7 +307,7 @@ def test_a_handler_that_is_dropped_before_training_is_closed(tmp_path: Path) -> 
     """Otherwise the directory would count as open."""
     gc.disable()
     try:
-        with current_session.new_process():
+        with new_process():
             for _ in range(2):
                 PreemptionCheckpointHandler(
                     None, None, tmp_path, on_bad_step=BadSteps()
@@ -351,7 +351,7 @@ def test_a_replay_ends_before_a_step_that_is_left_out(
 
 
 def test_a_step_without_arguments_is_refused(tmp_path: Path) -> None:
-    with current_session.new_process():
+    with new_process():
         handler = PreemptionCheckpointHandler(
             None, None, tmp_path, on_bad_step=BadSteps()
         )
@@ -374,7 +374,7 @@ def test_bad_arguments_are_named(
     tmp_path: Path, options: dict[str, Any], text: str
 ) -> None:
     with (
-        current_session.new_process(),
+        new_process(),
         pytest.raises(errors.ConfigurationError, match=text),
     ):
         PreemptionCheckpointHandler(None, None, tmp_path, **options)
@@ -411,7 +411,7 @@ def test_a_step_without_a_loss_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        current_session.new_process(),
+        new_process(),
         PreemptionCheckpointHandler(
             None, None, tmp_path, on_bad_step=BadSteps()
         ) as handler,
@@ -427,7 +427,7 @@ def test_a_refused_save_is_captured_first(tmp_path: Path) -> None:
     synced: list[str] = []
     state.sync = lambda: synced.append("synced")  # type: ignore[method-assign]
     with (
-        current_session.new_process(),
+        new_process(),
         PreemptionCheckpointHandler(None, None, tmp_path) as handler,
     ):
         handler.run(lambda: None)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes.process import new_process
 from tfpreempt import BadSteps, PreemptionCheckpointHandler, errors
 from tfpreempt.checkpoint.state.state import REGISTRY
-from tfpreempt.handler import current_session
 
 pytestmark = pytest.mark.slow  # imports JAX
 jax = pytest.importorskip("jax")
@@ -26,7 +26,7 @@ from tfpreempt.states import PyTreeState  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def no_states() -> Iterator[None]:
-    with current_session.new_process():
+    with new_process():
         yield
     for left in REGISTRY.in_order():
         left.unregister()

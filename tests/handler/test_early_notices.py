@@ -12,6 +12,7 @@ from typing import IO
 import pytest
 
 import tfpreempt
+from tests.fakes.process import new_process
 from tests.handler.program import Button, Program, is_told, wait_until
 from tfpreempt import TerminationConfig
 from tfpreempt.core.cluster import Cluster
@@ -323,7 +324,7 @@ def test_another_process_has_no_notices_of_this_one(
     tfpreempt.handle_early_notices(out.config(LONG))
     out.bell.ring()
     with (
-        current_session.new_process(),
+        new_process(),
         Program(program.directory / "other").handler() as other,
     ):
         other.run(lambda: None)

@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from tests.fakes.process import new_process
 from tests.handler.program import Button, Program, wait_until
 from tests.handler.test_mirror import Stuck
 from tfpreempt.core.heartbeat import (
@@ -64,7 +65,7 @@ def test_steps_have_a_timeout_and_tracing_has_a_longer_timeout(
 
 def test_steps_count_over_all_restarts(program: Program) -> None:
     for first in (0, 3):
-        with current_session.new_process(), program.handler() as handler:
+        with new_process(), program.handler() as handler:
             assert handler.run(sign).step == first
             handler.run(program.step)
             handler.run(program.step)

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.fakes.gcs import GcsServer
+from tests.fakes.process import new_process
 from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tests.journals import read_journal
@@ -31,7 +32,6 @@ from tfpreempt.checkpoint.mirror.journal_mirror import (
 from tfpreempt.cli import main
 from tfpreempt.core.events import Fault
 from tfpreempt.core.journal import Journal
-from tfpreempt.handler import current_session
 from tfpreempt.storage.open_store import open_store
 
 pytestmark = pytest.mark.tensorflow
@@ -86,7 +86,7 @@ def test_the_report_is_readable_after_the_loss_of_the_machine(
     assert {**told, "warnings": here["warnings"]} == here
     assert told["workers"][0]["spans"]
 
-    with current_session.new_process():  # another machine, whose disk is empty
+    with new_process():  # another machine, whose disk is empty
         train(Program(tmp_path / "ckpt-2"), mirror, 5)
     shutil.rmtree(tmp_path / "ckpt-2")
     done = report(mirror, "--json")

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoint.fakes import watch_searches
+from tests.fakes.process import new_process
 from tests.handler.program import LIMIT, Program, is_told, wait_until
 from tfpreempt import State, errors
 from tfpreempt.handler import current_session
@@ -656,7 +657,7 @@ def test_a_start_after_the_end_logs_that_training_is_complete(
     lines = []
     for _ in range(2):
         caplog.clear()
-        with current_session.new_process(), program.handler():
+        with new_process(), program.handler():
             lines += [each for each in caplog.messages if "resumed at" in each]
     ended = f"resumed at step 3 from {program.directory / '3'}. Training was complete"
     assert len(lines) == 2
@@ -674,6 +675,6 @@ def test_a_second_commit_of_a_step_is_named_as_one(
         handler.save()
     path = f"{program.directory / '1.2'} (another commit of step 1)"
     assert f"checkpoint for step 1 committed: {path}" in caplog.messages
-    with current_session.new_process(), program.handler():
+    with new_process(), program.handler():
         pass
     assert any(f"resumed at step 1 from {path}" in each for each in caplog.messages)

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import pytest
 
+from tests.fakes.process import new_process
 from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.checkpoint.state.contents import StagedSave
@@ -175,7 +176,7 @@ class FakeRun:
 def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     """The session of a process that was just started; forgotten afterwards."""
     monkeypatch.setattr(current_session, "on_interpreter_end", lambda call: None)
-    with current_session.new_process():
+    with new_process():
         made = current_session.find_session(None, 5.0)
         yield made
         made.resume_after_exit()
@@ -636,7 +637,7 @@ def test_an_end_that_is_not_saved_is_no_success(
     monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
-        with current_session.new_process():
+        with new_process():
             run = FakeRun()
             run.error = SaveError("the disk is full")
             current_session.find_session(None, 5.0).open(run)
@@ -662,7 +663,7 @@ def test_a_state_missing_at_the_end_of_the_interpreter_is_named(
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     monkeypatch.setattr(training_end, "exit_hard", lambda leave: leave())
-    with current_session.new_process():
+    with new_process():
         run = FakeRun()
         current_session.find_session(None, 5.0).open(run)
         words = Words("words of a function")
@@ -682,7 +683,7 @@ def test_an_error_at_the_end_is_sent_while_threads_can_start(
     monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
-        with current_session.new_process():
+        with new_process():
             run = FakeRun()
             current_session.find_session(None, 5.0).open(run)
             sys.last_value = ValueError("of the program")
@@ -908,7 +909,7 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
         raise ValueError("of an exit function")
 
     def program() -> None:
-        with current_session.new_process():
+        with new_process():
             current, run = current_session.find_session(None, 5.0), FakeRun()
             run._exit = fail  # type: ignore[assignment,method-assign]
             current.open(run)
@@ -930,7 +931,7 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
         threading.Event().wait()
 
     def program() -> None:
-        with current_session.new_process():
+        with new_process():
             current, run = current_session.find_session(None, 5.0), FakeRun()
             clock, deadlines = SystemClock(), current.coordinator.deadlines
 
@@ -1056,7 +1057,7 @@ def test_workers_that_the_program_does_not_know_of_are_named(
     task = {"type": "worker", "index": len(workers) - 1}
     told = {"cluster": {"worker": workers}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))
-    with current_session.new_process():
+    with new_process():
         current_session.find_session(None, 5.0)
     assert ("worker 1 of 2, but the program has no cluster" in caplog.text) == is_said
 
@@ -1066,7 +1067,7 @@ def test_the_client_knows_its_remote_workers(
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
     monkeypatch.setattr(current_session, "connection", lambda: "to the workers")
-    with current_session.new_process():
+    with new_process():
         current_session.find_session(None, 5.0)
     assert caplog.text == ""
 
@@ -1075,7 +1076,7 @@ def test_a_tf_config_that_is_not_for_us_is_no_matter_of_one_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}}')
-    with current_session.new_process():
+    with new_process():
         current_session.find_session(None, 5.0)
     assert caplog.text == ""
 

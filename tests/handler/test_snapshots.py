@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
+from tests.fakes.process import new_process
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.bundles import bundle_writer
@@ -62,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Make]:
 
         def start() -> Program:
             ends.close()
-            ends.enter_context(current_session.new_process())
+            ends.enter_context(new_process())
             return Program(tmp_path / "ckpt")
 
         yield start

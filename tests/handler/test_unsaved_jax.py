@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfpreempt.handler import current_session
+from tests.fakes.process import new_process
 
 pytestmark = pytest.mark.slow  # imports JAX
 jax = pytest.importorskip("jax")
@@ -73,7 +73,7 @@ def warned(
                 handler.run(step)
         return [each.getMessage() for each in caplog.records]
 
-    with current_session.new_process():
+    with new_process():
         yield run
 
 
@@ -250,7 +250,7 @@ def test_a_batch_of_numpy_that_a_step_reads_itself_is_compared(
     for _ in range(2):
         with (
             contextlib.suppress(InterruptedError),
-            current_session.new_process(),
+            new_process(),
             PreemptionCheckpointHandler(
                 None, None, tmp_path / "ckpt", save_freq=2
             ) as handler,
@@ -289,7 +289,7 @@ def test_states_that_a_restarted_loop_changes_in_front_of_its_step_are_named(
     for end in (3, 6):
         with (
             contextlib.suppress(InterruptedError),
-            current_session.new_process(),
+            new_process(),
             PreemptionCheckpointHandler(
                 None, None, tmp_path / "ckpt", save_freq=None if saves else 2
             ) as handler,

@@ -23,6 +23,7 @@ from tests.checkpoint.fakes import Words
 from tests.contracts.storage_places import MotoServer
 from tests.fakes.azure import AzureServer
 from tests.fakes.gcs import GcsServer
+from tests.fakes.process import new_process
 from tests.handler.program import Program
 from tfpreempt import PreemptionCheckpointHandler, TerminationConfig, errors
 from tfpreempt.checkpoint.directory import catalog, layout
@@ -85,13 +86,13 @@ class Cloud:
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    with GcsServer() as server, current_session.new_process():
+    with GcsServer() as server, new_process():
         yield Cloud(server, tmp_path, monkeypatch)
 
 
 def train(steps: int, **more: object) -> tuple[list[float], int]:
     """Runs a program to its end; returns the weights, and the step of its start."""
-    with current_session.new_process():
+    with new_process():
         program = Program(URL)  # type: ignore[arg-type]
         with program.handler(**more) as handler:
             began = handler.total_run_calls
@@ -107,7 +108,7 @@ def die_after(step: int, *, deletes: bool = False) -> None:
         step: step of the commit.
         deletes: whether the program deletes the commit that it restored.
     """
-    with current_session.new_process(), pytest.MonkeyPatch.context() as patch:
+    with new_process(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.mirror.upload.Upload.run", _stall)
         program = Program(URL)  # type: ignore[arg-type]
         handler = program.handler()
@@ -146,7 +147,7 @@ def test_a_start_lists_the_mirror_before_and_under_its_lease_and_not_again(
 def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
     """The weights, a State and the generators have the saved values."""
     word = Words("word", "before")
-    with current_session.new_process():
+    with new_process():
         program = Program(URL)  # type: ignore[arg-type]
         handler = program.handler()
         random.seed(5)
@@ -163,7 +164,7 @@ def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
         drawn = random.random()
     cloud.go_to("second")
     word.text = "after"
-    with current_session.new_process():
+    with new_process():
         again = Program(URL)  # type: ignore[arg-type]
         with again.handler() as restored:
             restored.run(again.step)
@@ -321,7 +322,7 @@ def test_a_bucket_that_does_not_answer_ends_the_start(
 
 def test_two_programs_at_once(cloud: Cloud) -> None:
     """On one machine both programs share the scratch directory."""
-    with current_session.new_process():
+    with new_process():
         first = Program(URL).handler()  # type: ignore[arg-type]
         with pytest.raises(errors.ConfigurationError, match="is open in"):
             Program(URL + "/").handler()  # type: ignore[arg-type]
@@ -353,7 +354,7 @@ def test_a_scratch_directory_without_room(
 )
 def test_invalid_checkpoint_directories_are_refused(url: str, said: str) -> None:
     with (
-        current_session.new_process(),
+        new_process(),
         pytest.raises(errors.ConfigurationError, match=said),
     ):
         Program(url).handler()  # type: ignore[arg-type]
@@ -395,7 +396,7 @@ def put(folder: Path, below: str = "") -> None:
 
 def local_commit(folder: Path, steps: int) -> Path:
     """A commit in a directory of this machine."""
-    with current_session.new_process():
+    with new_process():
         program = Program(folder)
         with program.handler() as handler:
             for _ in range(steps):
@@ -411,7 +412,7 @@ def test_a_run_of_an_earlier_version_is_continued(cloud: Cloud, tmp_path: Path) 
     open_store(URL).replace("commit-later/MANIFEST.json", b"{}")  # never committed
     listed = f'model_checkpoint_path: "{URL}/commit-3abc-0/ckpt"\n'
     open_store(URL).replace("checkpoint", listed.encode())
-    with current_session.new_process():
+    with new_process():
         assert train(1, restore=False)[1] == 0  # nothing is fetched
     cloud.empty()
     for steps in (2, 3):
@@ -446,7 +447,7 @@ def test_a_managers_checkpoint_in_the_bucket_is_restored(
     put(tmp_path / "flat")
     state_file = f'model_checkpoint_path: "{listed}"\n'
     open_store(URL).replace("checkpoint", state_file.encode())
-    with current_session.new_process():
+    with new_process():
         again = Program(URL)  # type: ignore[arg-type]
         with again.handler() as handler:
             assert again.variable.numpy().tolist() == [3.0, 4.0]
@@ -456,7 +457,7 @@ def test_a_managers_checkpoint_in_the_bucket_is_restored(
 
 
 def test_a_deleted_commit_is_not_named_again(cloud: Cloud) -> None:
-    with current_session.new_process():
+    with new_process():
         program = Program(URL)  # type: ignore[arg-type]
         with program.handler(save_freq=1, async_save=False) as handler:
             for _ in range(3):
@@ -485,7 +486,7 @@ def test_a_bucket_of_another_cloud(
             monkeypatch.setenv(name, value)
         for machine, steps in (("first", 2), ("second", 4)):
             monkeypatch.setenv(VARIABLE, str(tmp_path / machine))
-            with current_session.new_process():
+            with new_process():
                 program = Program(url)  # type: ignore[arg-type]
                 with program.handler() as handler:
                     assert handler.total_run_calls == steps - 2

@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tests.fakes.process import forget_fits, new_process
 from tests.handler.program import Button
 from tfpreempt import TerminationConfig
-from tfpreempt.handler import current_session
 from tfpreempt.keras import PreemptionCallback
-from tfpreempt.keras.callback import new_process
 
 T = TypeVar("T")
 
@@ -62,7 +61,7 @@ class Machine:
 
     def start(self, seed: int | None = 7) -> None:
         """A new process begins."""
-        new_process()
+        forget_fits()
         self.keras.backend.clear_session(*([False] if self.line == "keras" else []))
         if seed is not None:
             self.keras.utils.set_random_seed(seed)
@@ -190,11 +189,11 @@ def machine(line: str) -> Iterator[Machine]:
     was_enabled = legacy.is_tf_random_generator_enabled()
     legacy.enable_tf_random_generator()
     made = Machine(line, directory)
-    with current_session.new_process(), contextlib.ExitStack() as at_end:
+    with new_process(), contextlib.ExitStack() as at_end:
         at_end.callback(shutil.rmtree, directory, ignore_errors=True)
         if not was_enabled:
             at_end.callback(legacy.disable_tf_random_generator)
-        at_end.callback(new_process)
+        at_end.callback(forget_fits)
         yield made
 
 

@@ -15,10 +15,10 @@ import pytest
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
+from tests.fakes.process import new_process
 from tests.replays import replaying
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import REGISTRY, State
-from tfpreempt.handler import current_session
 from tfpreempt.states import JsonState, StepCounter, api
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,7 +36,7 @@ def directory(tmp_path, monkeypatch):
     restart(monkeypatch)
     for left in REGISTRY.in_order():  # by a test that failed, in its traceback
         left.unregister()
-    with current_session.new_process():
+    with new_process():
         yield tmp_path / "ckpt"
 
 

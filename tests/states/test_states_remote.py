@@ -18,6 +18,7 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.checkpoint.test_lease import ELSEWHERE, THIEF
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
+from tests.fakes.process import new_process
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
@@ -28,7 +29,6 @@ from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
 from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.core.cluster import LOCAL, Cluster
-from tfpreempt.handler import current_session
 from tfpreempt.states import api, standalone_mirror
 from tfpreempt.storage.files import LocalFiles
 
@@ -102,7 +102,7 @@ def place(tmp_path, monkeypatch):
     for left in REGISTRY.in_order():
         left.unregister()
     made.restart()
-    with current_session.new_process():
+    with new_process():
         yield made
         made.stop()
 

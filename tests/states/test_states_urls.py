@@ -13,6 +13,7 @@ import pytest
 import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.fakes.gcs import GcsServer
+from tests.fakes.process import new_process
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state
@@ -57,7 +58,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     for left in REGISTRY.in_order():
         left.unregister()
     made = Machines(tmp_path, monkeypatch)
-    with GcsServer() as server, current_session.new_process():
+    with GcsServer() as server, new_process():
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         made.restart("first")

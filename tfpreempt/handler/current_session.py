@@ -140,29 +140,6 @@ def _warn_of_others() -> None:
             )
 
 
-@contextlib.contextmanager
-def new_process() -> Iterator[None]:
-    """Context manager that simulates a new process, for tests.
-
-    In the body there is no session, as before the first handler. At the end, open
-    handlers are closed without a commit, and the earlier session is current again.
-    """
-    global _current, _pending
-    before, _current, _pending = (_current, _pending), None, []
-    try:
-        yield
-    finally:
-        made = current()
-        _current, _pending = before
-        if made is not None:
-            for run in made.runs:
-                made.unregister(run)
-            made.resume_after_exit()
-            made.executor.stop()
-            if isinstance(made.executor.store, InMemoryStore):
-                made.executor.store.close()  # ends blocking reads of the threads
-
-
 def keep(notice: Notice) -> bool:
     """Keeps a notice for the next run, because no run listens at the moment.
 

@@ -30,7 +30,6 @@ from tfpreempt.handler.bad_steps import BadSteps
 from tfpreempt.handler.registration import open_compile_cache
 from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
 from tfpreempt.keras.callbacks.callback_state import capture_files
-from tfpreempt.keras.fit import resume_plan
 from tfpreempt.keras.fit.frame_lookup import (
     callbacks_of,
     is_of_tf_keras,
@@ -53,13 +52,6 @@ if TYPE_CHECKING:
 
 _running: list[Training] = []
 """The fit served by a callback of this process; at most one entry."""
-
-
-def new_process() -> None:
-    """Simulates a new process for tests: forgets earlier fits, abandons an open fit."""
-    while _running:
-        _running.pop().abandon()
-    resume_plan.PASTS.clear()
 
 
 class PreemptionCallback:

@@ -16,9 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.fakes.process import forget_fits
 from tfpreempt.handler import current_session
 from tfpreempt.keras import PreemptionCallback
-from tfpreempt.keras.callback import new_process
 from tfpreempt.keras.fit_record import FitRecord
 
 ROOT = sys.argv[1]
@@ -80,7 +80,7 @@ def model() -> keras.Model:
 
 def fit(name: str, *others: Any, epochs: int = 3) -> tuple[keras.Model, Any]:
     """Runs a fit, as a restarted program does."""
-    new_process()
+    forget_fits()
     made = model()
     callbacks = [PreemptionCallback(os.path.join(ROOT, name)), *others]
     history = made.fit(
