@@ -65,14 +65,14 @@ class FinalVote:
             store, and reports a loss of the store.
 
     Attributes:
-        failures: by token of the run, the error of a failed final save, for runs that
-            were closed before the last open run.
+        failures: by token of the run, the error of the final save or None, for runs
+            that were closed before the last open run.
     """
 
     cluster: Cluster
     incarnation: str
     coordinator: Coordinator
-    failures: dict[str, Exception] = dataclasses.field(default_factory=dict)
+    failures: dict[str, Exception | None] = dataclasses.field(default_factory=dict)
     _ends: int = 0  # number of votes begun so far; equal on every worker
 
     def start(self) -> None:

@@ -199,7 +199,8 @@ class PreemptionCheckpointHandler:
         self._session = find_session(cluster_resolver, peer_timeout)
         self._step_flag = self._session.step_flag
         with register(self._session, given, config, options) as self._run:
-            self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
+            checkpoint = getattr(given, "checkpoint", given)
+            self._unsaved = UnsavedStateCheck(checkpoint)
             self._run.restore(is_partial=restore == "partial")
             self._following_step = FollowingStepCheck(
                 self._run.base,
@@ -216,7 +217,6 @@ class PreemptionCheckpointHandler:
                 )
             self._bad_steps: LoopBadSteps | None = None
             if on_bad_step is not None:
-                checkpoint = getattr(given, "checkpoint", given)
                 self._bad_steps = LoopBadSteps(
                     on_bad_step, self._session, self._run, checkpoint
                 )

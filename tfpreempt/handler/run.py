@@ -399,12 +399,8 @@ class Run:
             doing: current activity of the process.
         """
         clock, deadlines = self.directory.clock, self.deadlines
-        wall, since, terminates_at = (
-            clock.wall(),
-            deadlines.since_notice,
-            deadlines.terminates_at,
-        )
-        left = None if terminates_at is None else terminates_at - clock.monotonic()
+        wall, since = clock.wall(), deadlines.since_notice
+        ends = deadlines.terminates_at
         return WorkerStatus(
             at=wall,
             worker=self.directory.cluster.worker,
@@ -414,7 +410,7 @@ class Run:
             doing=doing,
             step=self.step,
             noticed_at=None if since is None else wall - since,
-            deadline=None if left is None else wall + left,
+            deadline=None if ends is None else wall + (ends - clock.monotonic()),
             upload=self.directory.mirror_status,
         )
 

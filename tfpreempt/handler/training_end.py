@@ -176,9 +176,7 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
         failure = _end_together(session, run)
     elif not is_last:
         failure = _commit_final(session, run)
-        session.vote.failures.pop(run.start.token, None)
-        if failure is not None:
-            session.vote.failures[run.start.token] = failure
+        session.vote.failures[run.start.token] = failure
     elif session.cluster.is_chief:
         failure = SaveError(
             "Training is not over on all workers, so the end of training is not "
