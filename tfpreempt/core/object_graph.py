@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import dis
 import functools
 import inspect
@@ -20,7 +19,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,9 +70,9 @@ class ObjectPath(NamedTuple):
     key: Any = None
 
 
-PartsOf = Callable[[list[Any]], Iterable[Collection[Any]]]
-"""Function that returns the parts of each object in a list. The parts are the values in
-the object, and their dict keys or attribute names, but no list indexes."""
+PartsOf = Callable[[Any], Iterable[Any]]
+"""Function that returns the parts of an object: the values in the object, and their
+dict keys or attribute names, but no list indexes."""
 
 
 class Reached:
@@ -86,27 +85,27 @@ class Reached:
 
     def __init__(self) -> None:
         self._is_whole = False  # whether the walk has ended, and no object was deleted
-        self._groups: dict[PartsOf, _Group] = {}
+        # The objects, or weak references to them; their classes; and the functions that
+        # return their parts.
+        self._found: list[tuple[Any, type, PartsOf]] = []
+        # `id()` of the first object and its parts, of the second object, and so on.
+        self._ids: list[int] = []
         # References, so that no new object gets the id of a found object.
         self._held: dict[int, Any] = {}
 
-    def add(self, values: list[Any], contents: PartsOf) -> None:
-        """Adds objects, containers or sets.
+    def add(self, value: Any, parts_of: PartsOf) -> None:
+        """Adds an object, container or set.
 
         Args:
-            values: the objects.
-            contents: function that returns the parts (attributes or items) of each
+            value: the object.
+            parts_of: function that returns the parts (attributes or items) of the
                 object.
         """
-        if (group := self._groups.get(contents)) is None:
-            group = self._groups[contents] = _Group()
-        all_parts = list(map(list, contents(values)))
-        flat = list(itertools.chain.from_iterable(all_parts))
-        ids = list(map(id, flat))
-        self._held.update(zip(ids, flat, strict=True))
-        group.values += values
-        group.sizes += map(len, all_parts)
-        group.ids += ids
+        parts = [value, *parts_of(value)]
+        ids = list(map(id, parts))
+        self._held.update(zip(ids, parts, strict=True))
+        self._ids += ids
+        self._found.append((value, type(value), parts_of))
 
     def hold_weakly(self) -> None:
         """Replaces the objects by weak references; called at the end of the walk."""
@@ -115,7 +114,7 @@ class Reached:
         def forget(_: Any) -> None:
             """Drops all records: a new object may get the id of the deleted object."""
             if (reached := me()) is not None:
-                reached._is_whole, reached._groups, reached._held = False, {}, {}
+                reached._is_whole, reached._found, reached._held = False, [], {}
 
         def weak(value: Any) -> Any:
             kind: type = type(value)
@@ -126,12 +125,9 @@ class Reached:
             for number, value in self._held.items()
             if type(value).__name__ != _UNHELD
         }
-        for group in self._groups.values():
-            group.kinds = list(map(type, group.values))
-            group.values = [
-                held[id(value)] if id(value) in held else weak(value)
-                for value in group.values
-            ]
+        self._found = [
+            (held.get(id(value), value), *more) for value, *more in self._found
+        ]
         self._is_whole = True
         self._held = held  # without strong references, temporary objects can be deleted
 
@@ -141,85 +137,50 @@ class Reached:
         The method ignores changes inside arrays, and inside objects whose attributes
         the walk has not visited.
         """
-        # The comparisons run in C, because there are thousands of objects.
         with contextlib.suppress(RuntimeError):  # another thread changes a container
-            are_same = all(
-                group.is_same(contents) for contents, group in self._groups.items()
-            )
+            # Most of the loop runs in C, because there are thousands of objects.
+            parts = itertools.chain.from_iterable(self._objects_and_parts())
+            are_same = list(map(id, parts)) == self._ids
             # Read `_is_whole` last: a thread may drop an object during the comparison.
             return are_same and self._is_whole
         return False
 
-
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class _Group:
-    """Objects in `Reached` whose parts (attributes or items) the same function returns.
-
-    Attributes:
-        values: the objects, or weak references to the objects.
-        kinds: class of every object.
-        sizes: number of parts of every object.
-        ids: `id()` of every part: the parts of the first object, then those of the
-            second object, and so on.
-    """
-
-    values: list[Any] = dataclasses.field(default_factory=list)
-    kinds: list[type] = dataclasses.field(default_factory=list)
-    sizes: list[int] = dataclasses.field(default_factory=list)
-    ids: list[int] = dataclasses.field(default_factory=list)
-
-    def is_same(self, contents: PartsOf) -> bool:
-        """Returns whether the objects still have the classes and parts that the walk
-        found.
-
-        Args:
-            contents: function that returns the current parts of each object.
-        """
-        values = [each() if type(each) is _Weak else each for each in self.values]
-        if list(map(type, values)) != self.kinds:
-            return False
-        parts = list(contents(values))
-        return (
-            list(map(len, parts)) == self.sizes
-            and list(map(id, itertools.chain.from_iterable(parts))) == self.ids
-        )
+    def _objects_and_parts(self) -> Iterator[Iterable[Any]]:
+        """Yields every object, alone, and then its current parts, up to an object that
+        was deleted or has another class."""
+        for value, kind, parts_of in self._found:
+            now = value() if type(value) is _Weak else value
+            if type(now) is not kind:
+                return
+            yield (now,)
+            yield parts_of(now)
 
 
-def _contents_of(value: Any) -> PartsOf:
-    if isinstance(value, dict):
-        return _of_dicts
+def _parts_function(value: Any) -> PartsOf:
+    """Returns the function for the parts of a container or of another object."""
     if is_container(value):
-        return _of_lists
+        return _of_dict if isinstance(value, dict) else iter
     kind: type = type(value)
     has_slots = _slots_of(kind) or not hasattr(value, "__dict__")
-    return _of_slotted if has_slots else _of_objects
+    return _of_slotted if has_slots else _of_object
 
 
-def _of_lists(values: list[Any]) -> Iterable[Collection[Any]]:
-    return values
+def _of_dict(value: dict[Any, Any]) -> Iterable[Any]:
+    return itertools.chain(value, value.values())
 
 
-def _of_dicts(values: Iterable[Any]) -> Iterable[Collection[Any]]:
-    """Yields two collections for every dict: its keys, then its values."""
-    pairs = ((each, each.values()) for each in values)
-    return itertools.chain.from_iterable(pairs)
+def _of_object(value: Any) -> Iterable[Any]:
+    return _of_dict(vars(value))  # faster than `attributes`
 
 
-def _of_objects(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Yields two collections for every object: names and values of its attributes."""
-    return _of_dicts(map(vars, values))
+def _of_slotted(value: Any) -> Iterable[Any]:
+    return _of_dict(attributes(value))
 
 
-def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
-    return _of_dicts(map(attributes, values))
-
-
-def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
-    """Returns one part for every container: the result of `is_data` for the container.
-
-    The items of such a container are too many to be compared.
-    """
-    return [[is_data(each)] for each in values]
+def _of_data(value: Any) -> Iterable[Any]:
+    """Returns one part: the result of `is_data`. The items of such a container are too
+    many to be compared."""
+    return [is_data(value)]
 
 
 class _Weak(weakref.ref[Any]):
@@ -268,17 +229,16 @@ def walk(
         todo.extend(also(location))
         is_inside = is_container(value)
         if reached and isinstance(value, _SETS):
-            reached.add([value], _of_lists)
+            reached.add(value, iter)
         if not is_inside and not enters(type(value)):
             continue
         is_whole = is_inside and is_data(value)
         # A tuple is not recorded, because its items cannot change.
         if reached and type(value) is not tuple:
-            reached.add([value], _of_data if is_whole else _contents_of(value))
-        skipped: dict[PartsOf, list[Any]] = {}
+            reached.add(value, _of_data if is_whole else _parts_function(value))
         items = [] if is_whole else _items(value)
         if not is_inside:
-            items.sort(key=_is_private)
+            items.sort(key=lambda item: item[0].startswith("_"))
         for number, (key, inner) in enumerate(items):
             if not skips(inner):
                 suffix = _suffix(key, number) if is_inside else f".{key}"
@@ -286,11 +246,7 @@ def walk(
                 todo.append(ObjectPath(path=path, value=inner, owner=value, key=key))
             elif reached and is_container(inner) and type(inner) is not tuple:
                 is_whole = len(inner) > MANY and is_data(inner)
-                contents = _of_data if is_whole else _contents_of(inner)
-                skipped.setdefault(contents, []).append(inner)
-        if reached:
-            for contents, values in skipped.items():
-                reached.add(values, contents)
+                reached.add(inner, _of_data if is_whole else _parts_function(inner))
     if reached:
         reached.hold_weakly()
 
@@ -357,24 +313,16 @@ def set_by(cls: type) -> frozenset[str]:
 def is_set_by_library(kind: type, key: Any) -> bool:
     """Returns whether a method of a library's class assigns the attribute `key`.
 
-    The library's class is `kind`, or a base class of `kind`.
+    The library's class is `kind`, or the first base class of `kind` that belongs to a
+    library, in the order of `kind.__mro__`.
     """
-    return key in set_by(_library_of(kind))
-
-
-@functools.cache
-def _library_of(kind: type) -> type:
-    """Returns `kind` if it belongs to a library; else its first base class that does.
-
-    The bases are searched in the order of `kind.__mro__`.
-    """
-    bases = (each for each in kind.__mro__ if not is_user_code(each))
-    return next(bases, object)
+    library = next(each for each in kind.__mro__ if not is_user_code(each))
+    return key in set_by(library)
 
 
 @functools.cache  # many classes share a base
 def _set_in_body(cls: type) -> frozenset[str]:
-    methods = map(_unwrapped, vars(cls).values())
+    methods = map(inspect.unwrap, filter(callable, vars(cls).values()))
     codes = (each.__code__ for each in methods if isinstance(each, types.FunctionType))
     return frozenset[str]().union(*map(_set_in, codes))
 
@@ -396,10 +344,6 @@ def _set_in(code: types.CodeType) -> set[str]:
         found.add(code.co_names[argument(at)])
         at = operations.find(_STORE_ATTR, at + 1)
     return found
-
-
-def _unwrapped(method: Any) -> Any:
-    return inspect.unwrap(method) if callable(method) else method
 
 
 def is_container(value: Any) -> bool:
@@ -465,27 +409,19 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Returns the attributes of an object, without calling properties."""
-    return {**getattr(value, "__dict__", {}), **_slots(value)}
+    found = {**getattr(value, "__dict__", {})}
+    kind: type = type(value)
+    # Do not use getattr: `__getattr__` may compute a value for an empty slot.
+    for name, slot in _slots_of(kind):
+        with contextlib.suppress(AttributeError):  # the slot is empty
+            found[name] = slot.__get__(value)
+    return found
 
 
 def _suffix(key: Any, number: int) -> str:
     """Returns the subscript of an item in a container, such as "['a']" or "[0]"."""
     is_plain = isinstance(key, str | int)  # repr() of other types may have an address
     return f"[{key!r}]" if is_plain else f"[key {number}]"
-
-
-def _is_private(attribute: tuple[str, Any]) -> bool:
-    return attribute[0].startswith("_")
-
-
-def _slots(value: Any) -> dict[str, Any]:
-    # Do not use getattr: `__getattr__` may compute a value for an empty slot.
-    kind: type = type(value)
-    found = {}
-    for name, slot in _slots_of(kind):
-        with contextlib.suppress(AttributeError):  # the slot is empty
-            found[name] = slot.__get__(value)
-    return found
 
 
 @functools.cache

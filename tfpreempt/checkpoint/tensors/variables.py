@@ -497,7 +497,7 @@ def _attach_untracked(
         if id(value) in tracked or path.endswith(_SETTINGS):
             continue
         if _is_own(kind):
-            reached.add([value], _parts_of_own)
+            reached.add(value, _parts_of_own)
             for number, variable in enumerate(_variables_of_own(value)):
                 own.setdefault(id(variable), (f"{path}[{number}]", variable))
         elif _may_be_tracked(kind):
@@ -523,12 +523,11 @@ def _variables_of_own(own: Any) -> list[Any]:
     return list(own.variables) if hasattr(type(own), "variables") else [own.state]
 
 
-def _parts_of_own(values: list[Any]) -> list[list[Any]]:
-    """Returns, for every metric or random generator, the variables, and the
-    tf.Variables inside the variables."""
+def _parts_of_own(own: Any) -> list[Any]:
+    """Returns the variables of a metric or random generator, and the tf.Variables
+    inside the variables."""
     return [
-        [part for each in _variables_of_own(own) for part in (each, *local_parts(each))]
-        for own in values
+        part for each in _variables_of_own(own) for part in (each, *local_parts(each))
     ]
 
 
