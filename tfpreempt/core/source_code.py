@@ -51,8 +51,7 @@ _OF_TRAINING = {"model", "optimizer", "iterations", "logs", "numpy", "random"}
 def draws_globally(function: types.FunctionType) -> bool:
     """Returns whether the source code of a function draws from the global random
     generators of Python or NumPy, and does not seed them."""
-    tree = _source_tree(function)
-    nodes = () if tree is None else ast.walk(tree)
+    nodes = ast.walk(_source_tree(function))
     return bool(_draws(nodes, function.__globals__, lambda called: False))
 
 
@@ -181,10 +180,7 @@ def fetched_by_loops(
 
     found = dict[str, None]()
     for code in map(_RunningCode, frames):
-        calls = [
-            x for x in code.nodes if isinstance(x, ast.Call) and code.is_running(x)
-        ]
-        used = _variables_in(*calls)
+        used = _variables_in(*code.calls)
         loops = {x for x in code.nodes if isinstance(x, ast.For | ast.While)}
         inner = {x for each in loops.difference(code.loops) for x in ast.walk(each)}
         for node in code.nodes:
@@ -194,7 +190,7 @@ def fetched_by_loops(
             match node:
                 case ast.For(target, data) if _variables_in(target) & used:
                     sources = _iterated(data)
-                case ast.Call() if node in calls:
+                case ast.Call() if node in code.calls:
                     sources = _fetched_by(node)
                 case ast.Assign(value=value) if _assigned(node) & used:
                     sources = _fetched_by(value)
@@ -253,8 +249,7 @@ def calls_of_adapt(
         called: names of methods that a library calls.
     """
     names = _functions_at(locations)
-    trees = {each: _source_tree(each) for each in names}
-    nodes = {each: [*ast.walk(tree)] for each, tree in trees.items() if tree}
+    nodes = {each: [*ast.walk(_source_tree(each))] for each in names}
     again = {each for each in nodes if _is_at_begin(each, names[each])}
     count = -1
     while count < len(again):  # until no further function is found
@@ -356,17 +351,12 @@ def _used_by_the_step(code: _RunningCode) -> set[str]:
     """Returns the variables from which a loop computes its running call: the variables
     in the call and in the called functions, and the variables that set these."""
     variables = code.variables
-    calls = [
-        node
-        for node in code.nodes
-        if isinstance(node, ast.Call) and code.is_running(node)
-    ]
-    used = _variables_in(*calls)
+    used = _variables_in(*code.calls)
     for name in list(used):
         function = variables.get(name)
         function = getattr(function, "python_function", function)
         if isinstance(function, types.FunctionType):
-            inside = _variables_in(*filter(None, [_source_tree(function)]))
+            inside = _variables_in(_source_tree(function))
             used |= inside.difference(function.__code__.co_varnames) & variables.keys()
     while True:
         more = {
@@ -401,9 +391,9 @@ def _changes_objects(
                     return True
             case ast.Call(called):
                 function = _called(called, variables)
-                is_users = object_graph.is_user_function(function)
-                tree = _source_tree(function) if is_users else None
-                if tree is not None and _changes_objects(tree, {}, state):
+                if object_graph.is_user_function(function) and (
+                    _changes_objects(_source_tree(function), {}, state)
+                ):
                     return True
     return False
 
@@ -416,18 +406,17 @@ class _RunningCode:
 
     Attributes:
         variables: the variables that the code can read, by name.
-        own: the nodes of the code without inner functions; empty if the source is
-            unknown.
+        own: the nodes of the code without inner functions.
         line: the running line, as a line of the nodes.
         loops: the running loops, from the outermost to the innermost.
         nodes: the loops and their nodes, loop by loop.
+        calls: the running calls in the loops.
     """
 
     def __init__(self, frame: types.FrameType) -> None:
         self.variables = {**frame.f_globals, **frame.f_locals}
         self.line = frame.f_lineno - max(1, frame.f_code.co_firstlineno) + 1
-        tree = _source_tree(frame)
-        self.own = [] if tree is None else [*_own_nodes(tree)]
+        self.own = [*_own_nodes(_source_tree(frame))]
         self.loops = [
             node
             for node in self.own
@@ -435,6 +424,8 @@ class _RunningCode:
         ]
         every = (node for loop in self.loops for node in _own_nodes(loop))
         self.nodes = list(dict.fromkeys(every))
+        calls = (node for node in self.nodes if isinstance(node, ast.Call))
+        self.calls = list(filter(self.is_running, calls))
 
     def is_running(self, node: ast.stmt | ast.expr) -> bool:
         """Returns whether the running line is a line of a statement or expression."""
@@ -625,9 +616,9 @@ def _is_defined_by_user(function: Any) -> bool:
 def _source_tree(
     function: types.FunctionType | types.FrameType,
     stop: Callable[[Any], bool] | None = None,
-) -> ast.AST | None:
-    """Returns the syntax tree of a function or frame; None if the source is unknown, or
-    has several lambdas in a line.
+) -> ast.AST:
+    """Returns the syntax tree of a function or frame; an empty module if the source is
+    unknown, or has several lambdas in a line.
 
     Args:
         function: a function; of a function with decorators, the decorated function.
@@ -643,12 +634,13 @@ def _source_tree(
 
 
 @functools.lru_cache(maxsize=256)  # each fit reads the functions of the program
-def _tree_of(code: types.CodeType) -> ast.AST | None:
+def _tree_of(code: types.CodeType) -> ast.AST:
     # `inspect.getsource` takes half a second: it searches the module of the code in
     # all imported modules, and so also loads TensorFlow's lazy modules.
     lines = linecache.getlines(code.co_filename)
+    unknown = ast.Module([], [])
     if code.co_firstlineno > len(lines):  # unknown, or shorter than at the import
-        return None
+        return unknown
     try:
         if code.co_name not in ("<lambda>", "<module>"):
             block = inspect.getblock(lines[code.co_firstlineno - 1 :])
@@ -659,7 +651,7 @@ def _tree_of(code: types.CodeType) -> ast.AST | None:
         lambdas = [each for each in ast.walk(tree) if isinstance(each, ast.Lambda)]
         [found] = [each for each in lambdas if each.lineno == code.co_firstlineno]
     except (SyntaxError, ValueError):
-        return None
+        return unknown
     return found
 
 
@@ -692,8 +684,7 @@ def updated_keys(locations: Sequence[ObjectPath]) -> set[Any]:
     }
     for function, names in functions.items():
         # A function that a decorator wraps has a location of its own.
-        if (tree := _source_tree(function, _is_defined_by_user)) is None:
-            continue
+        tree = _source_tree(function, _is_defined_by_user)
         is_frame = isinstance(function, types.FrameType)
         outer = set[str](function.f_locals if is_frame else ())
         # A hook of a callback, but not `on_epoch_end` of data, which has no argument.
@@ -759,8 +750,7 @@ def set_at_begin(
     again, others = set[Any](), set[Any]()
     changing = set(map(_last, updated)) | _OF_TRAINING
     for function, names in _functions_at(locations).items():
-        tree = _source_tree(function)
-        nodes = [] if tree is None else list(ast.walk(tree))
+        nodes = list(ast.walk(_source_tree(function)))
         is_free = not set(map(_name, nodes)) & (changing - {None})
         is_hook = is_free and _is_at_begin(function, names)
         for node in nodes:
