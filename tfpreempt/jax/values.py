@@ -36,14 +36,10 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
-def named_variables(checkpoint: Any) -> Sequence[tuple[str, Any]]:
-    """Returns no variables, because JAX has no checkpoint object."""
-    return ()
-
-
-def named_leaves() -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of the `PyTreeState`s, with their paths."""
-    for state in REGISTRY.in_order():
+def named_variables(checkpoint: Any, *, with_states: bool) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of the `PyTreeState`s, with their paths, if `with_states`: JAX
+    has no checkpoint object."""
+    for state in REGISTRY.in_order() if with_states else ():
         if isinstance(state, PyTreeState):
             for path, leaf in state._leaves().items():
                 is_array = isinstance(leaf, jax.Array)

@@ -20,7 +20,12 @@ from typing import Any
 import numpy as np
 
 from tfpreempt.checkpoint.state.state import State
-from tfpreempt.checkpoint.state.unsaved_state_check import raw_bytes
+from tfpreempt.checkpoint.state.unsaved_state_check import (
+    is_searched,
+    raw_bytes,
+    sample_of,
+    sample_of_array,
+)
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.events import Event, FollowingStep
 from tfpreempt.core.reachable_values import reachable
@@ -28,7 +33,6 @@ from tfpreempt.core.reachable_values import reachable
 _log = logging.getLogger(__name__)
 
 _SCALARS = (int, float, complex, str, bytes, np.generic)
-_SAMPLES = 1 << 16  # elements compared, of an array with more elements
 _MANY = 5_000
 _FUNCTION = "the function"
 _DIRECT = re.compile(r"(self\.)?\w+(\[[^]]*\])*")
@@ -172,7 +176,7 @@ def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
     when the step reads the first batch. Empty for a function that can reach more than
     `_MANY` values, because their search would delay each commit.
     """
-    locations = reachable({"": function}, _is_searched)
+    locations = reachable({"": function}, is_searched)
     adapters = frameworks.adapters("values")
     found: dict[str, str] = {}
     for path, value, *_ in locations if len(locations) <= _MANY else ():
@@ -185,10 +189,6 @@ def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
-def _is_searched(kind: type) -> bool:
-    return object_graph.is_user_code(kind) and not issubclass(kind, State)
-
-
 def _mark(value: Any) -> str:
     """Returns a fingerprint of an array, tensor or variable; "" for other objects.
 
@@ -196,13 +196,10 @@ def _mark(value: Any) -> str:
     """
     if object_graph.is_container(value) or isinstance(value, State):
         return ""
-    samples = (each.sample(value, _SAMPLES) for each in frameworks.adapters("values"))
-    sample = (
-        value.flat[:: max(1, value.size // _SAMPLES)]
-        if isinstance(value, np.ndarray)
-        else next((each for each in samples if each is not None), None)
-    )
-    return "" if sample is None else _checksum(raw_bytes(np.asarray(sample)))
+    is_numpy = isinstance(value, np.ndarray)
+    adapters = frameworks.adapters("values")
+    sample = sample_of_array(value) if is_numpy else sample_of(adapters, value)
+    return "" if sample is None else _checksum(raw_bytes(sample))
 
 
 def _checksum(data: bytes) -> str:

@@ -133,14 +133,6 @@ _ADAPTS_IN_A_FIT = (
 _FEW = 64  # elements compared, of a restored variable
 _SHOWN = 5  # changed variables named in a warning
 _ITEMS = 100  # items compared, of a list that a function replaces
-_BY_THE_STEP = (
-    "The step changes state that is not in the commits",
-    "The step reads from",
-)
-_BY_THE_LOOP = (
-    "The loop changes state that is not in the commits",
-    "The loop reads from",
-)
 _DRAWN_BY_THE_LOOP = (
     "the loop draws random numbers outside of its step: %s. A commit has the state of "
     "the global generator after the draw, so a restarted run draws other numbers, for "
@@ -211,12 +203,15 @@ class Values(Protocol):
         """
         ...
 
-    def named_variables(self, checkpoint: Any) -> Iterable[tuple[str, Any]]:
-        """Returns the variables that a checkpoint saves, with their paths."""
-        ...
+    def named_variables(
+        self, checkpoint: Any, *, with_states: bool
+    ) -> Iterable[tuple[str, Any]]:
+        """Returns the variables that a checkpoint saves, with their paths.
 
-    def named_leaves(self) -> Iterable[tuple[str, Any]]:
-        """Returns the arrays in named States, with their paths."""
+        Args:
+            checkpoint: checkpoint object of the user; None for named States alone.
+            with_states: whether the result includes the arrays in named States.
+        """
         ...
 
     def variables(self, value: Any) -> Sequence[Any]:
@@ -318,8 +313,8 @@ class UnsavedStateCheck:
                 if isinstance(each, GENERATORS):
                     found[state.name].append(repr(mark_of_generator(each)))
         for each in _adapters():
-            leaves = each.named_leaves() if with_states else ()
-            for path, variable in (*each.named_variables(self.checkpoint), *leaves):
+            variables = each.named_variables(self.checkpoint, with_states=with_states)
+            for path, variable in variables:
                 sample = each.sample(variable, _FEW)
                 found[path].append("" if sample is None else repr(sample.tolist()))
         return dict(found)
@@ -336,7 +331,10 @@ class UnsavedStateCheck:
         For the first call of a step function, the training loop does not call this
         method, because the first call traces the function and creates variables.
         """
-        key = _identity(function)
+        # Python makes a new bound method at each access: its object and function decide
+        # whether two methods are equal.
+        is_method = isinstance(function, types.MethodType)
+        key = function if is_method else id(function)
         if key in self._functions:
             return
         self._functions[key] = function
@@ -355,9 +353,14 @@ class UnsavedStateCheck:
         with self._errors_logged():
             locations = call.search()
             changed = call.changed(locations)
-            self._warn(changed, call.unread, _BY_THE_STEP)
-            draws = call.hidden_draws(locations)
-            drawn = [op for op in draws if op not in self._named]
+            self._warn("The step", changed, call.unread)
+            drawn = [
+                op
+                for location in locations
+                for each in _adapters()
+                for op in each.hidden_draws(location.value)
+                if op not in self._named
+            ]
             self._named.update(drawn)
             if drawn:
                 _log.warning(_DRAWN_BY_THE_STEP, ", ".join(drawn[:3]))
@@ -416,7 +419,7 @@ class UnsavedStateCheck:
             finally:
                 for each in frames:
                     _drop_copy(each)
-            self._warn(found, unread, _BY_THE_LOOP)
+            self._warn("The loop", found, unread)
         if is_last or self._has_failed:
             self._loop = None
 
@@ -467,17 +470,14 @@ class UnsavedStateCheck:
                 _log.warning(_UNREAD_IN_A_FIT, ", ".join(unread))
 
     def _warn(
-        self,
-        changed: Mapping[Any, str],
-        unread: Mapping[str, Any],
-        begins: tuple[str, str],
+        self, what: str, changed: Mapping[Any, str], unread: Mapping[str, Any]
     ) -> None:
         """Logs a warning of values and iterators that have no name in a warning yet.
 
         Args:
+            what: subject of the sentences, such as "The step".
             changed: names of changed values, by key.
             unread: iterators whose position is not saved, by name.
-            begins: beginnings of the sentences about the values and the iterators.
         """
         known, named = self._known, self._named
         new = {key: name for key, name in changed.items() if key not in known}
@@ -493,12 +493,12 @@ class UnsavedStateCheck:
             first = values[:1] if self.checkpoint is not None else values[-1:]
             advice = first[0].ADVICE if first else _ADVICE
             problems.append(
-                f"{begins[0]}: {', '.join(names)}. A restarted run starts with the "
-                f"initial values. {advice}"
+                f"{what} changes state that is not in the commits: {', '.join(names)}. "
+                f"A restarted run starts with the initial values. {advice}"
             )
         if iterators:
             problems.append(
-                f"{begins[1]} {', '.join(iterators)}, but the commits lack the "
+                f"{what} reads from {', '.join(iterators)}, but the commits lack the "
                 "position in these data."
             )
         for each in values:
@@ -573,7 +573,7 @@ def _drop_copy(frame: types.FrameType) -> None:
         variables.clear()
 
 
-def _is_searched(kind: type) -> bool:
+def is_searched(kind: type) -> bool:
     """Returns whether the check looks at the attributes of a class's objects: the
     program defines the class, and the class is no State."""
     return object_graph.is_user_code(kind) and not issubclass(kind, State)
@@ -587,17 +587,6 @@ def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
     part. `whole` has the classes that are saved with every attribute.
     """
     return issubclass(kind, whole) or object_graph.is_user_code(kind)
-
-
-def _identity(function: Any) -> Any:
-    """Returns a key for a step function.
-
-    Python makes a new bound method at each access, so the key of a method consists of
-    the object and the function.
-    """
-    if isinstance(function, types.MethodType):
-        return id(function.__self__), id(function.__func__)
-    return id(function)
 
 
 class _Call:
@@ -636,12 +625,10 @@ class _Call:
         # With the owner: another frame may have variables of the same names.
         self._fresh = set[Any]()
         for frame in frames:
-            derived = derived_keys(frame, saved, State)
+            derived, code = derived_keys(frame, saved, State), frame.f_code
+            cells = {("name", each) for each in code.co_cellvars + code.co_freevars}
             self._fresh |= {(_owner_in(frame, key[1]), key) for key in derived}
-            for name in frame.f_code.co_cellvars + frame.f_code.co_freevars:
-                key = "name", name
-                if key in derived:
-                    self._fresh.add((types.CellType, key))
+            self._fresh |= {(types.CellType, key) for key in derived & cells}
         # An iterator in a frame counts only if a function calls `next(iterator)`.
         self._updated = updated_keys(locations)
         # By key: a reference to the object whose id() is in the key, and the mark.
@@ -685,7 +672,7 @@ class _Call:
         Args:
             roots: the current frames of a loop, as at the beginning; None for a call.
         """
-        return reachable(roots or self._roots, _is_searched, self._called)
+        return reachable(roots or self._roots, is_searched, self._called)
 
     def leave_out(self, locations: Iterable[ObjectPath]) -> None:
         """Excludes the values at some locations from the comparison."""
@@ -696,16 +683,6 @@ class _Call:
             for thing in (location.value, *_variables(location.value, self._values)):
                 if not _is_scalar(thing):
                     self._before.pop(id(thing), None)
-
-    def hidden_draws(self, locations: Iterable[ObjectPath]) -> list[str]:
-        """Returns the random ops, in the traced functions at some locations, whose
-        state cannot be saved."""
-        return [
-            op
-            for location in locations
-            for each in self._values
-            for op in each.hidden_draws(location.value)
-        ]
 
     def changed(self, locations: Iterable[ObjectPath]) -> dict[Any, str]:
         """Returns the names of the values that the call has changed, by key, without
@@ -777,7 +754,7 @@ class _Call:
         return [array for each in self._values for array in each.arrays(thing)]
 
     def _mark_of_array(self, array: Any) -> Any:
-        return mark_of_array(np.asarray(self._sample(array)))
+        return mark_of_array(np.asarray(sample_of(self._values, array)))
 
     def _things(
         self, locations: Iterable[ObjectPath]
@@ -800,9 +777,9 @@ class _Call:
             if self._is_updated(location) and (
                 is_replaced
                 or isinstance(value, list | tuple | dict | np.ndarray)
-                or _is_searched(type(value))
+                or is_searched(type(value))
                 or self._arrays(value)
-                or self._sample(value) is not None
+                or sample_of(self._values, value) is not None
             ):
                 found.setdefault((id(location.owner), location.key), (location, value))
         return found
@@ -818,12 +795,6 @@ class _Call:
             return [] if object_graph.is_set_by_library(kind, location.key) else [value]
         is_whole = isinstance(value, GENERATORS + _BUFFERS)
         return [value] if is_whole else _variables(value, self._values)
-
-    def _sample(self, thing: Any) -> np.ndarray[Any, Any] | None:
-        """Returns some elements of an object of a framework; None for an object of no
-        framework."""
-        samples = (each.sample(thing, _SAMPLES) for each in self._values)
-        return next((each for each in samples if each is not None), None)
 
     def _mark(self, key: Any, thing: Any, held: Mapping[int, Any]) -> Any:
         """Returns a fingerprint of an object: equal while the object is unchanged, or
@@ -869,13 +840,13 @@ class _Call:
                 else self._mark(key, each, held)
                 for each in itertools.islice(items, _ITEMS)
             ]
-        if _is_searched(type(thing)):  # such as a dataclass, which a step replaces
+        if is_searched(type(thing)):  # such as a dataclass, which a step replaces
             return {
                 name: self._mark(key, each, held)
                 for name, each in object_graph.attributes(thing).items()
                 if _is_scalar(each) or isinstance(each, np.ndarray)
             }
-        if (sample := self._sample(thing)) is not None:
+        if (sample := sample_of(self._values, thing)) is not None:
             return mark_of_array(sample)
         return type(thing), id(thing)
 
@@ -943,6 +914,21 @@ def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:
     return [variable for each in values for variable in each.variables(value)]
 
 
+def sample_of(
+    values: Sequence[Values], thing: Any, size: int = _SAMPLES
+) -> np.ndarray[Any, Any] | None:
+    """Returns about `size` elements of an object of a framework; None for an object of
+    no framework.
+
+    Args:
+        values: the adapters of the frameworks.
+        thing: the object.
+        size: number of elements.
+    """
+    samples = (each.sample(thing, size) for each in values)
+    return next((each for each in samples if each is not None), None)
+
+
 def mark_of_generator(generator: Any) -> Any:
     """Returns a fingerprint of the state of a random generator of `GENERATORS`."""
     if isinstance(generator, np.random.Generator):
@@ -967,9 +953,14 @@ def raw_bytes(array: np.ndarray[Any, Any]) -> bytes:
     return array.tobytes() if is_plain else repr(array.tolist()).encode()
 
 
+def sample_of_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the elements of an array, or some elements of a large array."""
+    return np.asarray(array.flat[:: max(1, array.size // _SAMPLES)])
+
+
 def mark_of_array(array: np.ndarray[Any, Any]) -> Any:
     """Returns a fingerprint of an array, or of a sample of a large array."""
-    sample = np.asarray(array.flat[:: max(1, array.size // _SAMPLES)])
+    sample = sample_of_array(array)
     if sample.dtype.hasobject:
         return array.shape, repr(sample.tolist())
     return array.shape, zlib.crc32(sample.tobytes())

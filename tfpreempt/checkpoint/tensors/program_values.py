@@ -248,12 +248,13 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
     return [*found, *parts_of], states
 
 
-def named_variables(checkpoint: Any) -> Iterator[tuple[str, Any]]:
+def named_variables(checkpoint: Any, *, with_states: bool) -> Iterator[tuple[str, Any]]:
     """Yields the local variables of a Checkpoint, with their paths, without the
     counters of runs and saves.
 
     Args:
         checkpoint: the Checkpoint; None for no variables.
+        with_states: not used, because no State has variables of TensorFlow.
     """
     if checkpoint is not None:
         found = {
@@ -263,11 +264,6 @@ def named_variables(checkpoint: Any) -> Iterator[tuple[str, Any]]:
             for part in local_parts(each)
         }
         yield from found.values()
-
-
-def named_leaves() -> Sequence[tuple[str, Any]]:
-    """Returns no leaves: no State has variables of TensorFlow."""
-    return ()
 
 
 def variables(value: Any) -> Sequence[Any]:
@@ -406,7 +402,12 @@ def advice_on_iterators(unread: Mapping[str, Any]) -> str:
         )
     if all(reads_data_service(*_datasets(each)) for each in unread.values()):
         return f"{KEEP_SERVICE_OUT}."
-    is_theirs = any(map(_is_of_tensorflow, unread.values()))
+    # TensorFlow cannot save the position of its own distributed iterator.
+    is_theirs = any(
+        isinstance(each, tf.distribute.DistributedIterator)
+        and not isinstance(each, private_api.trackable_base.Trackable)
+        for each in unread.values()
+    )
     return (
         "A restarted run reads them from the beginning. "
         + (_MAKE_OURS if is_theirs else "Put the iterator into the ")
@@ -433,12 +434,3 @@ def _begins_late(dataset: Any) -> bool:
     itself skips the elements of earlier steps."""
     kind = type(dataset).__name__
     return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
-
-
-def _is_of_tensorflow(iterator: Any) -> bool:
-    """Returns whether an iterator is TensorFlow's own distributed iterator, whose
-    position cannot be saved."""
-    is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
-    return is_distributed and not isinstance(
-        iterator, private_api.trackable_base.Trackable
-    )
