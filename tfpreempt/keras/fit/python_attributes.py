@@ -36,6 +36,11 @@ import numpy as np
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import readable
+from tfpreempt.checkpoint.state.unsaved_state_check import (
+    GENERATORS,
+    mark_of_generator,
+    sample_of,
+)
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.object_graph import leaves
 from tfpreempt.keras.fit_record import EncodedValue
@@ -296,16 +301,13 @@ class Attributes:
             if new:
                 self.lose("the effect of enable_lora() inside fit", _LORA_WHY)
         rows: list[tuple[str, Any, EncodedValue, str]] = []  # owner, key, value, kind
-        values_of_traces = [
-            (_KINDS[name], trace.values) for name, trace in self.traces.items()
-        ]
         for key, value in self._look().items():
             digest = value.encoded.digest
-            then: dict[str, EncodedValue] = {}
-            for kind, traced in values_of_traces:
-                was = traced.get(key)
-                if was is not None and was.encoded.digest != digest:
-                    then[kind] = was.encoded
+            then = {
+                _KINDS[name]: trace.values[key].encoded
+                for name, trace in self.traces.items()
+                if key in trace.values and trace.values[key].encoded.digest != digest
+            }
             start = self._at_start.get(key)
             is_as_started = start is not None and start.digest == digest
             if key in self._traced or (is_as_started and not then):
@@ -477,11 +479,10 @@ class Attributes:
     def name_due_trace(self) -> None:
         """Logs a warning if this fit, which is complete, has not restored the settings
         with which the test function was traced."""
-        trace = self.traces["test"]
-        newest = self._look()
-        pairs = [(newest.get(key), was) for key, was in trace.values.items()]
+        trace, newest = self.traces["test"], self._look()
         if trace.is_due and any(
-            now and now.encoded.digest != was.encoded.digest for now, was in pairs
+            key in newest and newest[key].encoded.digest != was.encoded.digest
+            for key, was in trace.values.items()
         ):
             log.warning(
                 "the settings with which the test function was traced were not "
@@ -615,16 +616,17 @@ class Attributes:
             owner, value = location.owner, location.value
             paths.setdefault(id(value), location.path)
             kind: type = type(owner)
-            is_attribute = owner is not None and not object_graph.is_container(owner)
-            if is_attribute:
-                is_users = _is_users(kind, location.key)
+            if owner is None:  # the model
+                continue
+            is_item, setting = object_graph.is_container(owner), None
+            if is_item:
+                is_key = isinstance(location.key, str | int)
+                is_users = is_key and id(owner) not in dealt_with
             else:
-                is_users = owner is not None and isinstance(location.key, str | int)
-            is_users = is_users and id(owner) not in dealt_with
-            setting = None
+                is_users = _is_users(kind, location.key)
             # Skip tensors: a layer may convert a setting to a tensor when the layer is
             # built.
-            if is_attribute and not is_users and not isinstance(value, tensors):
+            if not (is_item or is_users or isinstance(value, tensors)):
                 setting = _setting(kind, location.key)
             is_container = object_graph.is_container(value)
             if not is_users and setting is None:
@@ -643,11 +645,7 @@ class Attributes:
             self._owners[id(owner)] = owner
             path = paths[id(owner)]
             if setting is None:
-                key = (
-                    location.path
-                    if object_graph.is_container(owner)
-                    else (id(owner), location.key)
-                )
+                key = location.path if is_item else (id(owner), location.key)
                 looked[key] = taken = _taken(location, path, None)
                 if isinstance(value, tensors):
                     # A tensor that is new may be a constant that the first step made.
@@ -659,8 +657,7 @@ class Attributes:
             # value found now counts as the value at the start.
             key = id(owner), location.key
             found = self._settings.get(key)
-            is_seen = found is not None and found.location.value is value
-            if found is None or not is_seen or _may_change(value):
+            if found is None or found.location.value is not value or _may_change(value):
                 found = _taken(location, path, setting)
             if key not in self._settings:
                 self._settings[key] = found
@@ -740,26 +737,25 @@ def _may_change(value: Any) -> bool:
 def _taken(
     location: object_graph.ObjectPath, owner: str, setting: str | None
 ) -> TrackedAttribute:
-    encoded, problem = EncodedValue(header=""), None
-    found = list(leaves(location.value))
+    encoded, problem, value = EncodedValue(header=""), None, location.value
+    found = list(leaves(value))
     arrays = (leaf for leaf in found if isinstance(leaf, np.ndarray))
     if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in found):
-        encoded = EncodedValue(header=id(location.value))
-        problem = _NOT_SAVED.format(type(location.value).__name__)
-    elif hasattr(location.value, "dtype") and not isinstance(location.value, _PLAIN):
-        encoded = EncodedValue(header=_content(location.value))
-        problem = _NOT_SAVED.format(type(location.value).__name__)
-    elif (
-        object_graph.is_data(location.value)
-        or sum(each.nbytes for each in arrays) > _LARGE
-    ):
+        encoded = EncodedValue(header=id(value))
+        problem = _NOT_SAVED.format(type(value).__name__)
+    elif hasattr(value, "dtype") and not isinstance(value, _PLAIN):
+        encoded = EncodedValue(header=_content(value))
+        problem = _NOT_SAVED.format(type(value).__name__)
+    elif object_graph.is_data(value) or sum(each.nbytes for each in arrays) > _LARGE:
         size = f"{object_graph.MANY} items or {_LARGE >> 20} MiB"
         problem = f"values of more than {size} are regarded as data and not saved"
     else:
         try:
-            encoded = EncodedValue.of(_bare(location.value), "the value")
+            encoded = EncodedValue.of(_bare(value))
         except errors.SaveError as error:
-            encoded = EncodedValue(header=repr(_state_of(location.value)))
+            is_generator = isinstance(value, GENERATORS)
+            mark = mark_of_generator(value) if is_generator else value
+            encoded = EncodedValue(header=repr(mark))
             problem = str(error)
     if problem is not None:
         encoded = EncodedValue(header=[problem, encoded.header])
@@ -800,21 +796,12 @@ def _content(tensor: Any) -> str:
     that a step has replaced the tensor."""
     # A symbolic tensor has no elements, and raises an error.
     with contextlib.suppress(*_UNPLACED, RuntimeError):
-        for each in frameworks.adapters("values"):
-            # A larger tensor counts as data, like a larger array, and is not compared.
-            # The rows of a RaggedTensor have no fixed size.
-            size = math.prod(each or 1 for each in tensor.shape)
-            is_small = size <= _LARGE >> 2
-            if is_small and (some := each.sample(tensor, _SAMPLE)) is not None:
-                return repr(some.tolist())
+        # A larger tensor counts as data, like a larger array, and is not compared. The
+        # rows of a RaggedTensor have no fixed size.
+        if math.prod(each or 1 for each in tensor.shape) <= _LARGE >> 2:
+            some = sample_of(frameworks.adapters("values"), tensor, _SAMPLE)
+            return "" if some is None else repr(some.tolist())
     return ""
-
-
-def _state_of(value: Any) -> Any:
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    getter = getattr(value, "getstate", None) or getattr(value, "get_state", None)
-    return value if getter is None else getter()
 
 
 def _refill(now: Any, value: Any) -> bool:

@@ -232,8 +232,7 @@ class Training:
             if now["values"] is not None:
                 self._check_values(now)
             self._steps.epoch = saved.epoch - (saved.phase == "complete")
-            is_trained = self._phase in (FitPhase.RESTORE, FitPhase.SKIP)
-            if self._state.own.part is not None and not is_trained:
+            if self._state.own.part is not None and trains:
                 dataset = self._data.dataset.dataset
                 self.fit.pipelines.check_shares(self.fit, dataset)
             # If the commit has no values of this worker, there is no saved position.
@@ -251,7 +250,7 @@ class Training:
         self.run.clear_caches(is_all_restored=True)
 
         # Set the epoch and the batch at which Keras' loop begins.
-        if self._phase in (FitPhase.RESTORE, FitPhase.SKIP):
+        if not trains:
             self.fit.start_at(arguments["epochs"], 0, {})
             # Make the variables: Keras reads them at the end even without a step.
             iterator = self._data.any_iterator()
@@ -595,14 +594,12 @@ class Training:
         # of the validation.
         self.run.saved_at = None
         if self.session.cluster.is_chief:
-            kept = {
-                name: resume_plan.plain(each) for name, each in (logs or {}).items()
-            }
             # A callback may have added other names and values to the logs.
             numbers = {
-                name: float(each)
-                for name, each in kept.items()
-                if isinstance(name, str) and type(each) in (int, float)
+                name: float(value)
+                for name, each in (logs or {}).items()
+                if isinstance(name, str)
+                if type(value := resume_plan.plain(each)) in (int, float)
             }
             self.run.record(Metrics(step=self.run.step, values=numbers))
             if self._options.policy.best_by is not None:
