@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.state.unsaved_state_check import (
-    is_searched,
     raw_bytes,
     sample_of,
     sample_of_array,
@@ -35,7 +33,6 @@ _log = logging.getLogger(__name__)
 _SCALARS = (int, float, complex, str, bytes, np.generic)
 _MANY = 5_000
 _FUNCTION = "the function"
-_DIRECT = re.compile(r"(self\.)?\w+(\[[^]]*\])*")
 _SHOWN = 5  # values named in a message
 _RECORDED = 50  # arrays of a function that a commit records
 _OTHER = (
@@ -176,15 +173,18 @@ def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
     when the step reads the first batch. Empty for a function that can reach more than
     `_MANY` values, because their search would delay each commit.
     """
-    locations = reachable({"": function}, is_searched)
+    method: Any = function
+    while isinstance(method, functools.partial):
+        method = method.func
+    owner = type(getattr(method, "__self__", None))
+    locations = reachable({"": function}, lambda kind: kind is owner)
     adapters = frameworks.adapters("values")
     found: dict[str, str] = {}
     for path, value, *_ in locations if len(locations) <= _MANY else ():
         is_array = isinstance(value, np.ndarray)
         if not is_array and any(each.variables(value) for each in adapters):
             continue
-        is_direct = _DIRECT.fullmatch(path) is not None
-        if is_direct and len(found) < _RECORDED and (mark := _mark(value)):
+        if len(found) < _RECORDED and (mark := _mark(value)):
             found[path] = mark
     return found
 
