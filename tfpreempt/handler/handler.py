@@ -209,9 +209,7 @@ class PreemptionCheckpointHandler:
                 functools.partial(self._run.journal.read_earlier, FollowingStep),
             )
             if self._run.candidate is not None and restore is True:
-                manifest = self._run.candidate.manifest
-                because = "" if manifest is None else manifest.because
-                is_at_run = because in ("preemption", "periodic")
+                is_at_run = self._run.candidate.because in ("preemption", "periodic")
                 self._unsaved.watch_restored(
                     with_states=is_at_run and self._following_step.is_at_run
                 )

@@ -267,8 +267,7 @@ class Run:
         restored = dataclasses.replace(restored, skipped=tuple(self.start.skipped))
         took = self.start.seconds + clock.monotonic() - began
         self._record_start(restored, took)
-        manifest = None if found is None else found.manifest
-        is_of_end = manifest is not None and manifest.because == "finished"
+        is_of_end = found is not None and found.because == "finished"
         if restored.path is not None:
             log.info(
                 "resumed at step %d from %s%s",

@@ -33,6 +33,7 @@ from tfpreempt.checkpoint.directory.head import NONE
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
 from tfpreempt.checkpoint.restore.opening import open_directory
+from tfpreempt.checkpoint.restore.reshard import is_resized
 from tfpreempt.checkpoint.restore.save import AsyncSave, Save
 from tfpreempt.checkpoint.state.state import sync_states
 from tfpreempt.core.cluster import Cluster
@@ -141,15 +142,13 @@ class Snapshots:
         Snapshots of a run with another number of workers, and unreadable snapshots, are
         omitted: a commit on disk can be restored instead.
         """
-        num_workers = self.directory.cluster.num_workers
         return [
             each
             for each in self._scan()
             if each.is_committed
             and each.kind is Kind.OWN
-            and each.manifest is not None
-            and each.manifest.because == BECAUSE
-            and each.manifest.world_size == num_workers
+            and each.because == BECAUSE
+            and not is_resized(each, self.directory.cluster)
         ]
 
     def _scan(self) -> list[Entry]:

@@ -126,6 +126,11 @@ class Entry:
         return self.condition is CommitStatus.COMMITTED
 
     @property
+    def because(self) -> str:
+        """Reason for the save, as written in the manifest; "" if unknown."""
+        return "" if self.manifest is None else self.manifest.because
+
+    @property
     def saved_at(self) -> float | None:
         """Time of the save, as written in the manifest, in seconds since the epoch;
         None if unknown."""

@@ -101,7 +101,7 @@ def replay(commits: Sequence[Entry], command: Sequence[str]) -> Comparison:
                 "with which the run was started, with the same data and arguments"
             )
         # The program may have committed the step too, as by `save()`, before the end.
-        same = [each for each in again if _reason(each) == _reason(newer)]
+        same = [each for each in again if each.because == newer.because]
         try:
             values, repeated = _values(newer), _values([*same, *again][0])
         except TfpreemptError as error:
@@ -144,10 +144,6 @@ def _pair(commits: Sequence[Entry]) -> tuple[Entry, Entry]:
         "newer one not during a validation. Keep more commits (max_to_keep=), or save "
         "more often (save_freq=)"
     )
-
-
-def _reason(commit: Entry) -> str:
-    return "" if commit.manifest is None else commit.manifest.because
 
 
 def _phase(commit: Entry) -> str:
