@@ -627,6 +627,7 @@ class Training:
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
         elif self._phase in phases.RESTORING:
             self._restore()
+            self.fit.model.stop_training |= self._saved.stopped
             self._data.complete()
             self._state.attributes.name_due_trace()
         self._phase = phases.after(self._phase, FitEvent.TRAIN_END)
