@@ -1337,12 +1337,19 @@ class Gradients:
     """An object that a loop makes again for each step."""
 
 
+def count_first(numbers: list[int]) -> None:
+    numbers[0] += 1
+
+
 def test_the_check_of_a_loop_keeps_no_object_alive(program: Program) -> None:
+    """Also if a function changes an item of another list with the same index."""
     made: list[weakref.ref[Gradients]] = []
+    numbers = [0]
     with program.handler() as handler:
         for _ in range(5):
             gradients = Gradients()
             several = [gradients]
+            count_first(numbers)
             made.append(weakref.ref(gradients))
             handler.run(program.step)
             assert several

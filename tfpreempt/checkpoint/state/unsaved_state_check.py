@@ -631,6 +631,13 @@ class _Call:
             self._fresh |= {(types.CellType, key) for key in derived & cells}
         # An iterator in a frame counts only if a function calls `next(iterator)`.
         self._updated = updated_keys(locations)
+        # By whether a fresh variable has the container: ids of containers. A comparison
+        # of the items would keep a container alive that each pass of the loop replaces.
+        lists = {True: set[int](), False: set[int]()}
+        for each in locations if frames else ():
+            if object_graph.is_container(each.value):
+                lists[self._is_fresh(each)].add(id(each.value))
+        replaced = lists[True] - lists[False]
         # By key: a reference to the object whose id() is in the key, and the mark.
         self._before = {
             key: (
@@ -639,7 +646,7 @@ class _Call:
             )
             for key, (location, thing) in self._things(locations).items()
             if key not in saved and (_is_scalar(thing) or id(thing) not in saved)
-            if not self._is_fresh(location)
+            if not (self._is_fresh(location) or id(location.owner) in replaced)
         }
         self.adapting: Collection[str] = ()
         self.emptied: dict[Any, str] = {}
