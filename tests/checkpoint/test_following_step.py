@@ -65,6 +65,19 @@ def test_other_values_than_before_the_restart_are_named(
     assert not named or f"without the restart: {named}. " in caplog.text
 
 
+@pytest.mark.parametrize("args", [(), (iter(()),)])
+def test_the_arrays_of_a_function_with_an_iterator_are_not_compared(
+    args: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step reads its batch from the iterator."""
+    journal, words = Journal(), [np.array(["a", "b"])]
+    step = lambda *args: words  # noqa: E731
+    journal.start(0).before_commit(3, step, args, {})
+    words[0] = np.array(["c", "d"])
+    journal.start(3).compare(3, step, args, {})
+    assert ("without the restart: words[0]. " in caplog.text) == (not args)
+
+
 def test_another_function_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Such as the step of a GAN's discriminator before the step of its generator."""
     journal = Journal()

@@ -140,26 +140,28 @@ def _values_of_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, str]:
     """Returns a fingerprint of each argument of a call with an array or a number in it,
-    by name, and the name of the function. If no argument has an array, adds the arrays
-    that the function uses, by path.
+    by name, and the name of the function. If no argument has an array or is an
+    iterator, adds the arrays that the function uses, by path.
 
     Empty if the values cannot be read.
     """
     try:
         found = {_FUNCTION: str(getattr(function, "__name__", type(function).__name__))}
         arguments = {f"args[{i}]": each for i, each in enumerate(args)} | dict(kwargs)
-        has_array = False
+        has_batch = False
         for name, argument in arguments.items():
             marks = []
             for location in object_graph.walk({name: argument}, lambda kind: False):
-                if isinstance(location.value, _SCALARS):
-                    marks.append(repr(location.value))
-                elif mark := _mark(location.value):
+                value = location.value
+                has_batch |= hasattr(value, "__next__")
+                if isinstance(value, _SCALARS):
+                    marks.append(repr(value))
+                elif mark := _mark(value):
                     marks.append(mark)
-                    has_array = True
+                    has_batch = True
             if marks:
                 found[name] = _checksum("\n".join(marks).encode())
-        return found if has_array else found | _arrays_of(function)
+        return found if has_batch else found | _arrays_of(function)
     except Exception as error:  # noqa: BLE001 - from an object of the user
         _log.debug("the values of the step cannot be compared", exc_info=error)
         return {}
