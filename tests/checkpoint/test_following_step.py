@@ -48,6 +48,11 @@ def other_print() -> None:
         ((7,), (0,), "args[0]"),
         ((np.float32(1),), (np.float32(0),), "args[0]"),
         ((object(),), (object(),), ""),
+        (({"x": MASK, "y": 1},), ({"y": 1, "x": MASK},), ""),  # another order
+        (({"x": BATCHES[0], "y": BATCHES[1]},), ({"x": BATCHES[1]},), "args[0]"),
+        ((BATCHES[3], "logs/1"), (BATCHES[3], "logs/2"), ""),
+        ((BATCHES[3], 3), (BATCHES[3], np.int64(3)), ""),
+        ((np.array([object()]),), (np.array([object()]),), ""),
         ((), (), ""),
         ((BATCHES[3],), (), ""),
     ],
@@ -83,8 +88,39 @@ def test_another_function_is_named(caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal()
     journal.start(0).before_commit(7, print, (), {})
     journal.start(7).compare(7, other_print, (), {})
-    named = "without the restart: the function (other_print instead of print). "
-    assert named in caplog.text
+    assert "calls other_print; without the restart the step would" in caplog.text
+    assert "have called print. " in caplog.text
+
+
+def test_only_the_first_step_is_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """A step may fail, and the program may go on with the next batch."""
+    journal = Journal()
+    journal.start(0).before_commit(3, print, (BATCHES[3],), {})
+    start = journal.start(3)
+    start.compare(3, print, (BATCHES[3],), {})
+    start.compare(3, print, (BATCHES[0],), {})
+    assert caplog.messages == []
+
+
+RESULT = np.zeros(2)
+
+
+def test_the_results_of_a_function_are_not_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Other warnings name results that the next step reads."""
+    loss = np.zeros(2)
+
+    def step() -> None:
+        global RESULT
+        nonlocal loss
+        RESULT, loss = RESULT + 1, loss + 1
+
+    journal = Journal()
+    journal.start(0).before_commit(3, step, (), {})
+    step()
+    journal.start(3).compare(3, step, (), {})
+    assert caplog.messages == []
 
 
 def test_the_newest_record_of_the_boundary_counts(

@@ -283,8 +283,9 @@ class Coordinator:
                 self.notes.waits_since = self.clock.monotonic()
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             if isinstance(event, ev.NextRound) and self.state.held is None:
-                # After a first commit in a long grace period, a worker without a notice
-                # keeps the deadline: the noticed worker may never open another round.
+                # Not after each round: after a first commit in a long grace period, a
+                # worker without a notice needs the deadline, too, because the noticed
+                # worker may hang and never open the final round.
                 self.deadlines.forget()
             for action in actions:
                 self._execute(action)

@@ -455,7 +455,8 @@ class CollectiveSaves:
         return commit
 
     def _publish_outcome(self, name: str, is_committed: bool) -> None:
-        """Records whether a save was committed, and tells the other workers.
+        """Records whether a save was committed, and inserts the outcome for the other
+        workers.
 
         Called on the chief, on any thread.
 

@@ -1,4 +1,4 @@
-"""Warns if a loop does not continue with the step that was next before a restart.
+"""Warns if the first step after a restart gets other arguments than without a restart.
 
 A commit of a loop is made at the beginning of a `run()`. The step that follows has then
 its arguments already: a batch from `for batch in dataset`, a learning rate, a random
@@ -10,8 +10,10 @@ and the first step after a restart is compared with the record.
 
 from __future__ import annotations
 
+import dis
 import functools
 import logging
+import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,11 +32,11 @@ from tfpreempt.core.reachable_values import reachable
 
 _log = logging.getLogger(__name__)
 
-_SCALARS = (int, float, complex, str, bytes, np.generic)
-_MANY = 5_000
 _FUNCTION = "the function"
+_MANY = 5_000
 _SHOWN = 5  # values named in a message
 _RECORDED = 50  # arrays of a function that a commit records
+_STORES = ("STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL")
 _OTHER = (
     "the first step after this restart does not get the values that the step would "
     "have got without the restart: %s. The data start from the beginning or in another "
@@ -43,6 +45,11 @@ _OTHER = (
     "tfpreempt.states.LoaderState, or select each batch by the number of the step "
     "(handler.total_run_calls). Put other values, such as parameters and random keys, "
     "into a State, and read the State after the restore."
+)
+_CALLS = (
+    "the first step after this restart calls %s; without the restart the step would "
+    "have called %s. Select the function by the number of the step "
+    "(handler.total_run_calls), or by a value in a State."
 )
 
 
@@ -71,6 +78,7 @@ class FollowingStepCheck:
         self._workers = workers
         self._record = record
         self._earlier = earlier
+        self._is_compared = False
 
     @functools.cached_property
     def _recorded(self) -> Mapping[str, str] | None:
@@ -94,7 +102,7 @@ class FollowingStepCheck:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Records the values of a step, in front of which a commit may be made.
+        """Records the values of the next step, because a commit may be made before.
 
         Args:
             trained: number of steps trained before the step.
@@ -123,15 +131,18 @@ class FollowingStepCheck:
             args: positional arguments of the step.
             kwargs: keyword arguments of the step.
         """
-        if trained == self._trained and (before := self._recorded):
+        if self._is_compared or trained != self._trained:
+            return
+        self._is_compared = True
+        if before := self._recorded:
             now = _values_of_call(function, args, kwargs)
             # The paths of a function's values may be different in a new process.
             changed = [
-                f"{name} ({now[name]} instead of {was})" if name == _FUNCTION else name
-                for name, was in before.items()
-                if now.get(name, was) != was
+                name for name, was in before.items() if now.get(name, was) != was
             ]
-            if changed:
+            if _FUNCTION in changed:
+                _log.warning(_CALLS, now[_FUNCTION], before[_FUNCTION])
+            elif changed:
                 more = ", ..." if len(changed) > _SHOWN else ""
                 _log.warning(_OTHER, ", ".join(changed[:_SHOWN]) + more)
 
@@ -139,9 +150,9 @@ class FollowingStepCheck:
 def _values_of_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Returns a fingerprint of each argument of a call with an array or a number in it,
-    by name, and the name of the function. If no argument has an array or is an
-    iterator, adds the arrays that the function uses, by path.
+    """Returns a fingerprint of each argument of a call that contains an array or a
+    number, by name, and the name of the function. If no argument contains an array or
+    an iterator, adds the arrays that the function uses, by path.
 
     Empty if the values cannot be read.
     """
@@ -151,16 +162,16 @@ def _values_of_call(
         has_batch = False
         for name, argument in arguments.items():
             marks = []
-            for location in object_graph.walk({name: argument}, lambda kind: False):
-                value = location.value
+            for path, value, *_ in object_graph.walk(
+                {name: argument}, lambda kind: False
+            ):
+                is_number = isinstance(value, int | float | complex | np.generic)
                 has_batch |= hasattr(value, "__next__")
-                if isinstance(value, _SCALARS):
-                    marks.append(repr(value))
-                elif mark := _mark(value):
-                    marks.append(mark)
-                    has_batch = True
-            if marks:
-                found[name] = _checksum("\n".join(marks).encode())
+                if mark := _number(value) if is_number else _mark(value):
+                    marks.append(f"{path} {mark}")
+                    has_batch |= not is_number
+            if marks:  # sorted: the order of a dict may differ after a restart
+                found[name] = _checksum("\n".join(sorted(marks)).encode())
         return found if has_batch else found | _arrays_of(function)
     except Exception as error:  # noqa: BLE001 - from an object of the user
         _log.debug("the values of the step cannot be compared", exc_info=error)
@@ -170,10 +181,11 @@ def _values_of_call(
 def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
     """Returns a fingerprint of each array that a function uses, by path.
 
-    Leaves out variables, because other checks compare variables, and attributes of
-    objects other than the object of a method: a loader may restore its attributes only
-    when the step reads the first batch. Empty for a function that can reach more than
-    `_MANY` values, because their search would delay each commit.
+    Leaves out variables, because other checks compare variables; names that the
+    function sets, such as its newest result; and attributes of objects other than the
+    object of a method: a loader may restore its attributes only when the step reads the
+    first batch. Empty if the function can reach more than `_MANY` values, because their
+    fingerprints would delay each commit.
     """
     method: Any = function
     while isinstance(method, functools.partial):
@@ -181,18 +193,31 @@ def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
     owner = type(getattr(method, "__self__", None))
     locations = reachable({"": function}, lambda kind: kind is owner)
     adapters = frameworks.adapters("values")
+    is_set = {
+        each.argval
+        for location in locations
+        if isinstance(location.value, types.FunctionType)
+        for each in dis.get_instructions(location.value)
+        if each.opname in _STORES
+    }
     found: dict[str, str] = {}
-    for path, value, *_ in locations if len(locations) <= _MANY else ():
+    for path, value, _, key in locations if len(locations) <= _MANY else ():
         is_array = isinstance(value, np.ndarray)
         if not is_array and any(each.variables(value) for each in adapters):
             continue
-        if len(found) < _RECORDED and (mark := _mark(value)):
+        is_result = isinstance(key, str) and key in is_set
+        if not is_result and len(found) < _RECORDED and (mark := _mark(value)):
             found[path] = mark
     return found
 
 
+def _number(value: Any) -> str:
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
 def _mark(value: Any) -> str:
-    """Returns a fingerprint of an array, tensor or variable; "" for other objects.
+    """Returns a fingerprint of an array, tensor or variable; "" for other objects, and
+    for an array of objects other than numbers and texts.
 
     Other checks compare the States.
     """
@@ -201,7 +226,12 @@ def _mark(value: Any) -> str:
     is_numpy = isinstance(value, np.ndarray)
     adapters = frameworks.adapters("values")
     sample = sample_of_array(value) if is_numpy else sample_of(adapters, value)
-    return "" if sample is None else _checksum(raw_bytes(sample))
+    if sample is None or not all(
+        isinstance(each, int | float | complex | str | bytes)
+        for each in (sample.tolist() if sample.dtype.hasobject else ())
+    ):
+        return ""
+    return _checksum(raw_bytes(sample))
 
 
 def _checksum(data: bytes) -> str:

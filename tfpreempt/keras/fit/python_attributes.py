@@ -123,7 +123,10 @@ class _Start:
     @classmethod
     def of(cls, taken: TrackedAttribute) -> _Start:
         value = taken.location.value
-        is_kept = isinstance(value, _REFILLED) and taken.problem is None
+        # TensorFlow's wrapper for a list or dict cannot be saved after such a change.
+        is_wrapper = type(value).__module__.startswith("tensorflow.")
+        is_kept = isinstance(value, _REFILLED) and not is_wrapper
+        is_kept &= taken.problem is None
         return cls(digest=taken.encoded.digest, value=value if is_kept else None)
 
 
@@ -147,8 +150,8 @@ def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedV
     The kinds are:
 
     - "newest": the values at the capture;
-    - "same": the same for a list, dict, deque or array that training has changed in
-      place: the object is the object from the beginning of the fit;
+    - "same": the values of lists, dicts, deques and arrays that are still the objects
+      from the beginning of the fit;
     - "traced", "tested": the values when the train or the test function was traced;
     - "first": the settings at the first step of the fit;
     - "lost": changes that cannot be saved, with the reason instead of a value.
