@@ -133,6 +133,14 @@ _ADAPTS_IN_A_FIT = (
 _FEW = 64  # elements compared, of a restored variable
 _SHOWN = 5  # changed variables named in a warning
 _ITEMS = 100  # items compared, of a list that a function replaces
+_BY_THE_STEP = (
+    "The step changes state that is not in the commits",
+    "The step reads from",
+)
+_BY_THE_LOOP = (
+    "The loop changes state that is not in the commits",
+    "The loop reads from",
+)
 _DRAWN_BY_THE_LOOP = (
     "the loop draws random numbers outside of its step: %s. A commit has the state of "
     "the global generator after the draw, so a restarted run draws other numbers, for "
@@ -353,7 +361,7 @@ class UnsavedStateCheck:
         with self._errors_logged():
             locations = call.search()
             changed = call.changed(locations)
-            self._warn("The step", changed, call.unread)
+            self._warn(_BY_THE_STEP, changed, call.unread)
             drawn = [
                 op
                 for location in locations
@@ -419,7 +427,7 @@ class UnsavedStateCheck:
             finally:
                 for each in frames:
                     _drop_copy(each)
-            self._warn("The loop", found, unread)
+            self._warn(_BY_THE_LOOP, found, unread)
         if is_last or self._has_failed:
             self._loop = None
 
@@ -470,12 +478,15 @@ class UnsavedStateCheck:
                 _log.warning(_UNREAD_IN_A_FIT, ", ".join(unread))
 
     def _warn(
-        self, what: str, changed: Mapping[Any, str], unread: Mapping[str, Any]
+        self,
+        begins: tuple[str, str],
+        changed: Mapping[Any, str],
+        unread: Mapping[str, Any],
     ) -> None:
         """Logs a warning of values and iterators that have no name in a warning yet.
 
         Args:
-            what: subject of the sentences, such as "The step".
+            begins: beginnings of the sentences about the values and the iterators.
             changed: names of changed values, by key.
             unread: iterators whose position is not saved, by name.
         """
@@ -493,12 +504,12 @@ class UnsavedStateCheck:
             first = values[:1] if self.checkpoint is not None else values[-1:]
             advice = first[0].ADVICE if first else _ADVICE
             problems.append(
-                f"{what} changes state that is not in the commits: {', '.join(names)}. "
-                f"A restarted run starts with the initial values. {advice}"
+                f"{begins[0]}: {', '.join(names)}. A restarted run starts with the "
+                f"initial values. {advice}"
             )
         if iterators:
             problems.append(
-                f"{what} reads from {', '.join(iterators)}, but the commits lack the "
+                f"{begins[1]} {', '.join(iterators)}, but the commits lack the "
                 "position in these data."
             )
         for each in values:
