@@ -102,7 +102,7 @@ class FollowingStepCheck:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Records the values of the next step, because a commit may be made before.
+        """Records the values of a step, because a commit may be made before the step.
 
         Args:
             trained: number of steps trained before the step.
