@@ -25,6 +25,7 @@ from tfpreempt.checkpoint.state.unsaved_state_check import (
     raw_bytes,
     sample_of,
     sample_of_array,
+    shortened,
 )
 from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.events import Event, FollowingStep
@@ -34,7 +35,6 @@ _log = logging.getLogger(__name__)
 
 _FUNCTION = "the function"
 _MANY = 5_000
-_SHOWN = 5  # values named in a message
 _RECORDED = 50  # arrays of a function that a commit records
 _STORES = ("STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL")
 _OTHER = (
@@ -143,8 +143,7 @@ class FollowingStepCheck:
             if _FUNCTION in changed:
                 _log.warning(_CALLS, now[_FUNCTION], before[_FUNCTION])
             elif changed:
-                more = ", ..." if len(changed) > _SHOWN else ""
-                _log.warning(_OTHER, ", ".join(changed[:_SHOWN]) + more)
+                _log.warning(_OTHER, shortened(changed))
 
 
 def _values_of_call(
@@ -192,6 +191,8 @@ def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
         method = method.func
     owner = type(getattr(method, "__self__", None))
     locations = reachable({"": function}, lambda kind: kind is owner)
+    if len(locations) > _MANY:
+        return {}
     adapters = frameworks.adapters("values")
     is_set = {
         each.argval
@@ -201,7 +202,7 @@ def _arrays_of(function: Callable[..., Any]) -> dict[str, str]:
         if each.opname in _STORES
     }
     found: dict[str, str] = {}
-    for path, value, _, key in locations if len(locations) <= _MANY else ():
+    for path, value, _, key in locations:
         is_array = isinstance(value, np.ndarray)
         if not is_array and any(each.variables(value) for each in adapters):
             continue

@@ -131,7 +131,7 @@ _ADAPTS_IN_A_FIT = (
     "BatchNormalization."
 )
 _FEW = 64  # elements compared, of a restored variable
-_SHOWN = 5  # changed variables named in a warning
+_SHOWN = 5  # changed values named in a warning
 _ITEMS = 100  # items compared, of a list that a function replaces
 _BY_THE_STEP = (
     "The step changes state that is not in the commits",
@@ -311,8 +311,7 @@ class UnsavedStateCheck:
             now = self._marks_of_variables(with_states=True)
             changed = [path for path in restored if restored[path] != now.get(path)]
             if changed:
-                more = ", ..." if len(changed) > _SHOWN else ""
-                _log.warning(_RESTORED, ", ".join(changed[:_SHOWN]) + more)
+                _log.warning(_RESTORED, shortened(changed))
 
     def _marks_of_variables(self, with_states: bool) -> dict[str, Any]:
         found = collections.defaultdict[str, list[str]](list)
@@ -584,7 +583,7 @@ def _drop_copy(frame: types.FrameType) -> None:
         variables.clear()
 
 
-def is_searched(kind: type) -> bool:
+def _is_searched(kind: type) -> bool:
     """Returns whether the check looks at the attributes of a class's objects: the
     program defines the class, and the class is no State."""
     return object_graph.is_user_code(kind) and not issubclass(kind, State)
@@ -690,7 +689,7 @@ class _Call:
         Args:
             roots: the current frames of a loop, as at the beginning; None for a call.
         """
-        return reachable(roots or self._roots, is_searched, self._called)
+        return reachable(roots or self._roots, _is_searched, self._called)
 
     def leave_out(self, locations: Iterable[ObjectPath]) -> None:
         """Excludes the values at some locations from the comparison."""
@@ -795,7 +794,7 @@ class _Call:
             if self._is_updated(location) and (
                 is_replaced
                 or isinstance(value, list | tuple | dict | np.ndarray)
-                or is_searched(type(value))
+                or _is_searched(type(value))
                 or self._arrays(value)
                 or sample_of(self._values, value) is not None
             ):
@@ -858,7 +857,7 @@ class _Call:
                 else self._mark(key, each, held)
                 for each in itertools.islice(items, _ITEMS)
             ]
-        if is_searched(type(thing)):  # such as a dataclass, which a step replaces
+        if _is_searched(type(thing)):  # such as a dataclass, which a step replaces
             return {
                 name: self._mark(key, each, held)
                 for name, each in object_graph.attributes(thing).items()
@@ -945,6 +944,12 @@ def sample_of(
     """
     samples = (each.sample(thing, size) for each in values)
     return next((each for each in samples if each is not None), None)
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Returns the first names of a list, as text for a warning."""
+    more = ", ..." if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def mark_of_generator(generator: Any) -> Any:
