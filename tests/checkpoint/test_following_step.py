@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
 
 from tfpreempt.checkpoint.state.following_step import FollowingStepCheck
+from tfpreempt.checkpoint.state.state import StateRegistry
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Event, FollowingStep
+from tfpreempt.states import ArrayDictState, JsonState, StepCounter
 
 BATCHES = [np.arange(4.0) + step for step in range(4)]
 WORDS = [np.array(["a", str(step)], object) for step in range(4)]
@@ -28,8 +31,20 @@ class Journal:
         assert isinstance(event, FollowingStep)
         self.records.append(json.loads(json.dumps(dataclasses.asdict(event))))
 
-    def start(self, trained: int, workers: int = 1) -> FollowingStepCheck:
-        return FollowingStepCheck(trained, workers, self.record, lambda: self.records)
+    def start(
+        self,
+        trained: int,
+        workers: int = 1,
+        worker: int = 0,
+        states: StateRegistry | None = None,
+    ) -> FollowingStepCheck:
+        return FollowingStepCheck(
+            trained,
+            Cluster(worker=worker, jobs=(("worker", workers),)),
+            states or StateRegistry(),
+            self.record,
+            lambda: self.records,
+        )
 
 
 def other_print() -> None:
@@ -195,3 +210,49 @@ def test_an_object_without_a_fingerprint_changes_nothing(
     journal.start(0).before_commit(3, print, (odd,), {})
     journal.start(3).compare(3, print, (BATCHES[0],), {})
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "chiefs", "own", "later", "named"),
+    [
+        (1, 10, 0, 20, True),  # a position in data of its own
+        (1, 10, 0, 10, False),  # the same value as the chief
+        (1, 10, 0, 0, False),  # only the chief changes the value
+        (0, 10, 0, 20, False),  # the chief's own value is restored
+        (1, 10, 0, (), False),  # not JSON: the chief alone saves the value
+    ],
+)
+def test_a_value_of_a_worker_that_only_the_chief_saves_is_named(
+    worker: int,
+    chiefs: object,
+    own: object,
+    later: object,
+    named: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal, states = Journal(), StateRegistry()
+    cursor = JsonState("cursor", own, registry=states)
+    check = journal.start(0, workers=2, worker=worker, states=states)
+    cursor.value = later
+    check.before_commit(7, print, (), {})
+    cursor.value = chiefs  # restored
+    check = journal.start(7, workers=2, worker=worker, states=states)
+    check.compare(7, print, (), {})
+    assert ("another value of cursor than the chief" in caplog.text) == named
+
+
+def test_values_of_each_worker_and_of_classes_of_the_program_are_not_compared() -> None:
+    class Own(JsonState):
+        def save(self, fileobj: IO[bytes]) -> None:
+            pytest.fail("only the chief saves this State")
+
+    journal, states = Journal(), StateRegistry()
+    own = Own("own", 0, registry=states)
+    cursor = JsonState("cursor", 0, per_worker=True, registry=states)
+    arrays = ArrayDictState("arrays", {"x": BATCHES[0].copy()}, registry=states)
+    step = StepCounter(registry=states)
+    check = journal.start(0, workers=2, worker=1, states=states)
+    own.value = cursor.value = step.value = 3
+    arrays.arrays["x"] += 1
+    check.before_commit(3, print, (), {})
+    assert set(journal.records[0]["shared"]) == {"arrays", "step"}

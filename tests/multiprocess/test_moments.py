@@ -198,3 +198,6 @@ def test_workers_of_uneven_length(here: Place, longer: int, is_notified: bool) -
     restored = [worker.lines("restored") for worker in again]
     assert restored[longer] == [["7" if is_notified else "8"]]
     assert restored[1 - longer] == [["3"]]  # once, all workers had the chief's number
+    # The worker continues with the chief's value of a State, which the log says.
+    is_other = is_notified and longer == 1
+    assert ("another value of shared than the chief" in again[1].output) == is_other

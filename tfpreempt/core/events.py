@@ -234,11 +234,14 @@ class FollowingStep:
         workers: number of workers.
         values: fingerprints of the arguments of the step, or of the arrays that the
             step function uses, by name.
+        shared: fingerprints of this worker's values of the States that only the chief
+            saves, by name, if this process has changed the values.
     """
 
     trained: int
     workers: int
     values: Mapping[str, str]
+    shared: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

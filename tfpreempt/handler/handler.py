@@ -204,7 +204,8 @@ class PreemptionCheckpointHandler:
             self._run.restore(is_partial=restore == "partial")
             self._following_step = FollowingStepCheck(
                 self._run.base,
-                self._session.cluster.num_workers,
+                self._session.cluster,
+                self._run.directory.registry,
                 self._run.record,
                 functools.partial(self._run.journal.read_earlier, FollowingStep),
             )

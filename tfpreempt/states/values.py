@@ -39,6 +39,8 @@ class JsonState(State):
             tuple.
     """
 
+    _is_comparable = True
+
     def __init__(
         self,
         name: str,
@@ -115,6 +117,8 @@ class StepCounter(State):
             value is saved, and restored on every worker.
         registry: registry of States; None does not register the State.
     """
+
+    _is_comparable = True
 
     def __init__(
         self,
@@ -195,6 +199,8 @@ class ArrayDictState(State):
             (bfloat16), a save raises SaveError, because they could not be restored
             exactly.
     """
+
+    _is_comparable = True
 
     def __init__(
         self,

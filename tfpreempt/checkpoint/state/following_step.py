@@ -6,21 +6,27 @@ key. After a restart from this commit, the first step must get the same values. 
 values differ, the data start again from the beginning or in another order, or the loop
 has a value that no commit holds. So each commit records a fingerprint of the values,
 and the first step after a restart is compared with the record.
+
+A worker other than the chief also records its values of the States that only the chief
+saves. A restart gives the chief's values to every worker, so a worker that had another
+value, such as the position in its own data, would not continue with this value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import logging
 import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
-from tfpreempt.checkpoint.state.state import State
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.state import State, StateRegistry
 from tfpreempt.checkpoint.state.unsaved_state_check import (
     raw_bytes,
     sample_of,
@@ -28,8 +34,10 @@ from tfpreempt.checkpoint.state.unsaved_state_check import (
     shortened,
 )
 from tfpreempt.core import frameworks, object_graph
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Event, FollowingStep
 from tfpreempt.core.reachable_values import reachable
+from tfpreempt.storage.checksum import ChecksumWriter
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +59,11 @@ _CALLS = (
     "have called %s. Select the function by the number of the step "
     "(handler.total_run_calls), or by a value in a State."
 )
+_SHARED = (
+    "this worker had another value of %s than the chief when the restored commit was "
+    "made, and continues with the chief's value: a commit contains only the chief's "
+    "value of a State with per_worker=False. Create the State with per_worker=True."
+)
 
 
 class FollowingStepCheck:
@@ -60,8 +73,9 @@ class FollowingStepCheck:
 
     Args:
         trained: number of steps trained before this process.
-        workers: number of workers. With another number of workers, each worker may get
-            other batches.
+        cluster: the workers, and the index of this worker. With another number of
+            workers, each worker may get other batches.
+        registry: the named States, already restored.
         record: function that appends an event to the journal of the run.
         earlier: function that returns the `FollowingStep` records of earlier processes
             of this worker.
@@ -70,23 +84,27 @@ class FollowingStepCheck:
     def __init__(
         self,
         trained: int,
-        workers: int,
+        cluster: Cluster,
+        registry: StateRegistry,
         record: Callable[[Event], None],
         earlier: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> None:
         self._trained = trained
-        self._workers = workers
+        self._cluster = cluster
+        self._registry = registry
+        self._at_start = self._shared_values()
         self._record = record
         self._earlier = earlier
         self._is_compared = False
 
     @functools.cached_property
-    def _recorded(self) -> Mapping[str, str] | None:
-        """The newest record of the boundary at which the restored commit was made."""
+    def _recorded(self) -> Mapping[str, Any] | None:
+        """The newest record of the boundary at which the restored commit was made;
+        empty if another number of workers trained."""
         for each in reversed(self._earlier() if self._trained else ()):
             if each.get("trained") == self._trained:
-                is_comparable = each.get("workers") == self._workers
-                return each.get("values") or {} if is_comparable else {}
+                is_comparable = each.get("workers") == self._cluster.num_workers
+                return each if is_comparable else {}
         return None
 
     @property
@@ -110,9 +128,16 @@ class FollowingStepCheck:
             args: positional arguments of the step.
             kwargs: keyword arguments of the step.
         """
-        values = _values_of_call(function, args, kwargs)
+        shared = self._shared_values()
         self._record(
-            FollowingStep(trained=trained, workers=self._workers, values=values)
+            FollowingStep(
+                trained=trained,
+                workers=self._cluster.num_workers,
+                values=_values_of_call(function, args, kwargs),
+                # Without the values that this worker has never changed: often only the
+                # chief changes a value, such as a list of losses.
+                shared=dict(shared.items() - self._at_start.items()),
+            )
         )
 
     def compare(
@@ -134,7 +159,11 @@ class FollowingStepCheck:
         if self._is_compared or trained != self._trained:
             return
         self._is_compared = True
-        if before := self._recorded:
+        recorded = self._recorded or {}
+        shared = dict(recorded.get("shared") or {})
+        if others := dict(shared.items() - self._at_start.items()):
+            _log.warning(_SHARED, shortened(sorted(others)))
+        if before := recorded.get("values"):
             now = _values_of_call(function, args, kwargs)
             # The paths of a function's values may be different in a new process.
             changed = [
@@ -144,6 +173,19 @@ class FollowingStepCheck:
                 _log.warning(_CALLS, now[_FUNCTION], before[_FUNCTION])
             elif changed:
                 _log.warning(_OTHER, shortened(changed))
+
+    def _shared_values(self) -> dict[str, str]:
+        """Returns a fingerprint of this worker's value of each State that only the
+        chief saves, by the name of the State. Empty on the chief."""
+        found: dict[str, str] = {}
+        for state in () if self._cluster.is_chief else self._registry.in_order():
+            # The chief alone calls `save` of a class of the program.
+            if vars(type(state)).get("_is_comparable") and not state.per_worker:
+                file = ChecksumWriter()
+                with contextlib.suppress(errors.SaveError):
+                    state.save(cast(IO[bytes], file))
+                    found[state.name] = f"{file.crc32c:08x}"
+        return found
 
 
 def _values_of_call(
