@@ -16,6 +16,7 @@ from tfpreempt import TerminationConfig, errors
 from tfpreempt.handler import current_session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.handler.single_client import connect_to_cluster
+from tfpreempt.handler.training_end import close_unfinished
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -57,7 +58,7 @@ def test_a_warning_names_the_skipped_and_the_used_commit(
     for _ in range(2):
         handler.run(program.step)
         handler.save()
-    handler.close()
+    close_unfinished(handler._session, handler._run)
     (program.directory / "1" / "MANIFEST.json").write_text("{")
     program.handler().close()
     assert f"'{program.directory / '2'}' is used" in caplog.text

@@ -20,6 +20,7 @@ from tests.handler.program import LIMIT, Program, is_told, wait_until
 from tfpreempt import State, errors
 from tfpreempt.handler import current_session
 from tfpreempt.handler.exit import describe
+from tfpreempt.handler.training_end import close_unfinished
 from tfpreempt.states import JsonState
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -494,8 +495,8 @@ def test_a_checkpoint_of_a_plain_manager_is_restored(program: Program) -> None:
         assert third.variable.numpy().tolist() == [6.0, 7.0]
 
 
-def test_a_save_just_before_a_notice_is_its_commit(program: Program) -> None:
-    """The state is durable already: nothing is written twice."""
+def test_a_notice_just_after_a_save_has_a_commit_of_its_own(program: Program) -> None:
+    """The program may have changed its state since `save()`."""
     handler = program.handler(config={"exit_fn": None})
     handler.run(program.step)
     handler.save()
@@ -504,10 +505,9 @@ def test_a_save_just_before_a_notice_is_its_commit(program: Program) -> None:
         handler.run(program.step)
     assert left.value.code == 143
     commits = [(r["step"], r["because"]) for r in program.events("commit")]
-    assert commits == [(1, "save")]
+    assert commits == [(1, "save"), (1, "preemption")]
     [exit] = program.events("exit")
     assert (exit["outcome"], exit["code"], exit["step"]) == ("committed", 143, 1)
-    assert [p.name for p in program.directory.iterdir() if p.name.isdigit()] == ["1"]
 
 
 def test_a_save_that_failed_just_before_a_notice_is_tried_again(
@@ -659,10 +659,10 @@ def test_a_start_after_the_end_logs_that_training_is_complete(
         caplog.clear()
         with new_process(), program.handler():
             lines += [each for each in caplog.messages if "resumed at" in each]
-    ended = f"resumed at step 3 from {program.directory / '3'}. Training was complete"
+    ended = f"resumed at step 3 from {program.directory / '3'}. The previous run ended"
     assert len(lines) == 2
     assert all(each.startswith(ended) for each in lines)
-    assert "nothing is left to do" in lines[0]
+    assert "Steps are trained only if" in lines[0]
 
 
 def test_a_second_commit_of_a_step_is_named_as_one(
@@ -673,8 +673,61 @@ def test_a_second_commit_of_a_step_is_named_as_one(
         handler.run(program.step)
         handler.save()
         handler.save()
-    path = f"{program.directory / '1.2'} (another commit of step 1)"
-    assert f"checkpoint for step 1 committed: {path}" in caplog.messages
+    for name in ("1.2", "1.3"):  # close() commits the state after save()
+        path = f"{program.directory / name} (another commit of step 1)"
+        assert f"checkpoint for step 1 committed: {path}" in caplog.messages
     with new_process(), program.handler():
         pass
     assert any(f"resumed at step 1 from {path}" in each for each in caplog.messages)
+
+
+# --- between save() or check_preemption() and the next run() -------------------------
+
+
+@pytest.mark.parametrize("ending", ["notice", "close"])
+def test_changes_after_save_are_in_the_next_commit(
+    program: Program, ending: str
+) -> None:
+    """The commit of `save()` counted as the newest state, and the changes were lost."""
+    handler = program.handler()
+    handler.run(program.step)
+    handler.save()
+    program.variable.assign([7.0, 8.0])  # as an evaluation changes a learning rate
+    if ending == "notice":
+        program.button.press()
+        handler.run(lambda: None)
+        assert program.exits == 1
+    handler.close()
+    again = Program(program.directory)
+    again.handler().close()
+    assert again.variable.numpy().tolist() == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("saved_by", ["notice", "save"])
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_code_that_a_restart_does_not_execute_again_is_named(
+    program: Program,
+    caplog: pytest.LogCaptureFixture,
+    saved_by: str,
+    is_repeated: bool,
+) -> None:
+    """A restart in an evaluation left out the rest of the evaluation without a word."""
+    handler = program.handler()
+    for _ in range(4):
+        handler.run(program.step)
+    if saved_by == "notice":
+        program.button.press()
+        handler.check_preemption()
+        assert program.exits == 1
+    else:
+        handler.save()
+    close_unfinished(handler._session, handler._run)  # killed here
+    again = Program(program.directory)
+    handler = again.handler()
+    assert handler.total_run_calls == 4
+    if is_repeated:  # the loop begins with the evaluation
+        handler.check_preemption()
+    handler.run(again.step)
+    named = "made after step 4, outside of run(): by save() or check_preemption()"
+    assert (named in caplog.text) == (not is_repeated)
+    handler.close()

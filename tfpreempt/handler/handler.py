@@ -202,15 +202,17 @@ class PreemptionCheckpointHandler:
             checkpoint = getattr(given, "checkpoint", given)
             self._unsaved = UnsavedStateCheck(checkpoint)
             self._run.restore(is_partial=restore == "partial")
+            candidate = self._run.candidate
             self._following_step = FollowingStepCheck(
                 self._run.base,
                 self._session.cluster,
                 self._run.directory.registry,
                 self._run.record,
                 functools.partial(self._run.journal.read_earlier, FollowingStep),
+                candidate.because if candidate is not None else None,
             )
-            if self._run.candidate is not None and restore is True:
-                is_at_run = self._run.candidate.because in ("preemption", "periodic")
+            if candidate is not None and restore is True:
+                is_at_run = candidate.because in ("preemption", "periodic")
                 self._unsaved.watch_restored(
                     with_states=is_at_run and self._following_step.is_at_run
                 )
@@ -261,10 +263,11 @@ class PreemptionCheckpointHandler:
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             # Without `run()` the first boundary may come after the first step.
             self._unsaved.compare_restored()
+            was_between = run.end_of_between()
             if run.steps_made:
                 self._following_step.before_commit(run.step, fn, args, kwargs)
             else:
-                self._following_step.compare(run.step, fn, args, kwargs)
+                self._following_step.compare(run.step, fn, args, kwargs, was_between)
             self._enter("run()")
             if run.steps_made in (1, 2) and run.config.save_fn is None:
                 # Check at two calls, because two step functions may alternate, as in a
@@ -322,8 +325,9 @@ class PreemptionCheckpointHandler:
 
         Call the method in long evaluations, for example at every batch (a call costs
         next to nothing), and equally often on every worker. If a notice has arrived,
-        all workers save and exit. The restarted program resumes after the last step,
-        and repeats the work done outside of `run()` since the step.
+        all workers save and exit. The restarted program resumes after the last step, so
+        the program's code between this call and the next `run()` is not executed again:
+        evaluate at the beginning of the loop body.
 
         Raises:
             HandlerClosedError: the handler was closed before.
@@ -335,6 +339,7 @@ class PreemptionCheckpointHandler:
             self._session.ready(run, "check_preemption()")
         if step_flag.bare == step_flag.started:
             step_flag.bare += 1  # a step outside of run() is still incomplete
+        run.is_between = True
         self._session.boundary(self._checked)
 
     @contextlib.contextmanager
@@ -401,9 +406,10 @@ class PreemptionCheckpointHandler:
     ) -> Checkpoint | None:
         """Commits now; every worker calls this method at the same point of the loop.
 
-        If a notice arrives before the next `run()`, the process exits with this commit,
-        without another save. Work done after `save()` is then repeated, as after any
-        restart.
+        If a notice arrives before the next `run()`, that `run()` saves again, with all
+        changes since `save()`. If the process is killed, the restarted program resumes
+        after the last step, so the program's code between `save()` and the next `run()`
+        is not executed again: make changes before `save()`.
 
         Args:
             wait: False returns as soon as the state is copied in memory; the copy is
@@ -572,6 +578,7 @@ class PreemptionCheckpointHandler:
             self._unsaved.after_call()
         self._unsaved.forget()
         session, run = self._session, self._run
+        run.end_of_between()
         try:
             self._checked()
             training_end.close(session, run, timeout)

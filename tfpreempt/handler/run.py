@@ -65,8 +65,8 @@ LOGS_EVERY = 60.0
 """Minimum time in seconds between two log lines about periodic commits of a process."""
 
 _COMPLETE = (
-    ". Training was complete at this step: nothing is left to do, unless the program "
-    "now trains longer"
+    ". The previous run ended at this step. Steps are trained only if the loop of this "
+    "program makes some"
 )
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,9 @@ class Run:
             if no notice has raised the flag; -1 if no step may follow.
         base: number of steps in the restored commit.
         saved_at: value of `steps_made` at the newest save, even if the save failed.
+        is_between: whether the program has called `save()` or `check_preemption()`
+            since the newest step. After the call, the program may have changed its
+            state.
             None if the state has changed since without a step, or if the round of the
             save made no commit. Equal on every worker.
         is_resumed: whether the run was restored from a commit of unfinished training,
@@ -145,6 +148,7 @@ class Run:
     stop_at: int = 0
     base: int = dataclasses.field(init=False)
     saved_at: int | None = 0
+    is_between: bool = False
     is_resumed: bool = False
     left_at: int | None = None
     is_unconfirmed: bool = False
@@ -213,6 +217,18 @@ class Run:
         The value is equal on every worker.
         """
         return self.steps_made != self.saved_at
+
+    def end_of_between(self) -> bool:
+        """Called before a step or before `close()`. The next save then includes the
+        changes since `save()` or `check_preemption()`.
+
+        Returns:
+            Whether one of these methods was called since the newest step.
+        """
+        was_between, self.is_between = self.is_between, False
+        if was_between:
+            self.saved_at = None
+        return was_between
 
     @property
     def saves_async(self) -> bool:

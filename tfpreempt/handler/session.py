@@ -541,6 +541,7 @@ class Session:
                 "of the callback, or call save_all_states() before or after the fit."
             )
         self.ready(run, "save()")
+        run.is_between = True
         is_async = not wait and run.saves_async
         try:
             commit = self.saves.save(run, "save", is_async=is_async)

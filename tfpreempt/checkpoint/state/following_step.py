@@ -64,6 +64,14 @@ _SHARED = (
     "made, and continues with the chief's value: a commit contains only the chief's "
     "value of a State with per_worker=False. Create the State with per_worker=True."
 )
+_SAVED_OUTSIDE = ("preemption", "periodic", "save")
+_SKIPPED = (
+    "the restored commit was made after step %d, outside of run(): by save() or "
+    "check_preemption(), or after the loop. This process continues with the next step, "
+    "so the program's code between that call and the next run() is not executed again. "
+    "Make changes before save(), evaluate at the beginning of the loop body, and test "
+    "there whether training is over (docs/loops.md)."
+)
 
 
 class FollowingStepCheck:
@@ -79,6 +87,8 @@ class FollowingStepCheck:
         record: function that appends an event to the journal of the run.
         earlier: function that returns the `FollowingStep` records of earlier processes
             of this worker.
+        because: reason of the restored commit, see `Manifest`; None without a commit of
+            tfpreempt.
     """
 
     def __init__(
@@ -88,6 +98,7 @@ class FollowingStepCheck:
         registry: StateRegistry,
         record: Callable[[Event], None],
         earlier: Callable[[], Sequence[Mapping[str, Any]]],
+        because: str | None = None,
     ) -> None:
         self._trained = trained
         self._cluster = cluster
@@ -95,13 +106,18 @@ class FollowingStepCheck:
         self._at_start = self._shared_values()
         self._record = record
         self._earlier = earlier
+        self._because = because
         self._is_compared = False
+
+    @functools.cached_property
+    def _records(self) -> Sequence[Mapping[str, Any]]:
+        return self._earlier() if self._trained else ()
 
     @functools.cached_property
     def _recorded(self) -> Mapping[str, Any] | None:
         """The newest record of the boundary at which the restored commit was made;
         empty if another number of workers trained."""
-        for each in reversed(self._earlier() if self._trained else ()):
+        for each in reversed(self._records):
             if each.get("trained") == self._trained:
                 is_comparable = each.get("workers") == self._cluster.num_workers
                 return each if is_comparable else {}
@@ -146,19 +162,27 @@ class FollowingStepCheck:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        was_between: bool = False,
     ) -> None:
         """Logs a warning if the first step of this process gets other values than the
-        step that followed the restored commit.
+        step that followed the restored commit, or if the code between the commit and
+        that step is not executed.
 
         Args:
             trained: number of steps trained before the step.
             function: the step function.
             args: positional arguments of the step.
             kwargs: keyword arguments of the step.
+            was_between: whether this process has called `save()` or
+                `check_preemption()` before its first step: the loop begins with the
+                code that follows a step.
         """
         if self._is_compared or trained != self._trained:
             return
         self._is_compared = True
+        is_skipped = self._recorded is None and self._records and not was_between
+        if is_skipped and self._because in _SAVED_OUTSIDE:
+            _log.warning(_SKIPPED, trained)
         recorded = self._recorded or {}
         shared = dict(recorded.get("shared") or {})
         if others := dict(shared.items() - self._at_start.items()):
