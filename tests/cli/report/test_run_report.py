@@ -388,6 +388,22 @@ def test_the_steps_of_a_killed_process_are_estimated_by_its_own_mean() -> None:
     assert killed.steps_lost == approx(20, abs=1)
 
 
+def test_a_killed_process_makes_no_steps_after_a_notice() -> None:
+    """The wait for a lost worker counted as hundreds of lost steps."""
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.save()
+    run.train(20)
+    run._notice(0)
+    run.wait(15.0)
+    run.kill()
+    run.finish_later()
+    killed = run.report().interruptions[0]
+    assert killed.is_estimated
+    assert killed.steps_lost == approx(20, abs=1)
+
+
 def test_an_end_that_nobody_recorded_is_said_to_be_unknown() -> None:
     run = Scripted(is_supervised=False)
     run.start()

@@ -599,7 +599,8 @@ def _estimated_step(
     step: int,
     reported: int | None,
 ) -> int:
-    """Estimates the newest step of a killed process, by the mean step time.
+    """Estimates the newest step of a killed process, by the mean step time. After a
+    notice, the process saves, or waits for other workers, and makes no steps.
 
     Args:
         lifetime: lifetime of the process.
@@ -613,8 +614,10 @@ def _estimated_step(
     guess, more = step, 0
     if seconds:
         more = round(REPORT_INTERVAL / seconds)
-        at, known = row[-1] if row else (lifetime.end, 0)
-        made = trained(spans, lifetime.end) - trained(spans, at)
+        notices = (each.at for each in lifetime.records if each.event == "notice")
+        end = min(notices, default=lifetime.end)
+        at, known = row[-1] if row else (end, 0)
+        made = max(0.0, trained(spans, end) - trained(spans, at))
         guess = max(step, known + round(made / seconds))
     if reported is None:
         return guess
