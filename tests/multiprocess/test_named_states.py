@@ -31,7 +31,7 @@ def test_states_of_two_workers(here: Place) -> None:
         assert [
             json.loads((newest / "states" / f"{name}.state").read_text())
             for name in "abc"
-        ] == [4.0 * 4.0**start] * 3
+        ] == [4.0 * 8.0**start] * 3  # three saves of each start, with that of close()
 
 
 def words(value: str) -> list[str]:
