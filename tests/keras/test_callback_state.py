@@ -16,8 +16,10 @@ import pytest
 
 from tests.keras.both_lines import travelled
 from tfpreempt import errors
+from tfpreempt.checkpoint.state.encoding import encode
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.keras.callbacks import callback_list, callback_state
+from tfpreempt.keras.fit_record import EncodedValue
 
 
 class Callback:
@@ -155,6 +157,40 @@ def test_a_subclass_keeps_what_its_base_and_its_hooks_remember():
     saved.best, saved.value = 0.1, {"n": 3}
     callback_state.restore([fresh], travelled(callback_state.capture([saved])))
     assert (fresh.best, fresh.value) == (0.1, {"n": 3})
+
+
+@pytest.mark.parametrize(
+    ("callback", "key"),
+    [
+        (ModelCheckpoint("model.keras"), "tf_keras.ModelCheckpoint"),
+        (BackupAndRestore("backup"), "keras.BackupAndRestore"),
+        (Callback(), "keras.Callback"),
+    ],
+)
+def test_a_commit_sets_no_paths_of_callbacks(callback, key):
+    """Keras writes to these paths, and deletes the directory of a backup at the end."""
+    path, before = "/home/user/thesis", dict(vars(callback))
+    state = dict.fromkeys(("filepath", "backup_dir", "__class__", "model"), path)
+    entry = {"keras": encode({**state, "best": 0.5})}
+    callback_state.restore([callback], EncodedValue(header={key: entry}))
+    best = {"best": 0.5} if "best" in before else {}
+    assert vars(callback) == {**before, **best}
+
+
+def test_a_commit_sets_no_further_times_of_a_progress_bar():
+    class ProgbarLogger(Callback):
+        target, progbar = None, Callback()
+
+    ProgbarLogger.__module__ = "keras.src.callbacks.progbar_logger"
+    ProgbarLogger.__qualname__ = "ProgbarLogger"
+    names, path = ("_values", "file", "_start"), "/home/user/thesis"
+    state = {"target": 5, "seen": 1, "bar": dict.fromkeys(names, path)}
+    state["elapsed"] = dict.fromkeys(("_start", "width"), 1.0)
+    saved = {"keras.ProgbarLogger": {"keras": encode(state)}}
+    logger = ProgbarLogger()
+    callback_state.restore([logger], EncodedValue(header=saved))
+    kept = {"params", "_model", "target", "_values", "_start"}
+    assert set(vars(logger.progbar)) == kept
 
 
 # --- what is not kept ----------------------------------------------------------------

@@ -54,6 +54,7 @@ KEPT = {name for name, found in REMEMBERED.items() if found} - {"ProgbarLogger"}
 
 _BAR = ("_seen_so_far", "_values", "_values_order")
 _BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")
+_BOARD_TIMES = ("_epoch_start_time",)
 
 
 def kind(callback: Any) -> str | None:
@@ -89,7 +90,7 @@ def capture(callback: Any) -> dict[str, Any]:
         is_more = "greater" in callback.monitor_op.__name__
         state["direction"] = "max" if is_more else "min"
     if name == "TensorBoard":
-        state["elapsed"] = _elapsed(callback, ("_epoch_start_time",))
+        state["elapsed"] = _elapsed(callback, _BOARD_TIMES)
         for writer in callback._writers.values():
             writer.flush()  # flush, because the process may exit after the save
     if name == "ProgbarLogger" and callback.progbar is not None:
@@ -100,6 +101,10 @@ def capture(callback: Any) -> dict[str, Any]:
 
 def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     """Restores the state of a callback.
+
+    Sets only the attributes that `capture` saves. In a commit of another user, further
+    names could be settings, such as the path of a file or of a directory that the
+    callback writes or deletes.
 
     Args:
         callback: a callback of the captured class. The hooks that lead to the resumed
@@ -125,7 +130,7 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     elif name == "SwapEMAWeights" and extends:
         pass  # the new epoch has already put the raw (non-EMA) weights into the model
     else:
-        _set(callback, state)
+        _set(callback, state, REMEMBERED[name] if name else ())
 
 
 def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
@@ -140,8 +145,8 @@ def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
         return
     logger.seen = state["seen"]
     if bar is not None and "bar" in state:
-        _set(bar, state["bar"])
-        _set_elapsed(bar, state["elapsed"])
+        _set(bar, state["bar"], _BAR)
+        _set_elapsed(bar, state["elapsed"], _BAR_TIMES)
 
 
 def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
@@ -157,8 +162,8 @@ def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
             iterations = int(board.model.optimizer.iterations.numpy())
             counters["_previous_epoch_iterations"] = iterations
     else:
-        _set_elapsed(board, elapsed)
-    _set(board, counters)
+        _set_elapsed(board, elapsed, _BOARD_TIMES)
+    _set(board, counters, REMEMBERED["TensorBoard"])
     _renew_step(board)
 
 
@@ -185,10 +190,11 @@ def _attributes(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(owner, name) for name in names if hasattr(owner, name)}
 
 
-def _set(owner: Any, values: dict[str, Any]) -> None:
-    """Sets attributes. Updates lists and dicts in place, as objects may share them."""
-    for name, value in values.items():
-        current = getattr(owner, name, None)
+def _set(owner: Any, values: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Sets the attributes `names` that have a value. Updates lists and dicts in place,
+    as objects may share them."""
+    for name in (each for each in names if each in values):
+        value, current = values[name], getattr(owner, name, None)
         if type(current) is dict and type(value) is dict:
             current.clear()
             current.update(value)
@@ -210,7 +216,6 @@ def _elapsed(owner: Any, names: tuple[str, ...]) -> dict[str, float]:
     return {name: now - when for name, when in found.items() if when is not None}
 
 
-def _set_elapsed(owner: Any, elapsed: dict[str, float]) -> None:
+def _set_elapsed(owner: Any, elapsed: dict[str, float], names: tuple[str, ...]) -> None:
     now = time.time()
-    for name, seconds in elapsed.items():
-        setattr(owner, name, now - seconds)
+    _set(owner, {name: now - each for name, each in elapsed.items()}, names)
