@@ -34,7 +34,12 @@ import numpy as np
 
 from tfpreempt.checkpoint.state import data_order
 from tfpreempt.checkpoint.state.data_order import Order
-from tfpreempt.checkpoint.state.encoding import decode, encode
+from tfpreempt.checkpoint.state.encoding import (
+    check_bit_generator,
+    decode,
+    encode,
+    readable,
+)
 from tfpreempt.checkpoint.state.unsaved_state_check import (
     GENERATORS,
     mark_of_array,
@@ -191,6 +196,8 @@ class SequenceTracker(Tracker):
             self._sequence.set_state(decode(more["state"]))
         else:
             for hook, generators in self._calls:
+                with readable("model.fit"):  # else a commit could name any method
+                    HOOKS.index(hook)
                 set_generators(generators)
                 getattr(self._sequence, hook, lambda: None)()
             self._compare_results(more.get("results", {}))
@@ -429,7 +436,14 @@ def generators() -> tuple[Any, Any]:
 
 
 def set_generators(states: Any) -> None:
-    """Sets the global generators to recorded states; does nothing for None."""
+    """Sets the global generators to recorded states; does nothing for None.
+
+    Raises:
+        CheckpointCorruptedError: the states were not recorded by `generators`.
+    """
     if states is not None:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        with readable("model.fit"):
+            of_python, of_numpy = states
+            check_bit_generator(of_numpy)
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)

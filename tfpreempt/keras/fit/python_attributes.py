@@ -372,7 +372,8 @@ class Attributes:
         }
         # Set the saved attributes that the objects of this process do not have yet.
         for (path, name), encoded in newest.items():
-            self._set(owners.get(path), name, encoded, path)
+            if _may_be_saved(owner := owners.get(path), name):
+                self._set(owner, name, encoded, path)
         now = self._look()
         for name, trace in self.traces.items():
             then, built, trace.values = values[_KINDS[name]], trace.values, {}
@@ -689,6 +690,19 @@ def _layers_with_lora(model: Any) -> set[str]:
 
 def _functions(model: Any) -> dict[str, Any]:
     return {name: getattr(model, f"{name}_function", None) for name in _KINDS}
+
+
+def _may_be_saved(owner: Any, name: Any) -> bool:
+    """Returns whether `capture` can have saved an attribute of an object.
+
+    Another user may have written the commit. With any other name, the commit could
+    change the internals of a library.
+    """
+    if owner is None or object_graph.is_container(owner):
+        return True
+    kind: type = type(owner)
+    is_name = isinstance(name, str) and not name.startswith("__")
+    return is_name and (_is_users(kind, name) or _setting(kind, name) is not None)
 
 
 @functools.cache
