@@ -14,9 +14,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
@@ -31,7 +32,9 @@ from tests.checkpoint.fakes import (
 )
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.manifest import FileEntry, from_json, to_json
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
@@ -515,3 +518,124 @@ def test_a_long_state_file_does_not_delay_a_start(tmp_path: Path) -> None:
     for name in ("a", "a7"):
         assert any(f"{tmp_path / name}.index" in problem for problem in lost)
     assert len(lost) == 2
+
+
+# --- commits of another user ---------------------------------------------------------
+
+
+def forge(commit: Path, **changes: Any) -> None:
+    """Replaces the manifest of a commit, and its marker."""
+    old = from_json((commit / "MANIFEST.json").read_bytes(), "")
+    new = dataclasses.replace(old, **changes)
+    data = to_json(new)
+    (commit / "MANIFEST.json").write_bytes(data)
+    (commit / "COMMITTED").write_bytes(catalog.marker_bytes(data, new.sequence))
+
+
+def without(commit: Path, *names: str) -> tuple[FileEntry, ...]:
+    """Returns the files of a commit but for some."""
+    manifest = from_json((commit / "MANIFEST.json").read_bytes(), "")
+    return tuple(each for each in manifest.files if each.name not in names)
+
+
+def test_an_index_that_the_manifest_does_not_name_is_not_restored(
+    tmp_path: Path, made: Path
+) -> None:
+    """A link made the run restore, and then commit, a private checkpoint elsewhere."""
+    directory = shutil.copytree(made / "own", tmp_path / "ckpt")
+    outside, commit = shutil.copytree(made / "outside", tmp_path / "o"), directory / "2"
+    forge(commit, files=without(commit, "ckpt.index"))
+    (commit / "ckpt.index").unlink()
+    (commit / "ckpt.index").symlink_to(outside / "ckpt.index")
+    contents = OwnContents()
+    saver = open_directory(directory, contents)
+    problems: list[str] = []
+    found = saver.newest(problems.append)
+    assert found is not None
+    assert found.step == 1
+    [problem] = problems
+    assert "ckpt.index' is not in the manifest" in problem
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_state_that_the_manifest_does_not_name_is_not_loaded(
+    tmp_path: Path, world: int
+) -> None:
+    """The file was not verified, and a link led to the State of another run."""
+    (tmp_path / "secret").write_text("secret")
+    for is_new, workers in ((True, 1), (False, world)):
+        registry = StateRegistry()
+        words = [
+            Joined("mine", "initial", registry=registry, per_worker=True),
+            Words("all", "initial", registry=registry),
+        ]
+        saver = open_directory(tmp_path / "run", registry=registry, world=workers)
+        if is_new:
+            save(saver, 1)
+            commit = tmp_path / "run" / "1"
+            names = ["worker-0000/mine.state", "states/all.state"]
+            forge(commit, files=without(commit, *names))
+            for name in names:
+                (commit / name).unlink()
+                (commit / name).symlink_to(tmp_path / "secret")
+            continue
+        found = saver.newest()
+        assert found is not None
+        with pytest.raises(errors.CheckpointMismatchError, match="has no State"):
+            saver.restore(found)
+        assert [each.text for each in words] == ["initial"] * 2
+
+
+class Joined(Words):
+    """The words of all workers."""
+
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
+        del worker, num_workers
+        self.text = "".join(each.read().decode() for each in files if each is not None)
+
+
+@pytest.mark.parametrize("name", ["ckpt-9", "folder/ckpt-9"])
+def test_a_checkpoint_of_tensorflow_behind_a_link_is_not_restored(
+    tmp_path: Path, made: Path, name: str
+) -> None:
+    """`inspect` called it corrupt, and a start restored it."""
+    directory, secret = shutil.copytree(made / "own", tmp_path / "ckpt"), tmp_path / "s"
+    secret.mkdir()
+    names = ["ckpt-9.index", "ckpt-9.data-00000-of-00001"]
+    for each, data in zip(
+        names, [bundle.to_bytes({b"": bundle.header(1)}), b""], strict=True
+    ):
+        (secret / each).write_bytes(data)
+        if name == "ckpt-9":
+            (directory / each).symlink_to(secret / each)
+    if name != "ckpt-9":
+        (directory / "folder").symlink_to(secret)
+        (directory / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
+    later = time.time() + 60
+    os.utime(secret / "ckpt-9.index", (later, later))
+    problems: list[str] = []
+    found = open_directory(directory, OwnContents()).newest(problems.append)
+    assert found is not None
+    assert found.step == 2
+    [problem] = problems
+    assert f"{directory / name}.index' is a symbolic link" in problem
+
+
+def test_a_file_larger_than_in_the_manifest_is_not_read_ahead(
+    tmp_path: Path, made: Path
+) -> None:
+    directory = shutil.copytree(made / "own", tmp_path / "ckpt")
+    os.truncate(directory / "2" / "ckpt.data-00000-of-00002", SPARSE)
+    contents, read = OwnContents(), list[str]()
+
+    def read_ahead(prefix: str) -> dict[str, tuple[int, int]]:
+        read.append(prefix)
+        return {}
+
+    contents.read_ahead = read_ahead  # type: ignore[method-assign]
+    found = open_directory(directory, contents).newest(lambda problem: None)
+    assert found is not None
+    assert found.step == 1
+    assert read == [str(directory / "1" / "ckpt")]

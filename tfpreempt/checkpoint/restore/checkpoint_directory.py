@@ -41,6 +41,7 @@ from tfpreempt.checkpoint.restore.reshard import (
     load_state,
     load_worker_state,
 )
+from tfpreempt.checkpoint.restore.verification import faults
 from tfpreempt.checkpoint.state.contents import Contents
 from tfpreempt.checkpoint.state.state import (
     REGISTRY,
@@ -415,7 +416,13 @@ class Directory:
         self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
         sums: Mapping[str, tuple[int, int]] = {}
         is_small = (candidate.size or 0) < restoring.MUCH
-        if candidate.manifest is not None and candidate.prefix is not None and is_small:
+        if (
+            candidate.manifest is not None
+            and candidate.prefix is not None
+            and is_small
+            # A sparse file of terabytes, in place of a small file, is not read.
+            and not faults(candidate, every_byte=False)
+        ):
             sums = self.contents.read_ahead(candidate.prefix)
         try:
             restoring.verify(candidate, sums)

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from tfpreempt import errors
 from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import checkpoint_state, flat_commit, layout
 from tfpreempt.checkpoint.directory.catalog import (
@@ -25,10 +26,12 @@ from tfpreempt.checkpoint.directory.catalog import (
     in_order,
     reader,
 )
+from tfpreempt.core import contained
 from tfpreempt.storage import checksum, file_reading, paths
 
 _log = logging.getLogger(__name__)
 INDEX = ".index"
+LINK = "is a symbolic link; links are not followed"
 _TEMPORARY = re.compile(r"_temp(/|$)")
 _INCOMPLETE = (
     "incomplete: this save is running or was interrupted; it is never restored"
@@ -89,6 +92,25 @@ def is_overwritten(entry: Entry) -> bool:
         )
     except OSError:
         return False
+
+
+def check(entry: Entry) -> None:
+    """Checks the `.index` file and the lengths of the data files of a foreign
+    checkpoint.
+
+    Raises:
+        CheckpointCorruptedError: a file is missing, too short or unreadable; or the
+            file, or a directory between the checkpoint directory and the file, is a
+            link: another user may have made the link.
+    """
+    for path in (entry.path + INDEX, *flat_commit.payload_files(entry.path)):
+        try:
+            os.close(contained.open_file(path, os.O_RDONLY, root=entry.store.uri))
+        except contained.LinkError as error:
+            raise errors.CheckpointCorruptedError(f"{path!r} {LINK}") from error
+        except OSError:
+            break  # `bundle.check` names the reason
+    bundle.check(entry.path)
 
 
 def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> set[str]:

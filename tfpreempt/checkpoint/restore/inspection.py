@@ -10,11 +10,9 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import catalog, flat_commit, layout
 from tfpreempt.checkpoint.directory.catalog import (
     CommitStatus,
@@ -32,7 +30,6 @@ _SAVE = "no marker: this save is running or was interrupted"
 _UPLOAD = "no marker: this upload is running or was interrupted"
 _DELETED = "checkpoint deleted; the next commit deletes the remaining files"
 _EXTERNAL = "written without tfpreempt: only index and lengths can be checked"
-_LINK = "is a symbolic link; links are not followed"
 
 
 def at(location: str) -> list[Entry]:
@@ -199,7 +196,7 @@ def _odd(directory: str) -> Iterator[Entry]:
         entry = catalog.unread_entry(store, name)
         path = os.path.join(directory, name)
         if os.path.islink(path):
-            yield catalog.corrupt(entry, f"{name!r} {_LINK}")
+            yield catalog.corrupt(entry, f"{name!r} {external_checkpoints.LINK}")
         elif os.path.isdir(path) and (reason := paths.why_unsafe(name)):
             yield catalog.corrupt(entry, f"the name {reason}")
 
@@ -278,13 +275,7 @@ def _extra_files(entry: Entry) -> tuple[str, ...]:
 def _check_foreign(entry: Entry) -> Entry:
     entry = dataclasses.replace(entry, checked=VerificationLevel.LENGTHS)
     try:
-        for path in (
-            entry.path + external_checkpoints.INDEX,
-            *flat_commit.payload_files(entry.path),
-        ):
-            if not stat.S_ISREG(os.lstat(path).st_mode):
-                return catalog.corrupt(entry, f"{path!r} {_LINK}")
-        bundle.check(entry.path)
+        external_checkpoints.check(entry)
     except (errors.CheckpointCorruptedError, OSError) as error:
         return catalog.corrupt(entry, str(error))
     return entry

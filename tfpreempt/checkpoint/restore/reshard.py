@@ -31,7 +31,7 @@ def load_state(entry: Entry, state: State, cluster: Cluster) -> bool:
     """
     if state.per_worker:
         return load_worker_state(entry, state, cluster)
-    return read_state(os.path.join(entry.shards, layout.STATES), state)
+    return _read(entry, layout.STATES, state)
 
 
 def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
@@ -53,8 +53,7 @@ def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
         return False
     if is_resized(entry, cluster):
         return _fold(entry, state, cluster)
-    shard = os.path.join(entry.shards, layout.worker_name(cluster.worker))
-    return read_state(shard, state)
+    return _read(entry, layout.worker_name(cluster.worker), state)
 
 
 def has_part_of(entry: Entry, cluster: Cluster) -> bool:
@@ -88,21 +87,28 @@ def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None
         CheckpointMismatchError: the commit has values of a per-worker State whose class
             does not override `reshard`.
     """
+    named = _named(entry)
     for state in states:
         if state.per_worker and type(state).reshard is State.reshard:
             paths = _paths(entry, state)
-            if any(map(os.path.exists, paths)):
+            if not named.isdisjoint(paths):
                 raise no_rule(state, len(paths), cluster.num_workers)
+
+
+def _read(entry: Entry, folder: str, state: State) -> bool:
+    """Loads the value of a State from a folder of a commit. Returns whether the
+    manifest names a file of the State there."""
+    path = _path(entry, folder, state)
+    return path in _named(entry) and read_state(os.path.dirname(path), state)
 
 
 def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
     with contextlib.ExitStack() as stack:
-        files: list[IO[bytes] | None] = []
-        for path in _paths(entry, state):
-            try:
-                files.append(stack.enter_context(file_reading.open_file(path)))
-            except FileNotFoundError:
-                files.append(None)
+        named = _named(entry)
+        files: list[IO[bytes] | None] = [
+            stack.enter_context(file_reading.open_file(path)) if path in named else None
+            for path in _paths(entry, state)
+        ]
         if not any(files):
             return False
         with naming(state, "fold"):
@@ -117,5 +123,15 @@ def _paths(entry: Entry, state: State) -> list[str]:
     """
     assert entry.manifest is not None
     folders = map(layout.worker_name, range(entry.manifest.world_size))
-    name = state.name + layout.STATE_SUFFIX
-    return [os.path.join(entry.shards, folder, name) for folder in folders]
+    return [_path(entry, folder, state) for folder in folders]
+
+
+def _path(entry: Entry, folder: str, state: State) -> str:
+    return os.path.join(entry.shards, folder, state.name + layout.STATE_SUFFIX)
+
+
+def _named(entry: Entry) -> set[str]:
+    """Returns the paths of the files that the manifest of a commit names; other files
+    were not verified."""
+    files = entry.manifest.files if entry.manifest else ()
+    return {entry.file(file.name) for file in files}

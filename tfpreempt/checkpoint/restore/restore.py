@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state
 from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.restore import external_checkpoints
@@ -87,7 +86,7 @@ def verify(
     """
     if entry.manifest is None:
         if entry.prefix is not None:
-            bundle.check(entry.prefix)
+            external_checkpoints.check(entry)
         return
     if (size := entry.size or 0) < MUCH:
         found = faults(entry, every_byte=True, threads=_THREADS, sums=sums)

@@ -1,5 +1,8 @@
 """Compares the files of a commit with its manifest: sizes first, then every byte.
 
+A restore reads no file that the manifest does not name, because such a file cannot be
+compared: in the directory of another user, the file may be a link to a file elsewhere.
+
 Several threads read the files. A large file is read in ranges, and the checksums of the
 ranges are combined; a thread has one piece of a range in memory at a time. If a file
 has another size than in the manifest, the file is not read: a hostile manifest may name
@@ -103,7 +106,12 @@ def faults(
     watch(sum(each.size for each in parts))
     for file, (size, crc) in whole.items():
         found[file] = found[file] or _compare(commit, file, size, crc)
-    return {file.name: text for file, text in found.items() if text is not None}
+    faulty = {file.name: text for file, text in found.items() if text is not None}
+    prefix = commit.manifest.prefix if commit.manifest else None
+    index = f"{prefix}.index"
+    if prefix is not None and all(file.name != index for file in files):
+        faulty[index] = f"{commit.object(index)!r} is not in the manifest."
+    return faulty
 
 
 def _compare(commit: Entry, file: FileEntry, size: int | None, crc: int) -> str | None:

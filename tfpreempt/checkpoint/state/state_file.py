@@ -9,6 +9,7 @@ renamed, so readers always see a complete file.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
@@ -17,6 +18,7 @@ from typing import IO
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.state.state import State, naming
+from tfpreempt.core.snapshot_memory import available_bytes
 from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import Files, write_durably
 
@@ -72,6 +74,14 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
     return path
 
 
+def _check_memory(size: int) -> None:
+    """Raises MemoryError if a file of a size cannot be read, and copied, in memory: a
+    sparse file of another user would fill the memory."""
+    with contextlib.suppress(OSError):  # the free memory is unknown
+        if 2 * size > (free := available_bytes()):
+            raise MemoryError(f"{size} bytes, and {free} bytes of memory are free")
+
+
 def read(path: str) -> tuple[int, IO[bytes]] | None:
     """Reads and checks a file written by `write`.
 
@@ -84,15 +94,16 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
             cannot be read.
     """
     try:
-        with file_reading.open_file(path) as file:
+        # Follow no link in the checkpoint directory: neither the folder nor the file.
+        root = os.path.dirname(os.path.dirname(path))
+        with file_reading.open_inside(path, root) as file:
             head = file.read(_HEADER.size)
             if len(head) < _HEADER.size or not head.startswith(_MAGIC):
                 raise errors.CheckpointCorruptedError(
                     f"{path!r} is not a State that tfpreempt saved; expected a file "
-                    f"that begins with {_MAGIC!r}. Remove the file. (The message does "
-                    "not show the bytes, because the file may be a link to a file with "
-                    "secrets.)"
+                    f"that begins with {_MAGIC!r}. Remove the file."
                 )
+            _check_memory(os.fstat(file.fileno()).st_size)
             body = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
