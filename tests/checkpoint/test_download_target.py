@@ -26,7 +26,7 @@ HOSTILE = {
     "below the marker": ([{"name": "COMMITTED/x"}], "beside the manifest"),
     "the record": ([{"name": download_target.PROGRESS}], "beside the manifest"),
     "a long part": ([{"name": "x" * 300}], "more than 255 bytes"),
-    "no Unicode": ([{"name": "a\ud800"}], "not valid Unicode"),
+    "no UTF-8": ([{"name": "a\udc80"}], "not valid Unicode"),
 }
 
 
@@ -46,6 +46,7 @@ UNREADABLE = {
     "absolute": [{"name": "/etc/passwd"}],
     "upwards": [{"name": "../x"}],
     "NUL": [{"name": "a\0b"}],
+    "no Unicode": [{"name": "a\ud800"}],
     "twice": [{"name": "a"}, {"name": "a"}],
     "too many": ({"name": str(n)} for n in range(100_001)),
     "an impossible size": [{"size": 1 << 60}],

@@ -41,6 +41,7 @@ from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror.download_target import DownloadTarget
 from tfpreempt.checkpoint.mirror.import_commit import bring
 from tfpreempt.checkpoint.mirror.mirror_retention import Retention
+from tfpreempt.checkpoint.mirror.resolve import listed_in_store
 from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.checkpoint.mirror.upload import Upload
@@ -639,3 +640,67 @@ def test_a_file_larger_than_in_the_manifest_is_not_read_ahead(
     assert found is not None
     assert found.step == 1
     assert read == [str(directory / "1" / "ckpt")]
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_name_that_is_no_unicode_stops_no_start(
+    tmp_path: Path, made: Path, is_marked: bool
+) -> None:
+    directory = shutil.copytree(made / "own", tmp_path / "ckpt")
+    forge(directory / "2", files=(FileEntry(name="\ud800", size=0, crc32c=0),))
+    if not is_marked:
+        (directory / "2" / "COMMITTED").unlink()
+    job = Job(directory, "own")
+    for operation in (job.start, job.restore, functools.partial(job.commit, 3)):
+        operation()
+    job.close()
+    assert max(each.step or 0 for each in catalog.scan(str(directory))) == 3
+
+
+class KeptFiles(LocalFiles):
+    """A user who may not delete the files of another user."""
+
+    def remove(self, path: str) -> None:
+        if "/1/" in path or "/dead/" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        super().remove(path)
+
+
+def test_files_that_cannot_be_deleted_keep_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk filled up beside a single commit of another user."""
+    saver = open_directory(
+        tmp_path, OwnContents(), files=KeptFiles(str(tmp_path)), max_to_keep=2
+    )
+    for step in range(1, 6):
+        save(saver, step)
+    assert sorted(each for each in os.listdir(tmp_path) if each.isdecimal()) == [
+        *("1", "4", "5")
+    ]
+    assert f"could not delete {tmp_path / '1'}" in caplog.text
+    for name in ("dead", "left"):
+        (tmp_path / layout.STAGING / name / "states").mkdir(parents=True)
+        (tmp_path / layout.STAGING / name / "states" / "word.state").touch()
+    (tmp_path / "4" / "COMMITTED").unlink()
+    (tmp_path / "checkpoint").unlink()
+    saver.start()
+    assert os.listdir(tmp_path / layout.STAGING) == ["dead"]
+    assert not (tmp_path / "4").exists()
+
+
+def test_a_pointer_at_a_url_names_only_its_own_files() -> None:
+    """Objects with ".." in their names became files beside the checkpoint."""
+    store = UncheckedStore()
+    store.replace("checkpoint", b'model_checkpoint_path: "sub/ckpt-5"\n')
+    for name in ("ckpt-5.index", "ckpt-5./../.tfpreempt-mirror", ".tfpreempt-mirror"):
+        store.replace(f"sub/{name}", b"planted")
+    with pytest.raises(errors.ConfigurationError, match=r"'\.\.'"):
+        listed_in_store(store)
+
+
+class UncheckedStore(FaultyObjectStore):
+    """A bucket, in which objects may have any names."""
+
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        self._objects[name] = data

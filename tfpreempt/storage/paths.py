@@ -104,6 +104,10 @@ def why_unsafe(name: object) -> str | None:
         return "contains a NUL, a control character or a backslash"
     if name.startswith("/"):
         return "is absolute"
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return "is not valid Unicode"
     if any(part in ("", ".", "..") for part in name.split("/")):
         return "contains an empty part, '.' or '..'"
     return None

@@ -288,7 +288,7 @@ def finish(
             files.publish(path, b"")
     for entry in dropped:
         if not is_pinned(entry.path):
-            retention.delete(files, entry)
+            retention.try_delete(files, entry)
 
 
 @contextlib.contextmanager

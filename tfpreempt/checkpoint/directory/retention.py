@@ -347,6 +347,21 @@ def delete(files: Files, entry: Entry) -> None:
             files.remove_dir(folder)
 
 
+def try_delete(files: Files, entry: Entry) -> bool:
+    """Deletes a commit as `delete` does. Logs an error of the file system: a commit
+    that cannot be deleted, for example of another user, must not keep the others.
+
+    Returns:
+        Whether the commit was deleted.
+    """
+    try:
+        delete(files, entry)
+    except OSError as error:
+        _log.warning(LEFT_BEHIND, entry.path, error)
+        return False
+    return True
+
+
 def delete_staging(files: Files, path: str) -> None:
     """Deletes a staging directory and its content. Does nothing if the path is a link.
 
@@ -378,14 +393,20 @@ def delete_staging(files: Files, path: str) -> None:
     files.remove_dir(path)
 
 
-def try_delete_staging(files: Files, path: str) -> None:
+def try_delete_staging(files: Files, path: str) -> bool:
     """Deletes a directory of staged files, and the directory above it if that is then
-    empty. Logs a failure, because the files only take up disk space."""
+    empty. Logs a failure, because the files only take up disk space.
+
+    Returns:
+        Whether the directory was deleted.
+    """
     try:
         delete_staging(files, path)
         remove_if_empty(files, os.path.dirname(path))
     except (OSError, errors.CheckpointError) as error:
         _log.warning(LEFT_BEHIND, path, error)
+        return False
+    return True
 
 
 def clean(
@@ -423,14 +444,13 @@ def clean(
     for name in file_reading.names(staging) if is_there else ():
         path = os.path.join(staging, name)
         is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
-        if is_ours and file_reading.is_real_dir(path) and is_over(path):
-            delete_staging(files, path)
+        is_doomed = is_ours and file_reading.is_real_dir(path) and is_over(path)
+        if is_doomed and try_delete_staging(files, path):
             removed.append(path)
     if is_there:
         remove_if_empty(files, staging)
     for entry in filter(is_uncommitted, catalog.scan(directory)):
-        if is_over(entry.path):
-            delete(files, entry)
+        if is_over(entry.path) and try_delete(files, entry):
             removed.append(entry.path)
     return removed
 

@@ -111,11 +111,9 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
             f"{reason}; expected a checkpoint below {store.uri}. Copy the checkpoint "
             "into a separate directory, and pass this directory."
         )
-    folder = os.path.dirname(latest)
-    names = [
-        os.path.relpath(name, folder) if folder else name
-        for name in store.list(latest + ".")
-    ]
+    # Cut the names, and do not normalize them: `download` refuses a name with "..".
+    start = len(latest) - len(os.path.basename(latest))
+    names = [name[start:] for name in store.list(latest + ".")]
     if not any(name.endswith(".index") for name in names):
         return None
     entry = Entry(store=store, name=latest, kind=Kind.EXTERNAL)
