@@ -139,7 +139,7 @@ def test_a_file_with_a_second_name_is_replaced_by_a_copy(
     root: Path, flags: int, expected: bytes
 ) -> None:
     file, second = root / "a" / "file", root / "a" / "second"
-    (root / "a" / "file.copy").write_bytes(b"cut off")
+    (root / "a" / "file.tfpreempt-copy").write_bytes(b"cut off")
     file.chmod(0o662)  # other bits than a umask would leave
     second.hardlink_to(file)
     descriptor = contained.open_file(file, flags, root=str(root), copies=True)
@@ -149,6 +149,15 @@ def test_a_file_with_a_second_name_is_replaced_by_a_copy(
     assert file.stat().st_mode & 0o777 == 0o662
     assert second.read_bytes() == b"12345"
     assert sorted(os.listdir(root / "a")) == ["file", "second"]
+
+
+def test_a_file_of_the_user_beside_a_copied_file_stays(root: Path) -> None:
+    file, users = root / "a" / "file", root / "a" / "file.copy"
+    users.write_bytes(b"mine")
+    (root / "a" / "second").hardlink_to(file)
+    os.close(contained.open_file(file, os.O_WRONLY, root=str(root), copies=True))
+    assert file.stat().st_nlink == 1
+    assert users.read_bytes() == b"mine"
 
 
 def test_a_large_file_with_a_second_name_is_refused(root: Path) -> None:

@@ -33,6 +33,7 @@ _NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket or a device
 _PIECE = 1 << 16
 _MAKING_RETRIES = 10  # used if other processes remove the directories while empty
 _MOST_COPIED = 1 << 28  # bytes of the largest file that is replaced by a copy
+_COPY = ".tfpreempt-copy"  # end of the name of a copy until the copy is complete
 
 
 class UnsafeFileError(OSError):
@@ -242,7 +243,7 @@ def _replace_by_copy(folder: int, name: str, path: str) -> None:
     """
     source = open_at(folder, name, os.O_RDONLY, path=path)
     with open(source, "rb") as old:
-        mode, temporary = stat.S_IMODE(os.fstat(source).st_mode), f"{name}.copy"
+        mode, temporary = stat.S_IMODE(os.fstat(source).st_mode), f"{name}{_COPY}"
         with contextlib.suppress(FileNotFoundError):  # exists after an interrupted copy
             os.unlink(temporary, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
