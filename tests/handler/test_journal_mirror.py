@@ -185,6 +185,34 @@ def test_journals_larger_than_those_of_a_run_are_not_read(
         fetch(FaultyObjectStore(), tmp_path, local)
 
 
+def test_files_of_other_programs_are_not_uploaded(tmp_path: Path) -> None:
+    """$TFPREEMPT_JOURNAL_DIR may name a directory with data of the user."""
+    for name in ("worker-0.2.jsonl", "supervisor-node-a.jsonl", "patients.jsonl"):
+        (tmp_path / name).write_bytes(b'{"wall": 1}\n')
+    store, target = FaultyObjectStore(), tmp_path / "target"
+    JournalMirror(store, tmp_path).put_within(10.0)
+    assert [name.rpartition("-")[0] for name in store.list()] == [
+        f"{FOLDER}/supervisor-node-a",
+        f"{FOLDER}/worker-0.2",
+    ]
+    target.mkdir()
+    fetch(store, target, tmp_path)
+    assert sorted(os.listdir(target)) == ["supervisor-node-a.jsonl", "worker-0.jsonl"]
+
+
+def test_millions_of_files_in_one_object_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """16 MiB of text took 600 MiB."""
+    store, count = FaultyObjectStore(), 300_000
+    text = b"\n\n".join(b"%x" % number for number in range(count))
+    store.replace(f"{FOLDER}/worker-0-12345678.jsonl", text)
+    tracemalloc.start()
+    with pytest.raises(errors.CheckpointError, match="more than 100000 files"):
+        fetch(store, tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 150 * count
+
+
 def test_a_sparse_file_does_not_fill_the_memory_of_a_start(tmp_path: Path) -> None:
     """A file of terabytes without a line end was read as one line."""
     (tmp_path / "worker-9.jsonl").touch()

@@ -221,10 +221,12 @@ def test_the_journal_of_a_deleted_run_is_deleted(
     (journal / "worker-7.jsonl").write_text("{}")
     (journal / "supervisor.jsonl").write_text("{}")
     (journal / "worker-8" / "thesis").mkdir(parents=True)
+    (journal / "worker-7.log").write_text("output")
     cloud.empty()
     assert train(1)[1] == 0
     assert not (journal / "worker-7.jsonl").exists()
     assert (journal / "worker-8" / "thesis").exists()  # not a journal
+    assert (journal / "worker-7.log").exists()
     assert (journal / "supervisor.jsonl").exists()
 
 

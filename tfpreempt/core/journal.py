@@ -55,6 +55,10 @@ SEGMENT = r"(?:\.(?P<segment>[2-9]|[1-9]\d{1,5}))?"
 """Regular expression for the number in the name of a journal's second and later files,
 between the name of the worker and `.jsonl`."""
 
+_NAME = re.compile(
+    rf"(?:worker-\d{{1,9}}|supervisor(?:-[\w-]{{1,99}})?){SEGMENT}\.jsonl", re.ASCII
+)
+
 DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
 """Environment variable with the journal directory of a run whose checkpoint directory
 is a URL; ignored for other runs."""
@@ -88,6 +92,18 @@ def segments(path: Path) -> list[Path]:
             if match := name.fullmatch(each):
                 found[int(match["segment"] or 1)] = path.parent / each
     return [each for _, each in sorted(found.items())] or [path]
+
+
+def journal_files(directory: Path) -> list[Path]:
+    """Returns the files of all journals in a directory, sorted.
+
+    Leaves out files of other programs, because $TFPREEMPT_JOURNAL_DIR may be a
+    directory of the user. Empty if the directory cannot be read.
+    """
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(filter(_NAME.fullmatch, os.listdir(directory)))
+    return [directory / each for each in names]
 
 
 class JsonLines:

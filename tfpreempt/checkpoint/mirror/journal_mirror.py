@@ -34,6 +34,7 @@ from tfpreempt.core.journal import (
     MAX_LINE_BYTES,
     SEGMENT,
     SEGMENT_BYTES,
+    journal_files,
     open_file,
     parse_record,
 )
@@ -58,6 +59,7 @@ _NAME = re.compile(
 _MOST_BYTES = 64 << 20  # largest size of one file
 _MOST_READ = 256 << 20  # bytes that `fetch` reads, of a store and of a directory
 _MOST_FILES = 10_000
+_MOST_PARTS = 100_000  # files in all objects; a file is a start of a worker, or 1 MiB
 _Files: TypeAlias = dict[bytes, bytes]  # texts of files, by their first lines
 
 MOST_SMALL = 16
@@ -123,7 +125,7 @@ class JournalMirror:
     def _put_all(self) -> None:
         """Uploads the files that have grown. Logs the first error; raises no error."""
         with self._lock:
-            for path in sorted(self._directory.glob("*.jsonl")):
+            for path in journal_files(self._directory):
                 try:
                     self._put(path)
                 except Exception as error:  # noqa: BLE001 - training continues
@@ -166,7 +168,7 @@ class JournalMirror:
         after a call of `stop`.
         """
         own = set()
-        for path in self._directory.glob("*.jsonl"):
+        for path in journal_files(self._directory):
             with open(open_file(path, os.O_RDONLY), "rb") as file:
                 first = file.readline(MAX_LINE_BYTES).rstrip(b"\n")
                 own.add(_name(path.stem, first))
@@ -232,8 +234,12 @@ class JournalMirror:
 
 
 def _files_in(text: bytes) -> _Files:
-    """Returns the files of an object, by their first lines; each has a line end."""
-    files = (each.strip(b"\n") for each in text.split(b"\n\n"))
+    """Returns the files of an object, by their first lines; each has a line end.
+
+    After `_MOST_PARTS` files, the rest counts as one file: another user may have
+    written millions of empty lines, and a file takes much memory for each.
+    """
+    files = (each.strip(b"\n") for each in text.split(b"\n\n", _MOST_PARTS))
     return {each.partition(b"\n")[0]: each + b"\n" for each in files if each}
 
 
@@ -283,7 +289,7 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
     except ObjectNotFoundError:  # a starting machine has joined objects meanwhile
         found = _download(store)
     left = _MOST_READ
-    for path in () if local is None else sorted(local.glob("*.jsonl")):
+    for path in () if local is None else journal_files(local):
         with open(open_file(path, os.O_RDONLY), "rb") as file:
             stem, text = path.stem.partition(".")[0], file.read(_MOST_BYTES)
         left -= len(text)
@@ -318,6 +324,11 @@ def _download(store: ObjectStore) -> defaultdict[str, _Files]:
                 f"has {stat.size} bytes. Find the program that wrote this object."
             )
         _add(found[match["of"]], _files_in(_read(store, name, stat.size)))
+        if sum(map(len, found.values())) > _MOST_PARTS:
+            raise errors.CheckpointError(
+                f"The journals in {store.uri}/{FOLDER} are too large for a run: more "
+                f"than {_MOST_PARTS} files. Find the program that wrote {name}."
+            )
     return found
 
 

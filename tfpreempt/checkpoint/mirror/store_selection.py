@@ -21,6 +21,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.head import NONE, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.directory.retention import RetentionPolicy
-from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.journal import SEGMENT, journal_directory
 from tfpreempt.core.replay import read_replay
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
 from tfpreempt.storage import file_reading, os_errors, paths
@@ -54,6 +55,8 @@ _EXPECTED = ".tfpreempt-mirror"
 # the marker.
 _MAX_BYTES = 1 << 20
 _JOURNAL = "journal"
+# A worker's journal or status file, see `core/journal.py` and `handler/status_file.py`.
+_OF_JOURNAL = re.compile(rf"worker-\d+(?:{SEGMENT}\.jsonl|\.status)", re.ASCII)
 _LEAST_FREE = 16 << 20  # bytes that must be free in a scratch directory
 
 
@@ -302,12 +305,13 @@ class Scratch:
         """Deletes the workers' journals. Called if the user has deleted the run.
 
         Directories stay: in $TFPREEMPT_JOURNAL_DIR, other users may replace a directory
-        by a link while its files are deleted.
+        by a link while its files are deleted. Files with other names stay, such as the
+        logs of the workers.
         """
         journal = journal_directory(self.directory)
         for name in file_reading.names(str(journal)):
             path = os.path.join(journal, name)
-            if name.startswith("worker-") and not file_reading.is_real_dir(path):
+            if _OF_JOURNAL.fullmatch(name) and not file_reading.is_real_dir(path):
                 files.remove(path)
 
 
