@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,12 @@ from tfpreempt.checkpoint.bundles.bundle import TensorEntry
 from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
 from tfpreempt.checkpoint.restore.opening import Checkpoints
-from tfpreempt.checkpoint.state.array_contents import ArrayCheckpoint, ArrayContents
+from tfpreempt.checkpoint.state.array_contents import (
+    ArrayCheckpoint,
+    ArrayContents,
+    read_replica_values,
+)
+from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.core import frameworks
 from tfpreempt.core.cluster import LOCAL
 from tfpreempt.storage.files import LocalFiles
@@ -173,3 +179,22 @@ def test_an_adapter_has_the_functions_of_the_interface(framework: str) -> None:
         if not name.startswith("_"):
             wanted = [*inspect.signature(function).parameters][1:]
             assert [*inspect.signature(getattr(adapter, name)).parameters] == wanted
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        5,
+        [{"path": "x", "dtype": "object", "shapes": [[1]]}],
+        [{"path": "x", "dtype": "float32", "shapes": [[1], [1]]}],
+        [{"path": "x", "dtype": "float32", "shapes": [[2]]}],
+    ],
+)
+def test_values_of_replicas_that_make_no_sense_are_damage(header: Any) -> None:
+    """`tfpreempt verify --replay` and a start on the other backend ended with KeyError
+    or StopIteration."""
+    file = io.BytesIO()
+    write_parts(file, header, [bytes(4)])
+    file.seek(0)
+    with pytest.raises(errors.CheckpointCorruptedError, match="cannot be read"):
+        read_replica_values(file)

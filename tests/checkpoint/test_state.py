@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import io
 
 import pytest
 
@@ -12,6 +13,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import (
     State,
     StateRegistry,
+    WorkerSteps,
     read_state,
     write_states,
 )
@@ -94,3 +96,10 @@ def test_save_without_load_is_refused_when_the_state_is_made(method):
         errors.ConfigurationError, match=rf"defines {method}\(\) but not"
     ):
         kind("x", registry=None)
+
+
+@pytest.mark.parametrize("text", [b"", b"-1", b"7 ", b"9" * 20])
+def test_steps_that_no_worker_can_have_are_refused(text):
+    """A heartbeat has 64 bits for a number of steps."""
+    with pytest.raises(errors.CheckpointCorruptedError, match="number of steps"):
+        WorkerSteps(5).load(io.BytesIO(text))

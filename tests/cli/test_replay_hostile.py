@@ -11,6 +11,7 @@ import pytest
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.cli.inspect import replay
 
 BAD = {"wall": 1.0, "event": "badstep", "worker": 0}
@@ -63,3 +64,15 @@ def test_only_the_files_of_the_commit_and_of_its_user_are_copied(
     assert {path.name for path in (copied / "10").rglob("*") if path.is_file()} == files
     assert (copied / "journal" / "worker-0.jsonl").read_text() == lines(BAD)
     assert os.listdir(copied / "journal") == ["worker-0.jsonl"]
+
+
+@pytest.mark.parametrize("header", [5, {"record": 5}, {"record": {"progress": [5, 0]}}])
+def test_the_record_of_a_fit_that_makes_no_sense_has_no_phase(
+    tmp_path: Path, header: object
+) -> None:
+    save(open_directory(tmp_path, OwnContents()), 10)
+    (tmp_path / "10" / "states").mkdir()
+    with open(tmp_path / "10" / "states" / "tfpreempt.keras.state", "wb") as file:
+        write_parts(file, header, [])
+    [commit] = catalog.scan(str(tmp_path))
+    assert replay._phase(commit) == ""

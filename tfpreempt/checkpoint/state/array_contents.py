@@ -25,7 +25,7 @@ from tfpreempt.checkpoint.bundles import (
 from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.state.contents import Contents, StagedSave, write_tensors
-from tfpreempt.checkpoint.state.encoding import read_parts
+from tfpreempt.checkpoint.state.encoding import read_parts, readable
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files
@@ -195,13 +195,14 @@ def read_replica_values(
         For each variable, by path, the values of the worker's replicas.
     """
     header, parts = read_parts(file)
-    left = iter(parts)
     found = {}
-    for entry in header:
-        dtype = bundle.numpy_dtype(_NUMBERS[entry["dtype"]])
-        found[entry["path"]] = [
-            np.frombuffer(next(left), dtype).reshape(shape) for shape in entry["shapes"]
-        ]
+    with readable(REPLICA_VALUES):
+        for entry in header:
+            dtype = bundle.numpy_dtype(_NUMBERS[entry["dtype"]])
+            found[entry["path"]] = [
+                np.frombuffer(parts.pop(0), dtype).reshape(shape)
+                for shape in entry["shapes"]
+            ]
     return found
 
 

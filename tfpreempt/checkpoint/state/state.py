@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 RESERVED = "tfpreempt."
 _MOST_IN_MEMORY = 64 << 20  # bytes; `try_states` writes a larger State to the disk
 _PIECE_BYTES = 1 << 23  # between two pieces of a file, a save may be cancelled
+_MOST_STEPS = 1 << 63  # as in a manifest
 
 T = TypeVar("T")
 
@@ -274,7 +275,7 @@ class WorkerSteps(State):
 
     def load(self, fileobj: IO[bytes]) -> None:
         text = fileobj.read(20)
-        if not text.isdigit():
+        if not text.isdigit() or int(text) >= _MOST_STEPS:
             raise errors.CheckpointCorruptedError(
                 f"The saved state of {self!r} begins with {text!r}; expected a number "
                 "of steps."

@@ -19,7 +19,7 @@ from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry, Kind
 from tfpreempt.checkpoint.mirror.import_commit import bring
 from tfpreempt.checkpoint.state import array_contents, state_file
-from tfpreempt.checkpoint.state.encoding import decode, read_parts
+from tfpreempt.checkpoint.state.encoding import decode, read_parts, readable
 from tfpreempt.checkpoint.state.state import RESERVED
 from tfpreempt.core.events import BadStep
 from tfpreempt.core.journal import journal_directory, read_records
@@ -156,8 +156,9 @@ def _phase(commit: Entry) -> str:
         file_reading.open_file(path) as file,
     ):
         header, parts = read_parts(file)
-        progress, count = header["record"]["progress"]  # the first value
-        return str(decode(progress, parts[:count])["phase"])
+        with readable(name):
+            progress, count = header["record"]["progress"]  # the first value
+            return str(decode(progress, parts[:count])["phase"])
     return ""
 
 
