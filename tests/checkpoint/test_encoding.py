@@ -142,3 +142,14 @@ def test_values_of_older_commits_are_read():
     }
     assert decode(old) == [1.5, -math.inf, (1,)]
     assert decode({"float": "0x0.0p+0"}) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["|S0", "<U0"])
+def test_no_array_takes_more_memory_than_its_bytes(kind):
+    """NumPy gives each element of such a copy some bytes: a shape filled the memory."""
+    saved = {"array": "", "dtype": kind, "shape": [10]}
+    with pytest.raises(ValueError, match="never saved"):
+        decode(saved)
+    with pytest.raises(errors.SaveError, match="array of dtype"):
+        encode(np.ndarray((10,), kind))
+    assert decode(encode(np.str_(""))) == ""

@@ -204,7 +204,10 @@ class TensorEntry(NamedTuple):
                 cut.append(tuple(map(_parse_extent, _of_number(1, value))))
             else:
                 numbers[number] = value
-        shape = (_fields(dim).get(1, 0) for dim in _of_number(2, numbers.get(2, b"")))
+        dims = _of_number(2, numbers.get(2, b""))
+        if len(dims) > _MOST_DIMENSIONS:
+            raise ValueError(f"a tensor in the index has {len(dims)} dimensions")
+        shape = (_fields(dim).get(1, 0) for dim in dims)
         crc = numbers.get(6, bytes(4))
         return cls(
             dtype=numbers.get(1, 0),
@@ -268,6 +271,10 @@ _MAGIC_BYTES = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES = 48
 _BLOCK_BYTES = 1 << 18
 _IS_PLAIN = b"\0"  # type byte that follows an uncompressed block
+# Size of all keys of a block, as a multiple of the size of the block. TensorFlow writes
+# each sixteenth key in full, so its keys are at most 16 times as large as the block.
+_MOST_EXPANDED = 64
+_MOST_DIMENSIONS = 254  # of a tensor of TensorFlow
 
 
 def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -286,8 +293,15 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("the index does not end with the magic number of a table")
     footer = io.BytesIO(data[-_FOOTER_BYTES:])
     varint(footer), varint(footer)  # skip the handle of the metaindex block
-    for _, handle in _block(data, footer):
-        yield from _block(data, io.BytesIO(handle))
+    left = len(data)
+    for _, value in _block(data, footer):
+        handle = io.BytesIO(value)
+        varint(handle)
+        left -= varint(handle)
+        if left < 0:  # a small file would have billions of entries
+            raise ValueError("the blocks of the index overlap")
+        handle.seek(0)
+        yield from _block(data, handle)
 
 
 def read(file: IO[bytes]) -> bytes:
@@ -365,9 +379,13 @@ def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("the checksum of a block of the index is wrong")
     restarts = struct.unpack_from("<I", data, end - 4)[0]
     key, block = b"", io.BytesIO(data[offset:end])
+    left = _MOST_EXPANDED * size
     while block.tell() < size - 4 * (restarts + 1):
         shared, fresh, length = varint(block), varint(block), varint(block)
         key = key[:shared] + block.read(fresh)
+        left -= len(key)
+        if left < 0:
+            raise ValueError("the keys of the index are longer than TensorFlow's")
         yield key, block.read(length)
 
 

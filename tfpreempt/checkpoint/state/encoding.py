@@ -152,8 +152,8 @@ def encode(
 
 
 def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:
-    dtype = value.dtype
-    if not _is_plain(dtype):
+    dtype, is_array = value.dtype, type(value) is np.ndarray
+    if not _is_plain(dtype) or (is_array and not dtype.itemsize):
         raise errors.SaveError(
             f"{path} is an array of dtype {dtype}; expected numbers, bools, strings or "
             "times of a simple dtype, not objects or records"
@@ -207,6 +207,8 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
         raise ValueError(f"got the dtype {dtype}, which tfpreempt never saves")
     if "scalar" in encoded:
         return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
+    if not dtype.itemsize:  # no byte of the file, but memory for each element
+        raise ValueError(f"got an array of the dtype {dtype}, which is never saved")
     where = encoded["array"]
     data = bytes.fromhex(where) if isinstance(where, str) else arrays[where]
     order = encoded.get("order", "C")
