@@ -624,6 +624,20 @@ def test_a_checkpoint_of_tensorflow_behind_a_link_is_not_restored(
     assert f"{directory / name}.index' is a symbolic link" in problem
 
 
+def test_the_name_of_a_checkpoint_of_tensorflow_forges_no_line_of_a_log(
+    tmp_path: Path, made: Path
+) -> None:
+    directory, name = shutil.copytree(made / "own", tmp_path / "ckpt"), "a\nresumed"
+    index = directory / f"{name}.index"
+    index.write_bytes(bundle.to_bytes({b"": bundle.header(1)}))
+    (directory / f"{name}.data-00000-of-00001").touch()
+    later = time.time() + 60
+    os.utime(index, (later, later))
+    found = open_directory(directory, OwnContents()).newest()
+    assert found is not None
+    assert found.step == 2
+
+
 def test_a_file_larger_than_in_the_manifest_is_not_read_ahead(
     tmp_path: Path, made: Path
 ) -> None:

@@ -118,7 +118,8 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
 
     The prefixes come from the names of `.index` files, and from TensorFlow's state
     file. A prefix in the state file that leads outside of the directory, or into a
-    commit of tfpreempt, is skipped.
+    commit of tfpreempt, is skipped; so is a name with a line break, which would forge a
+    line of a log.
 
     Args:
         directory: the checkpoint directory.
@@ -133,7 +134,7 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
     found = {
         os.path.join(directory, name.removesuffix(INDEX))
         for name in names
-        if name.endswith(INDEX) and name != INDEX
+        if name.endswith(INDEX) and name != INDEX and paths.why_unsafe(name) is None
     }
     try:
         listed = checkpoint_state.read(directory)
