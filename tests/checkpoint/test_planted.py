@@ -42,7 +42,7 @@ from tfpreempt.checkpoint.mirror.download_target import DownloadTarget
 from tfpreempt.checkpoint.mirror.import_commit import bring
 from tfpreempt.checkpoint.mirror.mirror_retention import Retention
 from tfpreempt.checkpoint.mirror.resolve import listed_in_store
-from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer, clear_others
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.checkpoint.mirror.upload import Upload
 from tfpreempt.checkpoint.restore.restore import find_candidates
@@ -711,6 +711,14 @@ def test_a_pointer_at_a_url_names_only_its_own_files() -> None:
         store.replace(f"sub/{name}", b"planted")
     with pytest.raises(errors.ConfigurationError, match=r"'\.\.'"):
         listed_in_store(store)
+
+
+def test_an_odd_object_beside_the_shards_of_workers_keeps_no_shard() -> None:
+    store, folder = UncheckedStore(), "shards/aaaaaaaaaaaa-3/worker-0001"
+    for name in ("MANIFEST.json", "a\\b", "my word.state"):
+        store.replace(f"{folder}/{name}", b"")
+    clear_others(store, "b" * 12)
+    assert list(store.list()) == [f"{folder}/a\\b"]
 
 
 class UncheckedStore(FaultyObjectStore):

@@ -36,7 +36,7 @@ FOLDER = "shards"
 # Names of objects written by `ShardTransfer`. Other objects in the folder are kept.
 _OURS = re.compile(
     rf"{FOLDER}/(?P<attempt>[0-9a-f]{{12}}-[A-Za-z0-9_.-]+)/{layout.WORKER}[0-9]{{4,}}"
-    r"/[A-Za-z0-9_][^/]*"
+    r"/[A-Za-z0-9_][A-Za-z0-9_. -]*"
 )
 _MAX_MANIFEST_BYTES = 16 << 20
 _SECONDS = 20.0  # timeout of a request, with its retries
