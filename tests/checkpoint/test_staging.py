@@ -192,6 +192,18 @@ def test_files_of_other_programs_in_the_staging_directory_stay(tmp_path):
     assert os.listdir(outside) == ["file"]
 
 
+def test_a_directory_of_the_user_with_the_name_of_the_staging_directory_stays(tmp_path):
+    """Another user cannot delete the files in it, but can give it another name."""
+    thesis = tmp_path / "books" / "thesis" / "one.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("years of work")
+    (tmp_path / "books").rename(tmp_path / layout.STAGING)
+    write_part(open_directory(tmp_path, OwnContents()), 2, "killed-2")
+    started(tmp_path)
+    assert os.listdir(tmp_path / layout.STAGING) == ["thesis"]
+    assert (tmp_path / layout.STAGING / "thesis" / "one.tex").exists()
+
+
 def test_a_save_that_is_renamed_while_it_is_deleted_is_removed_by_the_next_start(
     tmp_path,
 ):

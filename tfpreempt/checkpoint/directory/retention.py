@@ -24,6 +24,7 @@ import itertools
 import logging
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,12 @@ LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
 
 _LARGE_BYTES = 1 << 25
 """Smallest size in bytes of a file that is removed by one of several threads."""
+
+# Names in the staging directory of a save, and in its `.parts`.
+_STAGED = re.compile(
+    rf"{layout.PAYLOAD}[._].*|{layout.STATES}|{layout.WORKER}\d+|\d{{4,}}"
+    rf"|({layout.MANIFEST}|{layout.MARKER}|{layout.WITNESS}|{layout.METADATA})(\.tmp)?"
+)
 
 QUIET_SECONDS = 3600.0
 """Seconds without a change after which a save counts as ended, if there is no lease."""
@@ -444,7 +451,7 @@ def clean(
     for name in file_reading.names(staging) if is_there else ():
         path = os.path.join(staging, name)
         is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
-        is_doomed = is_ours and file_reading.is_real_dir(path) and is_over(path)
+        is_doomed = is_ours and _is_staged(path) and is_over(path)
         if is_doomed and try_delete_staging(files, path):
             removed.append(path)
     if is_there:
@@ -453,6 +460,17 @@ def clean(
         if is_over(entry.path) and try_delete(files, entry):
             removed.append(entry.path)
     return removed
+
+
+def _is_staged(path: str) -> bool:
+    """Returns whether a path is a directory with nothing but names of a save.
+
+    Another user who may rename a directory of this user, but not delete its files,
+    could give it the name of the directory for staged saves.
+    """
+    return file_reading.is_real_dir(path) and all(
+        map(_STAGED.fullmatch, file_reading.names(path))
+    )
 
 
 def is_uncommitted(entry: Entry) -> bool:
