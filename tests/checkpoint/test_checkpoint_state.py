@@ -76,3 +76,13 @@ def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(OSError, match="Not a regular file"):
         checkpoint_state.read(str(tmp_path))
+
+
+def test_a_line_longer_than_any_path_is_ignored(tmp_path):
+    """A file of 16 MiB with a single line took 3 GB of memory."""
+    paths = (f"{'x' * 4000}/ckpt", "c")
+    given = CheckpointStateFile(latest="c", paths=paths)
+    text = checkpoint_state.to_bytes(given)
+    long = f'all_model_checkpoint_paths: "{"x" * (1 << 17)}"\n'.encode()
+    (tmp_path / "checkpoint").write_bytes(text + long)
+    assert checkpoint_state.read(str(tmp_path)) == given

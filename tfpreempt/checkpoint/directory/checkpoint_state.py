@@ -19,6 +19,9 @@ from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files
 
 MAX_BYTES = 16 << 20  # enough for some 100,000 checkpoints
+# Longest line that is read: a path has at most 4,096 bytes, and an escaped byte four
+# characters. The pattern below takes 200 times the length of a line in memory.
+_MAX_LINE = 1 << 16
 # TensorFlow writes only escapes that Python knows, with values up to one byte.
 _ESCAPE = r"""\\(?:[\\'"abfnrtv]|x[0-9A-Fa-f]{2}|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7]))"""
 _LINE = re.compile(
@@ -69,7 +72,7 @@ def parse(data: bytes) -> CheckpointStateFile | None:
     text = data.decode("utf-8", "surrogateescape")
     fields: dict[str, list[str]] = {}
     for line in text.splitlines():
-        if match := _LINE.match(line):
+        if len(line) <= _MAX_LINE and (match := _LINE.match(line)):
             name, quoted, bare = match.groups()
             if quoted is not None:
                 data = quoted.encode("utf-8", "surrogateescape")
