@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import encode
+from tfpreempt.core import contained
+from tfpreempt.keras.callbacks import callback_files
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.sequence import SequenceTracker, generators, set_generators
 from tfpreempt.keras.fit.python_attributes import Attributes
@@ -107,3 +110,32 @@ def test_only_attributes_that_a_commit_can_hold_are_set(
     attributes.restore(EncodedValue(header=[[owner, name, {"dict": {"a": 1}}, 0]]))
     expected = {**before, name: {"a": 1}} if is_set else before
     assert dict(vars(holder)) == expected
+
+
+def test_a_log_file_that_becomes_a_link_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user replaced the file between the restore of its text and the open."""
+    root, outside = tmp_path / "run", tmp_path / "outside"
+    root.mkdir()
+    outside.write_text("mine")
+    path = root / "log.csv"
+    logger = SimpleNamespace(filename=str(path), csv_file=path.open("w"), sep=",")
+    state = {"text": b"epoch\n", "keys": ["loss"], "append_header": True}
+    overwrite = callback_files._overwrite
+
+    def swap(logger: Any, text: bytes) -> None:
+        overwrite(logger, text)
+        path.unlink()
+        path.symlink_to(outside)
+
+    with callback_files.resolved([logger], str(root)):
+        callback_files.restore(logger, {**state, "has_writer": True}, extends=False)
+        with logger.csv_file:
+            logger.csv_file.write("1\n")
+        assert path.read_text() == "epoch\n1\n"
+        logger.csv_file = path.open("a")
+        monkeypatch.setattr(callback_files, "_overwrite", swap)
+        with pytest.raises(contained.LinkError):
+            callback_files.restore(logger, {**state, "has_writer": True}, extends=False)
+    assert outside.read_text() == "mine"

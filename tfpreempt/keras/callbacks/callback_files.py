@@ -112,7 +112,7 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     has_header = extends and bool(text) and logger.keys is not None
     has_rows = state["has_writer"] or has_header
     if was_open:
-        logger.csv_file = _reopened(handle, logger.filename, has_rows)
+        logger.csv_file = _reopened(logger, handle, has_rows)
     logger.writer = None
     # Make the writer as Keras does at the first row, but write no header, because the
     # file already has the header.
@@ -168,16 +168,22 @@ def _overwrite(logger: Any, text: bytes) -> None:
         return
     path, root = _located(logger)
     LocalFiles(root).make_dirs(os.path.dirname(path))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(contained.open_file(path, flags, root=root, copies=True), "wb") as file:
+    with open(_opened(logger, os.O_TRUNC), "wb") as file:
         file.write(text)
 
 
-def _reopened(handle: Any, path: str, has_rows: bool) -> Any:
+def _opened(logger: Any, flag: int) -> int:
+    """Opens or creates a log file for writing, with a further flag of `os.open`."""
+    path, root = _located(logger)
+    flags = os.O_WRONLY | os.O_CREAT | flag
+    return contained.open_file(path, flags, root=root, copies=True)
+
+
+def _reopened(logger: Any, handle: Any, has_rows: bool) -> Any:
     """Returns a handle that appends to the file, of the same class as `handle`.
 
     A GFile that is opened for writing truncates the file only at the first row.
     """
     if isinstance(handle, io.IOBase):
-        return open(path, "a")
-    return type(handle)(path, "a" if has_rows else handle.mode)
+        return open(_opened(logger, os.O_APPEND), "a")
+    return type(handle)(logger.filename, "a" if has_rows else handle.mode)
