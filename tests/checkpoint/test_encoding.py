@@ -153,3 +153,15 @@ def test_no_array_takes_more_memory_than_its_bytes(kind):
     with pytest.raises(errors.SaveError, match="array of dtype"):
         encode(np.ndarray((10,), kind))
     assert decode(encode(np.str_(""))) == ""
+
+
+@pytest.mark.parametrize("kind", ["array", "bytes"])
+def test_the_bytes_of_an_array_are_copied_once(kind):
+    """A file of 20 MB with 200,000 references to one array filled any memory."""
+    saved = {kind: 0, "dtype": "|u1", "shape": [3]}
+    assert bytes(decode(saved, [b"abc"])) == b"abc"
+    with (
+        pytest.raises(errors.CheckpointCorruptedError, match="the State"),
+        readable("the State"),
+    ):
+        decode([saved, saved], [b"abc"])

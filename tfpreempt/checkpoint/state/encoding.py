@@ -184,8 +184,17 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
         encoded: result of `encode`; may have been converted to JSON text and back.
         arrays: the list to which `encode` appended bytes.
     """
+    return _decoded(encoded, dict(enumerate(arrays)))
+
+
+def _decoded(encoded: Any, left: dict[int, bytes]) -> Any:
+    """Decodes a value, see `decode`; removes the bytes of each array from `left`.
+
+    `encode` refers once to each array. Many references in a small file would make many
+    copies of the array, which fill the memory.
+    """
     if isinstance(encoded, list):
-        return [decode(item, arrays) for item in encoded]
+        return [_decoded(item, left) for item in encoded]
     if not isinstance(encoded, dict):
         return encoded
     if "float" in encoded:
@@ -193,15 +202,15 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
             return float.fromhex(encoded["float"])
         return struct.unpack(">d", bytes.fromhex(encoded["float"]))[0]
     if "list" in encoded:  # commits of earlier versions have this format
-        return decode(encoded["list"], arrays)
+        return _decoded(encoded["list"], left)
     if "bytes" in encoded:
-        return arrays[encoded["bytes"]]
+        return left.pop(encoded["bytes"])
     if "tuple" in encoded:
-        return tuple(decode(item, arrays) for item in encoded["tuple"])
+        return tuple(_decoded(item, left) for item in encoded["tuple"])
     if "dict" in encoded:
-        return {key: decode(item, arrays) for key, item in encoded["dict"].items()}
+        return {key: _decoded(item, left) for key, item in encoded["dict"].items()}
     if "pairs" in encoded:
-        return {decode(k, arrays): decode(v, arrays) for k, v in encoded["pairs"]}
+        return {_decoded(k, left): _decoded(v, left) for k, v in encoded["pairs"]}
     dtype: np.dtype[Any] = np.dtype(str(encoded["dtype"]))
     if not _is_plain(dtype):  # NumPy would take bytes for addresses of objects
         raise ValueError(f"got the dtype {dtype}, which tfpreempt never saves")
@@ -210,7 +219,7 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
     if not dtype.itemsize:  # no byte of the file, but memory for each element
         raise ValueError(f"got an array of the dtype {dtype}, which is never saved")
     where = encoded["array"]
-    data = bytes.fromhex(where) if isinstance(where, str) else arrays[where]
+    data = bytes.fromhex(where) if isinstance(where, str) else left.pop(where)
     order = encoded.get("order", "C")
     return np.ndarray(encoded["shape"], dtype, data, order=order).copy(order)
 
