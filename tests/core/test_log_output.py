@@ -43,6 +43,23 @@ def test_text_of_others_cannot_control_the_terminal() -> None:
     assert stderr_of(program) == expected
 
 
+def test_text_of_others_cannot_look_like_another_line() -> None:
+    program = r"show_log_lines(); log.warning('%s is corrupt', 'a\ntfpreempt: resumed')"
+    expected = "tfpreempt: WARNING: a\n  tfpreempt: resumed is corrupt\n"
+    assert stderr_of(program) == expected
+
+
+def test_the_text_of_an_error_cannot_control_the_terminal() -> None:
+    program = (
+        "show_log_lines()\n"
+        "try: raise OSError('\x1b[2J\\ntfpreempt: resumed')\n"
+        "except OSError: log.exception('failed')"
+    )
+    first, *others = stderr_of(program).splitlines()
+    assert first == "tfpreempt: ERROR: failed"
+    assert others[-2:] == ["  OSError: \\x1b[2J", "  tfpreempt: resumed"]
+
+
 def test_an_import_alone_configures_nothing() -> None:
     program = "import tfpreempt; assert not logging.getLogger('tfpreempt').handlers"
     assert stderr_of(program + "; say()") == "disk full\n"

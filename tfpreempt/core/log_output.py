@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 PACKAGE = logging.getLogger("tfpreempt")
 
@@ -31,12 +32,17 @@ class LineFormatter(logging.Formatter):
     """Formats a log record as "tfpreempt: message", with control characters escaped.
 
     A record of the level WARNING or higher is formatted as "tfpreempt: WARNING:
-    message", with its level.
+    message", with its level. The further lines of a message are indented: a name from a
+    commit of another user, with a line break, cannot look like another record.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return f"tfpreempt: {level}{plain_lines(record.message)}"
+        text = plain_lines(record.message).replace("\n", "\n  ")
+        return f"tfpreempt: {level}{text}"
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's
+        return plain_lines(super().formatException(ei)).replace("\n", "\n  ")
 
 
 class FallbackHandler(logging.Handler):
