@@ -354,7 +354,8 @@ time.sleep(60)
     code, _, err = supervised.finish()
     assert code == 143
     assert "still waiting for worker(s) 0, 1. Another Ctrl-C kills" in err
-    assert "sent SIGKILL to worker(s) 0, 1" in err
+    why = "because Ctrl-C was pressed again"
+    assert f"sent SIGKILL to worker(s) 0, 1: {why}" in err
     assert not any(map(is_alive, pids))
 
 
@@ -482,7 +483,8 @@ while True:
     supervised.signal(signal.SIGTERM)
     code, _, err = supervised.finish()
     assert code == 143  # the platform starts again, from the last commit
-    assert "sent SIGKILL to worker(s) 0, 1" in err
+    why = "not ended 0.2 s after SIGTERM (--grace)"
+    assert f"sent SIGKILL to worker(s) 0, 1: {why}" in err
     assert not any(map(is_alive, pids))
 
 

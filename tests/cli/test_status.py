@@ -575,6 +575,13 @@ def test_restarts_are_counted_in_words(run: Run) -> None:
     assert one_line(run.look()).endswith("restarts: 1 failure, 2 preemptions")
 
 
+def test_restarts_of_a_supervisor_are_named(training: Run) -> None:
+    training.quits("stopped", 143)
+    training.started()
+    shown = "restarts: 1 after the supervisor was stopped"
+    assert shown in one_line(training.look())
+
+
 def test_who_leaves_and_still_copies_is_not_down_yet(run: Run) -> None:
     run.restored(0)
     run.left(0, Outcome.COMMITTED, 5, 143)

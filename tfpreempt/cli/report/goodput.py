@@ -36,7 +36,7 @@ PLAINLY = {
     Badput.SAVE: "waiting for saves",
     Badput.WASTED_PROGRESS: "lost steps",
     Badput.RECOVERY: "down",
-    Badput.OTHER: "exiting, and unknown",
+    Badput.OTHER: "exits, unrecorded time",
 }
 """Short names of the categories, for tables and plots."""
 

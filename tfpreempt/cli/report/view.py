@@ -174,7 +174,7 @@ def sums_to_json(report: RunReport) -> dict[str, Any]:
 
 def _show_account(console: Console, report: RunReport) -> None:
     account = report.account
-    table = _table("time of all workers", "", "seconds", "share", "")
+    table = _table("time of all workers", "", "seconds", "share", "category")
     table.columns[-1].justify = "left"
     share = "-" if report.goodput is None else account.share(account.good)
     table.add_row("kept steps", f"{account.good:.1f}", share, "goodput")

@@ -29,7 +29,7 @@ _TAIL_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_TRACEBACK = "Traceback (most recent call last)"
+TRACEBACK = "Traceback (most recent call last)"
 
 
 class WorkerLog:
@@ -154,7 +154,7 @@ class WorkerLog:
         with self._lock:
             text = self._tail[-_TAIL_BYTES:].decode("utf-8", errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
-        starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
+        starts = [i for i, line in enumerate(lines) if TRACEBACK in line]
         if not starts:
             return lines, None, len(lines)
         # The first unindented line of a traceback is the error. Lines after the error

@@ -14,6 +14,7 @@ from tfpreempt.checkpoint.lease import lease_record
 from tfpreempt.cli.journals.locate import commits_in, count_commits
 from tfpreempt.cli.run.console import OutputConsole
 from tfpreempt.cli.run.hang_detector import Hang
+from tfpreempt.cli.run.logs import TRACEBACK
 from tfpreempt.cli.run.restart_policy import (
     OUTCOMES,
     BudgetUsed,
@@ -170,7 +171,7 @@ class Reporter:
             )
 
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
-        """Shows the error lines of the worker that failed first.
+        """Shows the last traceback, or the last lines, of the worker that failed first.
 
         The console shows them only once: nothing is shown if the console already has
         the output of this worker.
@@ -182,8 +183,9 @@ class Reporter:
         """
         if failure.worker == 0 and self.shows_worker_0:
             return
+        shown = "error in" if TRACEBACK in "".join(lines) else "last lines of"
         self._print(
-            f"worker {failure.worker} failed ({failure.describe()}); error in {log}:",
+            f"worker {failure.worker} failed ({failure.describe()}); {shown} {log}:",
             *(f"  | {line}" for line in lines),
         )
 

@@ -227,7 +227,13 @@ class SendSigterm:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SendSigkill:
-    """Send SIGKILL to the running workers and to their children."""
+    """Send SIGKILL to the running workers and to their children.
+
+    Attributes:
+        why: the reason, as the end of a sentence.
+    """
+
+    why: str = dataclasses.field(default="", compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +291,7 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
     if seen.killed_at is not None:
         return _after_kill(limits, seen, seen.killed_at)
     if seen.is_urged:
-        return SendSigkill()
+        return SendSigkill(why="because Ctrl-C was pressed again")
     if seen.asked_at is not None:
         # After a signal to stop, the workers commit, and have the grace period. If a
         # worker has ended, or if the workers are hung, a common commit is impossible,
@@ -293,12 +299,14 @@ def _while_some_run(limits: RestartLimits, seen: SupervisorState) -> Action:
         # may commit in this time.)
         are_running = seen.hung_at is None and not _ended_by_signal(limits, seen)
         can_commit = seen.stop_at is not None and are_running
+        option = "--grace" if can_commit else "--kill-after"
         limit = limits.grace if can_commit else limits.kill_after
         # Without a limit, wait: a step may take long, and the platform will kill the
         # processes.
         if limit is None:
             return Wait(until=None)
-        return _wait_or(SendSigkill(), seen.now, seen.asked_at + limit)
+        why = f"not ended {limit:g} s after SIGTERM ({option})"
+        return _wait_or(SendSigkill(why=why), seen.now, seen.asked_at + limit)
     is_failed = first_failure(limits, seen) is not None
     if seen.stop_at is not None or is_failed or _ended_by_signal(limits, seen):
         return SendSigterm()

@@ -285,8 +285,9 @@ class Supervisor:
                 case restart_policy.SendSigterm():
                     self._ask()
                     self._note(asked_at=now)
-                case restart_policy.SendSigkill():
-                    self.reporter.workers_signaled("SIGKILL", self.fleet.running)
+                case restart_policy.SendSigkill(why=why):
+                    workers = self.fleet.running
+                    self.reporter.workers_signaled("SIGKILL", workers, f": {why}")
                     self.fleet.kill()
                     self._note(killed_at=now)
                 case verdict:

@@ -25,6 +25,10 @@ _STYLES = {
     ReportedState.SILENT: "red",
     ReportedState.DOWN: "yellow",
 }
+_AFTER = {
+    "stopped": "after the supervisor was stopped",
+    "lost": "after the supervisor was lost",
+}
 _LONG_STEP = 60.0  # seconds without a step after which the table shows the duration
 
 
@@ -131,11 +135,11 @@ def _goodput(account: GoodputBreakdown) -> str:
 
 
 def _restarts(restarts: Mapping[str, int]) -> str:
-    kinds = ", ".join(
-        f"{count} {kind}{'s' if count > 1 and kind in RESTARTS else ''}"
-        for kind, count in sorted(restarts.items())
-    )
-    return f"restarts: {kinds}"
+    def named(kind: str, count: int) -> str:
+        plural = "s" if count > 1 and kind in RESTARTS else ""
+        return f"{count} {_AFTER.get(kind, kind)}{plural}"
+
+    return f"restarts: {', '.join(named(*each) for each in sorted(restarts.items()))}"
 
 
 def _upload(upload: MirrorStatus) -> str:
