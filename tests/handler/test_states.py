@@ -74,6 +74,8 @@ def test_a_state_that_cannot_be_saved_is_named_early(
         [warning] = [text for text in said if "'bad'" in text]
         assert "value is a tuple" in warning
         assert "every save fails" in warning
+        assert ".." not in warning
+        assert warning.count("<JsonState 'bad'") == 1
         bad.value = good.value
 
 

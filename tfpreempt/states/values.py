@@ -62,7 +62,8 @@ class JsonState(State):
             raise errors.SaveError(
                 f"The value of {self!r} cannot be saved as JSON: {problem}. Expected "
                 "dictionaries with strings as keys, lists, strings, numbers, booleans "
-                "and None. Convert the value, or use an ArrayDictState or a subclass "
+                "and None. Convert the value (a NumPy scalar or a tensor: by "
+                "float(value) or int(value)), or use an ArrayDictState or a subclass "
                 "of State."
             )
         fileobj.write(data)

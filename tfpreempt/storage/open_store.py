@@ -150,9 +150,9 @@ def split(uri: str) -> tuple[str, str, str]:
     if scheme not in BUCKET_SCHEMES:
         raise errors.ConfigurationError(
             f"{paths.without_secrets(uri)!r} cannot be opened; expected a local path, "
-            f"or a URI that begins with {_schemes()}. For other storage, pass "
-            "filesystem= (an fsspec or pyarrow file system) and the path in that file "
-            "system."
+            f"or a URI that begins with {_schemes()}. Mount other storage. Only "
+            "tfpreempt.Checkpoint takes filesystem= (an fsspec or pyarrow file system) "
+            "with a path in that file system."
         )
     if "?" in rest or "#" in rest:
         raise errors.ConfigurationError(

@@ -86,9 +86,9 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
-            f"Got checkpoint_dir={directory!r} with a tf.train.Checkpoint; expected "
-            "the path of the directory for its saves. Pass checkpoint_dir=, or pass a "
-            "tf.train.CheckpointManager instead of the Checkpoint."
+            f"Got checkpoint_dir={directory!r}; expected the path of the directory for "
+            "the commits. Pass checkpoint_dir=, or a tf.train.CheckpointManager, which "
+            "has a directory."
         )
     if not isinstance(directory, str | os.PathLike):
         raise errors.ConfigurationError(

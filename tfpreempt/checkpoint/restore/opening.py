@@ -97,7 +97,8 @@ def adapter_of(given: Any) -> Checkpoints:
     raise errors.ConfigurationError(
         f"Got checkpoint_or_checkpoint_manager={given!r} of type "
         f"{type(given).__name__}; expected a tf.train.Checkpoint with checkpoint_dir=, "
-        "a tf.train.CheckpointManager, or None to save only named States"
+        "a tf.train.CheckpointManager, or None to save only named States. For arrays "
+        "of JAX, create a tfpreempt.states.PyTreeState and pass None."
     )
 
 

@@ -402,12 +402,13 @@ def try_states(states: Iterable[State]) -> None:
             if state.should_save():
                 state._try_save()
         except Exception as error:  # noqa: BLE001 - from user code
+            text = f"{error}".rstrip(".")
+            if f"{state!r}" not in text:
+                text = f"{state!r} cannot be saved: {type(error).__name__}: {text}"
             _log.warning(
-                "%r cannot be saved: %s: %s. Until this is fixed, every save fails, "
-                "at a preemption too. Fix save() of this State.",
-                state,
-                type(error).__name__,
-                error,
+                "%s. Until this error is corrected, every save fails, at a preemption "
+                "too.",
+                text,
             )
 
 
