@@ -436,7 +436,7 @@ def test_two_of_them_in_one_fit(
 
     words = ("two PreemptionCallbacks", "Remove one")
     refused(on, errors.UsageError, program, *words)
-    assert "initial state" not in caplog.text
+    assert "initial values" not in caplog.text
     assert not contents(on.directory / "other")
     interrupted()
 

@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -258,6 +259,20 @@ def test_of_a_subclass_only_what_it_adds_is_named():
 
     (text,) = callback_list.unsupported([ModelCheckpoint("y"), Mine()])
     assert text.endswith("Mine (saves)")
+
+
+def test_the_warning_names_attributes_because_the_rest_is_saved(caplog):
+    class Mine(ModelCheckpoint):
+        def __init__(self):
+            super().__init__("x.keras")
+            self.saves = 0
+
+    holder = types.SimpleNamespace(callbacks=[Mine()])
+    callback_list.UserCallbacks(holder, types.SimpleNamespace(), "ckpt")
+    (record,) = caplog.records
+    begin, _, rest = record.getMessage().partition(": ")
+    assert begin == "these callbacks have attributes that are not saved"
+    assert "Mine (saves). After a restart, the attributes have" in rest
 
 
 def test_defaults_of_a_class_that_training_changes_are_named():

@@ -87,9 +87,9 @@ class UserCallbacks:
         self._unnamed = [one for one, lost in found if not lost]
         if len(self._unnamed) < len(found):
             log.warning(
-                "the state of these callbacks is not saved: %s. After a restart, "
-                "these callbacks start with their initial state. Add get_state() and "
-                "set_state(state), or keep the values in a tfpreempt.State.",
+                "these callbacks have attributes that are not saved: %s. After a "
+                "restart, the attributes have their initial values. Add get_state() "
+                "and set_state(state), or keep the values in a tfpreempt.State.",
                 "; ".join(text for _, lost in found for text in lost),
             )
 
