@@ -182,7 +182,8 @@ def test_running_or_interrupted_saves_are_not_committed(run: Path) -> None:
 
 def test_a_second_commit_of_a_step_is_explained(run: Path) -> None:
     shutil.copytree(run / "20", run / "20.4")
-    assert "note: 20.4: another commit of step 20" in inspect(run).stdout
+    remark = "another commit of step 20; 4 is its sequence number"
+    assert f"note: 20.4: {remark}" in inspect(run).stdout
 
 
 def test_strangers_are_not_listed(run: Path) -> None:

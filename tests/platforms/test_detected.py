@@ -255,8 +255,8 @@ def test_one_line_names_the_platform_and_one_more_a_cloud(
     for _ in range(2):  # two fits of one program
         found_by(resolve_config(None, root=tmp_path))
     assert [each for each in caplog.messages if "platform" in each] == [
-        "platform generic until a metadata server of a cloud answers; watches "
-        "signal:SIGTERM (grace period unknown)",
+        "platform generic; no metadata server of a cloud has answered yet; until then "
+        "notices come from signal:SIGTERM (grace period unknown)",
         f"platform gce-cpu ({gce.url} answers as GCE's metadata server); watches "
         "signal:SIGTERM (grace period unknown), gce:preempted (30 s), "
         "gce:maintenance-event (60 s)",
@@ -270,7 +270,7 @@ def test_the_line_comes_before_the_answer_of_a_server(
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     config = resolve_config(None, root=tmp_path)
     [line] = caplog.messages
-    assert line.startswith("platform generic until a metadata server")
+    assert line.startswith("platform generic; no metadata server")
     found_by(config)  # no cloud is found
     assert [each for each in caplog.messages if "platform" in each] == [line]
 

@@ -486,7 +486,7 @@ class Coordinator:
             reason = str(extra.get("reason") or f"worker {worker} left")
             self.notes.lost_because = self.notes.lost_because or reason
             self.record(Fault(where=ev.AWAITED[key], error=reason))
-            log.warning("continuing without worker %d: %s", worker, reason)
+            log.warning("this save leaves out worker %d: %s", worker, reason)
         elif key is Key.DONE:
             self.notes.must_exit |= extra.get("final") is True
             if "veto" in extra:

@@ -598,8 +598,9 @@ class ExitController:
             self.runs.log_last(run)
         log.error(
             "%s. The process exits now. The run will resume from the last commit, "
-            "and repeat the steps since that commit. If steps or evaluations take "
-            "this long, call save_checkpoint_if_preempted() within them.",
+            "and repeat the steps since that commit. If a step takes this long, make "
+            "the steps shorter or the grace period longer. If an evaluation takes this "
+            "long, call handler.check_preemption() in the evaluation.",
             why,
         )
         self._put_away(runs, Outcome.LOST, why)

@@ -637,18 +637,26 @@ class Runs:
             self._unlogged.pop(directory.path, None)
             return
         self._unlogged[directory.path] = commit
+        more = ""
         if commit.because == "periodic":
             if now < self._logs_from:
                 return
+            if self._logs_from == -math.inf:
+                more = " (further periodic commits are logged at most once a minute)"
             self._logs_from = now + LOGS_EVERY
-        self.log_last(run)
+        self.log_last(run, more)
 
-    def log_last(self, run: Run) -> None:
-        """Logs the newest commit of a run, if the commit was not logged before."""
+    def log_last(self, run: Run, more: str = "") -> None:
+        """Logs the newest commit of a run, if the commit was not logged before.
+
+        Args:
+            run: the run.
+            more: end of the line.
+        """
         commit = self._unlogged.pop(run.directory.path, None)
         if commit is not None:
             path = _shown(commit.path)
-            log.info("checkpoint for step %d committed: %s", commit.step, path)
+            log.info("checkpoint for step %d committed: %s%s", commit.step, path, more)
 
     def fault(self, where: str, error: Exception) -> None:
         """Logs an error after which training continues, and records the error."""

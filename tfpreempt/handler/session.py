@@ -682,18 +682,20 @@ class Session:
             if run.directory.mirror is not None:
                 run.directory.mirror.shorten_waits()
             run.record(notice)
-        next_step = "starts"
+        boundary = "next step, batch of a validation, or check_preemption()"
         if not self.step_flag.started:
-            next_step += " (run() was not called yet)"
+            boundary += " (no step has started yet)"
         grace = notice.grace_seconds
-        unknown = "unknown (set TerminationConfig(grace_period=...))"
+        unknown = (
+            "unknown (pass termination_config=TerminationConfig(grace_period=...))"
+        )
         log.warning(
-            "preemption notice from %s; grace period %s. Checkpointing when the %s",
+            "preemption notice from %s; grace period %s. Checkpointing %s",
             notice.origin,
             f"{grace:g} s" if grace else unknown,
-            "current step finishes"
+            "when the current step finishes"
             if self.step_flag.busy
-            else f"next step {next_step}",
+            else f"at the {boundary}",
         )
         # Once for many signals: a search takes long, and delays the deadline's alarm.
         if notice.received_at - before >= DIES_WITHIN:

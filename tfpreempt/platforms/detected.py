@@ -189,8 +189,11 @@ def _log_platform(
         for each in sources
     ]
     why = f" ({'; '.join(evidence)})" if evidence else ""
-    so_far = " until a metadata server of a cloud answers" if asks else ""
-    _log_once(f"platform {name}{why}{so_far}; watches {', '.join(texts)}")
+    so_far = (
+        "no metadata server of a cloud has answered yet; until then notices come from"
+    )
+    watches = so_far if asks else "watches"
+    _log_once(f"platform {name}{why}; {watches} {', '.join(texts)}")
 
 
 @functools.cache

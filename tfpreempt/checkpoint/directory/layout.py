@@ -132,7 +132,9 @@ def name_remark(name: str) -> str:
     other name."""
     step, _, sequence = name.partition(".")
     is_second = step.isdecimal() and sequence.isdecimal()
-    return f"another commit of step {step}" if is_second else ""
+    if not is_second:
+        return ""
+    return f"another commit of step {step}; {sequence} is its sequence number"
 
 
 def sidecar(prefix: str) -> str:
