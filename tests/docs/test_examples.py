@@ -88,6 +88,7 @@ def test_every_python_block_has_its_test() -> None:
 
 def run(zygote: Zygote, directory: Path, *parts: str) -> str:
     """Runs a program to its end; returns its output."""
+    directory.mkdir(exist_ok=True)
     program = directory / "program.py"
     program.write_text("\n".join(parts), encoding="utf-8")
     done = zygote.run(program, directory=directory)
@@ -97,12 +98,39 @@ def run(zygote: Zygote, directory: Path, *parts: str) -> str:
 
 @pytest.mark.tensorflow
 def test_a_loop_is_committed_at_its_end(zygote: Zygote, here: Place) -> None:
-    (program,) = blocks("loops.md")
+    program, _ = blocks("loops.md")
     shown = "print(handler.run_calls, float(loss) if handler.run_calls else 'none')"
     runs, loss = run(zygote, here.path, program, shown).split()
     assert runs == "500"
     assert float(loss) < 1e-3
     assert run(zygote, here.path, program, shown) == "0 none\n"
+
+
+@pytest.mark.tensorflow
+def test_one_loop_over_epochs_resumes_in_an_epoch_and_in_a_validation(
+    zygote: Zygote, here: Place
+) -> None:
+    """Each interrupted start ends with 143. All starts together print the lines of an
+    uninterrupted run; a line may be repeated, but never with other numbers."""
+    _, program = blocks("loops.md")
+    uninterrupted = run(zygote, here.path / "a", program)
+    epochs = uninterrupted.splitlines()
+    assert len(epochs) < 20, "the loop did not stop early"
+    stop = "        if step == {}: signal.raise_signal(signal.SIGTERM)\n"
+    shown: list[str] = []
+    for step, where in ((19, "handler.run("), (24, "if i == 0"), (40, "handler.run(")):
+        at = f"        {where}"
+        stopped = program.replace(at, stop.format(step) + at)
+        script = here.path / "b" / "program.py"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"import signal\n{stopped}", encoding="utf-8")
+        done = zygote.run(script, directory=script.parent)
+        assert done.returncode == 143, done.stdout + done.stderr
+        shown += done.stdout.splitlines()
+    shown += run(zygote, here.path / "b", program).splitlines()
+    assert list(dict.fromkeys(shown)) == epochs
+    # The program that has stopped early makes no step, and validates again.
+    assert run(zygote, here.path / "b", program) == f"{epochs[-1]}\n"
 
 
 @pytest.mark.tensorflow
