@@ -61,6 +61,23 @@ class Station:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class MainCall:
+    """A call in the overview of a page.
+
+    Attributes:
+        file: path relative to the package.
+        functions: qualified names of one or more functions of the file.
+        text: the task of the functions.
+        thread: name of the thread that calls the functions.
+    """
+
+    file: str
+    functions: tuple[str, ...]
+    text: str
+    thread: str = "MainThread"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Page:
     """A page of docs/.
 
@@ -70,6 +87,8 @@ class Page:
         traced: kind and phase of the bench's row from which the page is made.
         text: the introduction.
         stations: parts of the route, in order.
+        main_calls: the overview, in the order of the calls.
+        threads: task of each thread, by name.
     """
 
     name: str
@@ -77,6 +96,8 @@ class Page:
     traced: tuple[str, str]
     text: str
     stations: tuple[Station, ...]
+    main_calls: tuple[MainCall, ...] = ()
+    threads: tuple[tuple[str, str], ...] = ()
 
     @property
     def path(self) -> Path:
@@ -151,6 +172,108 @@ SIGTERM = Page(
             "exit. The process exits with the code on which its platform restarts it.",
             r"MainThread handler/exit.py ",
         ),
+    ),
+    (
+        MainCall(
+            "handler/session.py",
+            ("Session.on_notice",),
+            "gets the notice from the signal source, and logs the notice",
+            "tfpreempt-signals",
+        ),
+        MainCall(
+            "coordination/coordinator.py",
+            ("Coordinator.notice",),
+            "sets the deadline, and inserts the key `notice`",
+            "tfpreempt-signals",
+        ),
+        MainCall(
+            "coordination/state_machine.py",
+            ("notice_read",),
+            "every worker reads the key, sets the flag and reads its counter",
+            "tfpreempt-hub",
+        ),
+        MainCall(
+            "coordination/state_machine.py",
+            ("counts_read",),
+            "the chief inserts the largest count as the decision",
+            "tfpreempt-gather",
+        ),
+        MainCall(
+            "handler/handler.py",
+            ("PreemptionCheckpointHandler.run",),
+            "sees the flag at the beginning of the next step",
+        ),
+        MainCall(
+            "handler/session.py",
+            ("Session.enter",),
+            "does the work that only some boundaries need",
+        ),
+        MainCall(
+            "handler/session.py",
+            ("Session.wait_at_boundary",),
+            "takes the count back, and waits until the step may start",
+        ),
+        MainCall(
+            "handler/session.py",
+            ("Session.wait_for_directive",),
+            "executes the directives of the coordinator: save, write the marker, exit",
+        ),
+        MainCall(
+            "handler/collective_save.py",
+            ("RoundSave.stage",),
+            "saves this worker's part of each run",
+        ),
+        MainCall(
+            "handler/run.py",
+            ("Run.capture", "Run.write"),
+            "call the two functions of the next line, one after the other",
+        ),
+        MainCall(
+            "checkpoint/restore/save.py",
+            ("Save.capture", "Save.write"),
+            "copy the values, and write and sync the files in the staging directory",
+        ),
+        MainCall(
+            "handler/collective_save.py",
+            ("RoundSave.mark",),
+            "the chief commits, after all workers have written their parts",
+        ),
+        MainCall(
+            "handler/run.py",
+            ("Run.commit",),
+            "records the commit in the journal, after the next two lines",
+        ),
+        MainCall(
+            "checkpoint/restore/save.py",
+            ("Save.publish",),
+            "checks the lease and the parts, and writes missing shares",
+        ),
+        MainCall(
+            "checkpoint/directory/commit.py",
+            ("publish", "seal", "put_in_place"),
+            "writes the manifest, renames the directory, and creates the marker",
+        ),
+        MainCall(
+            "handler/exit.py",
+            ("ExitController.leave",),
+            "waits for uploads, records the exit, and releases the leases",
+        ),
+        MainCall(
+            "platforms/config.py",
+            ("TerminationConfig._exit",),
+            "ends the process with the restart code, by raising SystemExit",
+        ),
+    ),
+    (
+        ("MainThread", "trains, saves, commits and exits"),
+        ("tfpreempt-signals", "reads the numbers of signals, and passes notices on"),
+        ("tfpreempt-hub", "reads the keys of the round, one after the other"),
+        ("tfpreempt-writer", "inserts keys, one after the other"),
+        ("tfpreempt-gather", "reads the keys of the other workers, on the chief"),
+        ("tfpreempt-alarms", "calls functions at given times, such as deadlines"),
+        ("tfpreempt-bounded", "makes one call for which another thread waits briefly"),
+        ("tfpreempt-checksum", "computes the checksums of the files of the commit"),
+        ("tfpreempt-last-exit", "ends the process if the exit takes too long"),
     ),
 )
 
@@ -285,6 +408,20 @@ def summaries(file: str) -> dict[str, str]:
     return found
 
 
+def overview(page: Page) -> str:
+    """Returns the sections in front of the stations: the main calls and the threads."""
+    if not page.main_calls:
+        return ""
+    calls = "\n".join(
+        f"{number}. **{call.thread}** "
+        f"[{Path(call.file).name}](../tfpreempt/{call.file}) "
+        f"{', '.join(f'`{each}`' for each in call.functions)}: {call.text}"
+        for number, call in enumerate(page.main_calls, 1)
+    )
+    threads = "\n".join(f"| `{name}` | {task} |" for name, task in page.threads)
+    return f"## The main calls\n\n{calls}\n\n| thread | task |\n|---|---|\n{threads}\n"
+
+
 def text(page: Page, route: Sequence[Hop]) -> str:
     """Returns the whole page, for the route of a trace."""
     parts = [
@@ -296,6 +433,8 @@ def text(page: Page, route: Sequence[Hop]) -> str:
             threads=len({hop.thread for hop in route}),
         )
     ]
+    if page.main_calls:
+        parts.append(overview(page))
     for number, (station, part) in enumerate(split(page, route), 1):
         groups = itertools.groupby(part, key=lambda hop: (hop.thread, hop.package))
         items = "\n".join(item(list(group)) for _, group in groups)

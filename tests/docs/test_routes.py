@@ -28,6 +28,15 @@ def test_every_function_on_a_page_is_in_the_file_beside_it(page: routes.Page) ->
 
 
 @pages
+def test_a_page_has_the_overview_and_each_thread(page: routes.Page) -> None:
+    text = page.path.read_text(encoding="utf-8")
+    assert routes.overview(page) in text, "copy the overview from tests/docs/routes.py"
+    if page.threads:
+        named = set(re.findall(r"^- \*\*([\w-]+?)(?:_\d+)?,", text, re.MULTILINE))
+        assert named == {name for name, _ in page.threads}
+
+
+@pages
 def test_a_page_has_all_stations_in_order(page: routes.Page) -> None:
     text = page.path.read_text(encoding="utf-8")
     titles = re.findall(r"^## \d\. (.+)$", text, re.MULTILINE)
