@@ -1,6 +1,6 @@
 """A small cluster as one value, and every single step that the cluster can take.
 
-Each worker is the real `state_machine.step` plus the few lines of a training loop.
+Each worker is the real `state_machine.apply` plus the few lines of a training loop.
 Reads and writes of the insert-once store, the raising of the flag, the reading of the
 counter, crashes, false suspicion, notices, timers and timeouts are single steps in any
 order.
@@ -47,7 +47,7 @@ class Search:
         key = (i, id(state), event)
         moved = self._moves.get(key)
         if moved is None:
-            after, actions = state_machine.step(self.settings[i], state, event)
+            after, actions = state_machine.apply(self.settings[i], state, event)
             moved = self._moves[key] = (self.intern(after), actions)
             self._interned.setdefault(("keep", id(state)), state)
         return moved

@@ -20,7 +20,7 @@ from tfpreempt.coordination.protocol_types import (
     Tombstone,
     WatcherState,
 )
-from tfpreempt.coordination.state_machine import INITIAL, IllegalEventError, step
+from tfpreempt.coordination.state_machine import INITIAL, IllegalEventError, apply
 from tfpreempt.core.events import Outcome
 
 ALONE = ev.ProtocolConfig(0, 1)
@@ -31,7 +31,7 @@ def feed(settings, *events, state=None):
     """Feeds events in order; the last state, and the actions of the last event."""
     state, actions = (INITIAL[0] if state is None else state), ()
     for event in events:
-        state, actions = step(settings, state, event)
+        state, actions = apply(settings, state, event)
     return state, actions
 
 
@@ -74,7 +74,7 @@ def test_an_event_of_an_older_round_changes_nothing():
         ev.CommitRead(2, CommitKind.EXIT),
         ev.AllGoodbyesReceived(1),
     ):
-        assert step(CHIEF, state, event) == (state, ())
+        assert apply(CHIEF, state, event) == (state, ())
 
 
 def test_the_flag_is_raised_before_the_counter_is_read():
@@ -190,4 +190,4 @@ def test_a_lost_store_before_the_commit_was_read_means_lost(main):
 )
 def test_a_late_event_changes_nothing(late):
     state = ev.WorkerState(main=MainThreadState.ENDED, outcome=Outcome.COMMITTED)
-    assert step(CHIEF, state, late) == (state, ())
+    assert apply(CHIEF, state, late) == (state, ())

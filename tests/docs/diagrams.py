@@ -78,7 +78,7 @@ def arrows() -> frozenset[Arrow]:
         while left:
             stage = left.pop()
             for event, asked in events(stage):
-                after, actions = state_machine.step(settings, stage.state, event)
+                after, actions = state_machine.apply(settings, stage.state, event)
                 found |= changes(stage.state, event, after)
                 if after.round > 1 or after.main is MainThreadState.DETACHED:
                     continue

@@ -278,7 +278,7 @@ class Coordinator:
         with self._changed:
             if isinstance(event, ev.DeadlinePassed):
                 self.notes.lost_because = self.notes.lost_because or self._waited_for()
-            self.state, actions = state_machine.step(self.settings, self.state, event)
+            self.state, actions = state_machine.apply(self.settings, self.state, event)
             if isinstance(event, ev.Boundary | ev.Saved | ev.Committed):
                 self.notes.waits_since = self.clock.monotonic()
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))

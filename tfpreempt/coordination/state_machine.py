@@ -1,6 +1,6 @@
 """The agreement on a step, as a transition table: events in, actions out.
 
-Every worker has a `WorkerState`; `step(settings, state, event)` returns the next state
+Every worker has a `WorkerState`; `apply(settings, state, event)` returns the next state
 and the actions to take. The module uses no I/O, clock, thread or TensorFlow. So a
 search in tests/cluster can try every order of events in this table, with crashes, with
 running workers that are taken for crashed, and with late and duplicate notices.
@@ -48,7 +48,7 @@ class IllegalEventError(RuntimeError):
     """The table has no row for an event in this state: a bug in tfpreempt."""
 
 
-def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> Moved:
+def apply(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> Moved:
     """Applies one event to the state of a worker.
 
     Args:
