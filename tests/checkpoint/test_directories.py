@@ -24,8 +24,10 @@ from tfpreempt.storage.files import LocalFiles
 def test_no_directory(given_directory):
     with pytest.raises(
         errors.ConfigurationError, match="expected the path of the directory"
-    ):
+    ) as caught:
         os_errors.check_directory(given_directory)
+    # The caller may have passed no Checkpoint.
+    assert "with a tf.train.Checkpoint" not in str(caught.value)
 
 
 def test_a_directory_that_is_a_file(tmp_path):

@@ -215,6 +215,7 @@ def test_sigkill_of_a_worker_ends_the_others_and_restarts_all(supervised: Run) -
     code, _, err = supervised.finish()
     assert code == 0
     assert "worker 1 ended: killed by SIGKILL" in err
+    assert "worker 1 failed (killed by SIGKILL); last lines of" in err
     assert "preemptions: 0, failures: 1" in err
     assert all((supervised.directory / f"again-{i}").exists() for i in range(3))
 

@@ -176,6 +176,12 @@ def test_an_iterator_without_a_position_is_refused_at_the_start(
     assert "dataset.skip(handler.total_run_calls)" in str(e.value)
 
 
+def test_a_dict_of_arrays_is_refused_with_the_state_for_it(program: Program) -> None:
+    given: Any = {"weights": program.variable.numpy()}
+    with pytest.raises(errors.ConfigurationError, match=r"states\.PyTreeState"):
+        program.handler(given)
+
+
 def test_the_check_at_the_start_changes_no_state(program: Program) -> None:
     """Endless or empty, an iterator is not read; nor does a shuffle draw."""
     options = tf.data.Options()

@@ -121,6 +121,22 @@ def test_without_a_config_sigterm_is_watched_before_the_metadata_server_answers(
     assert [each["step"] for each in program.events("commit")] == [1]
 
 
+def test_the_line_of_a_notice_names_the_next_boundary(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit of a notice in an evaluation is made by `check_preemption()`."""
+    with program.handler() as handler:
+        handler.run(program.step)
+        program.button.press()
+        handler.check_preemption()
+        handler.run(lambda: (program.button.press(), wait_until(is_told)))
+    told = [each for each in caplog.messages if each.startswith("preemption notice")]
+    between, within = (each.partition("). Checkpointing ")[2] for each in told)
+    assert between == "at the next step, batch of a validation, or check_preemption()"
+    assert within == "when the current step finishes"
+    assert "pass termination_config=TerminationConfig(grace_period=...)" in told[0]
+
+
 @pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])
 def test_steps_longer_than_the_grace_period_cause_a_warning(
     program: Program, grace: float, is_warned: bool, caplog: pytest.LogCaptureFixture

@@ -81,7 +81,7 @@ def test_a_path_object():
         ("az://container/x?sv=1", "without options"),
         ("az://container/a//b", "empty part"),
         ("abfs://container/x", "filesystem="),
-        ("https://host/x", "filesystem="),
+        ("https://host/x", "Mount other storage. Only tfpreempt.Checkpoint"),
         ("GS://bucket", "filesystem="),
         ("file://host/x", "host 'host'"),
         ("file:///a?b", "%3F"),
