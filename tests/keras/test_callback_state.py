@@ -234,7 +234,7 @@ def test_callbacks_that_lose_nothing(values):
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"count": 0, "fn": len, "last": None}, "(count, last)"),
+        ({"losses": [], "fn": len, "last": {}}, "(losses, last)"),
         ({"ema": net()}, "(ema)"),
         ({"get_state": lambda: 1}, "has only get_state; expected"),
     ],
@@ -243,6 +243,35 @@ def test_callbacks_that_lose_something_are_named(values, named):
     (text,) = callback_list.unsupported([Callback(), Counting(**values)])
     assert text.startswith(f"{__name__}.Counting (")
     assert named in text
+
+
+def test_numbers_and_texts_that_only_the_constructor_sets_are_settings():
+    class Base(Callback):
+        def __init__(self):
+            super().__init__()
+            self.every, self.name, self.sizes = 10, "run", (1, (2.5, None))
+            self.count, self.words = 0, []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.count += 1
+
+    class Mine(Base):
+        def __init__(self):
+            super().__init__()
+            self.rate = 0.1
+
+    (text,) = callback_list.unsupported([Mine()])
+    assert text.endswith("Mine (count, words)")
+
+
+def test_settings_that_other_code_changes_are_named():
+    callback = Counting(alpha=0.1, beta=0.2)
+    start = {"alpha": 0.1, "beta": 0.2}
+    assert callback_list.unsupported([callback], start) == []
+    callback.alpha = 0.2
+    vars(callback)["new"] = 1
+    (text,) = callback_list.unsupported([callback], start)
+    assert text.endswith("Counting (alpha, new)")
 
 
 def test_the_model_itself_is_nothing_to_lose():
@@ -255,7 +284,7 @@ def test_of_a_subclass_only_what_it_adds_is_named():
     class Mine(ModelCheckpoint):
         def __init__(self):
             super().__init__("x.keras")
-            self.saves = 0
+            self.saves = []
 
     (text,) = callback_list.unsupported([ModelCheckpoint("y"), Mine()])
     assert text.endswith("Mine (saves)")

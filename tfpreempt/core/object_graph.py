@@ -305,9 +305,15 @@ def _installed_in(folder: pathlib.Path) -> frozenset[str]:
 
 
 @functools.cache
-def set_by(cls: type) -> frozenset[str]:
-    """Returns the names of attributes that methods of a class or its bases assign."""
-    return frozenset[str]().union(*map(_set_in_body, cls.__mro__))
+def set_by(cls: type, *, after_init: bool = False) -> frozenset[str]:
+    """Returns the names of attributes that methods of a class or its bases assign.
+
+    Args:
+        cls: the class.
+        after_init: whether the methods `__init__` are left out.
+    """
+    names = (_set_in_body(each, after_init) for each in cls.__mro__)
+    return frozenset[str]().union(*names)
 
 
 def is_set_by_library(kind: type, key: Any) -> bool:
@@ -321,8 +327,10 @@ def is_set_by_library(kind: type, key: Any) -> bool:
 
 
 @functools.cache  # many classes share a base
-def _set_in_body(cls: type) -> frozenset[str]:
-    methods = map(inspect.unwrap, filter(callable, vars(cls).values()))
+def _set_in_body(cls: type, after_init: bool) -> frozenset[str]:
+    left_out = vars(cls).get("__init__") if after_init else None
+    found = [each for each in vars(cls).values() if each is not left_out]
+    methods = map(inspect.unwrap, filter(callable, found))
     codes = (each.__code__ for each in methods if isinstance(each, types.FunctionType))
     return frozenset[str]().union(*map(_set_in, codes))
 

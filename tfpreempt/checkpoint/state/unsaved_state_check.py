@@ -76,7 +76,7 @@ from tfpreempt.core.source_code import (
 _log = logging.getLogger(__name__)
 
 _SAMPLES = 1 << 16  # elements compared, of an array, variable or list with more
-_SCALARS = (numbers.Number, str, bytes, type(None), np.generic, enum.Enum)
+SCALARS = (numbers.Number, str, bytes, type(None), np.generic, enum.Enum)
 _BUFFERS = (bytearray, array.array)
 GENERATORS = (
     np.random.Generator,
@@ -783,7 +783,7 @@ class _Call:
         location. A step may also replace a tree of immutable values, such as a dict of
         JAX arrays.
         """
-        replaced = sum((each.REPLACED for each in self._values), _SCALARS)
+        replaced = sum((each.REPLACED for each in self._values), SCALARS)
         found: dict[Any, tuple[ObjectPath, Any]] = {}
         for location in locations:
             value = location.value
@@ -920,7 +920,7 @@ def _is_emptied(value: Any) -> bool:
 def _is_scalar(thing: Any) -> bool:
     """Returns whether a value is a number or text: many locations may refer to the same
     number, so its id() does not identify a location."""
-    return isinstance(thing, _SCALARS)
+    return isinstance(thing, SCALARS)
 
 
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:

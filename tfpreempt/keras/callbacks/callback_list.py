@@ -11,12 +11,13 @@ import logging
 import os
 import pathlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory.layout import is_same
 from tfpreempt.checkpoint.state.state import State
+from tfpreempt.checkpoint.state.unsaved_state_check import SCALARS
 from tfpreempt.core.object_graph import GROWING, set_by
 from tfpreempt.keras.callbacks import builtin_callbacks
 from tfpreempt.keras.callbacks.builtin_callbacks import class_name, has_hooks
@@ -70,10 +71,12 @@ class UserCallbacks:
         self._ours = [ours]
         self._wrapped: list[str] = []
         conflicts(self.callbacks, checkpoint_dir)
-        # Callbacks that no warning has named yet. A second PreemptionCallback is
-        # refused in its own `on_train_begin`.
+        # Callbacks that no warning has named yet, with their numbers and texts at the
+        # start. A second PreemptionCallback is refused in its own `on_train_begin`.
         self._unnamed = [
-            one for one in self.callbacks if not isinstance(one, type(ours))
+            (one, _plain_values(one))
+            for one in self.callbacks
+            if not isinstance(one, type(ours))
         ]
         self.name_unsaved()
         holder.callbacks = self._all
@@ -81,10 +84,11 @@ class UserCallbacks:
     def name_unsaved(self) -> None:
         """Logs a warning with the callbacks whose state is not saved, each once.
 
-        Called at the start and for saves, because a hook may create attributes.
+        Called at the start and for saves, because a hook may create attributes, and
+        other code may change attributes.
         """
-        found = [(one, unsupported([one])) for one in self._unnamed]
-        self._unnamed = [one for one, lost in found if not lost]
+        found = [(each, unsupported([each[0]], each[1])) for each in self._unnamed]
+        self._unnamed = [each for each, lost in found if not lost]
         if len(self._unnamed) < len(found):
             log.warning(
                 "these callbacks have attributes that are not saved: %s. After a "
@@ -154,18 +158,21 @@ class UserCallbacks:
         return epoch > 0 and any(one.stopped_epoch == epoch for one in stoppers)
 
 
-def unsupported(callbacks: Sequence[Any]) -> list[str]:
+def unsupported(
+    callbacks: Sequence[Any], at_start: Mapping[str, Any] | None = None
+) -> list[str]:
     """Returns the names of callbacks whose state may be lost, with the reason.
 
-    The function cannot distinguish settings from state. So it regards every attribute
-    of a user's class as state, except values that training cannot change: functions,
-    classes, modules, the model. A class attribute is regarded as state if a method
-    assigns it, or if it is mutable, such as a list, and its name is not in capitals. A
-    callback that holds a `State` is accepted: the `State` is assumed to have all its
-    values.
+    Every attribute of a user's class is regarded as state, except values that training
+    cannot change: functions, classes, modules, the model; and numbers and texts that
+    only `__init__` assigns. A class attribute is regarded as state if a method assigns
+    it, or if it is mutable, such as a list, and its name is not in capitals. A callback
+    that holds a `State` is accepted: the `State` is assumed to have all its values.
 
     Args:
         callbacks: callbacks of the fit, without the PreemptionCallback.
+        at_start: numbers and texts in the attributes at the start of the fit: a value
+            that has changed since then is state; None if the fit now starts.
     """
     lost = []
     named = {"Callback", *builtin_callbacks.REMEMBERED}
@@ -192,6 +199,12 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
             )
             continue
         understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
+        plain = _plain_values(callback)
+        understood |= {
+            name
+            for name in plain.keys() - set_by(kinds[0], after_init=True)
+            if at_start is None or (name, plain[name]) in at_start.items()
+        }
         unknown = [
             name
             for name, value in attributes.items()
@@ -200,6 +213,18 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
         if unknown:
             lost.append(f"{class_name(callback)} ({', '.join(unknown)})")
     return lost
+
+
+def _plain_values(callback: Any) -> dict[str, Any]:
+    """Returns the numbers and texts in a callback's attributes, by name."""
+    attributes = getattr(callback, "__dict__", {})
+    return {name: value for name, value in attributes.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value is a number or text, or a tuple of such values."""
+    is_text = isinstance(value, (*SCALARS, pathlib.PurePath))
+    return is_text or (type(value) is tuple and all(map(_is_plain, value)))
 
 
 def _defaults(kind: type) -> dict[str, Any]:

@@ -681,11 +681,11 @@ class Training:
         return self._state.hold(self._progress("validation"))
 
     def _take_shared(self) -> Taken:
+        self._others.name_unsaved()
         if (moment := self._epoch_end.moment) is not None:
             return moment.shared
         match self._phase:
             case FitPhase.TRAINING:
-                self._others.name_unsaved()
                 self._steps.guard.check_before_save()
                 return self._state.take_shared(self._progress("train"))
             case FitPhase.TRAINED:
