@@ -36,7 +36,8 @@ def reachable(
 
     The nearest locations come first; at most 20,000 are returned. Only functions of the
     user's program are searched, not functions of libraries. A method of an object is
-    searched only if the code of a searched function contains the method's name.
+    searched only if the code of a searched function contains the method's name, also as
+    a text: `getattr(hook, "after_step")()`.
 
     Args:
         roots: objects and functions at which the search starts, by name; a
@@ -121,6 +122,7 @@ class _Functions:
         """Yields the globals and the methods whose names occur in code."""
         names = _names(code)
         yield from _globals(_global_names(code), names, variables)
+        names |= _texts(code.co_consts)
         new, self._names = names - self._names, names | self._names
         yield from _methods(self._kinds, new)
 
@@ -145,6 +147,19 @@ def _names(code: types.CodeType) -> set[str]:
     """Returns the names of globals and attributes in code and its inner functions."""
     inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
+
+
+def _texts(constants: Iterable[Any]) -> set[str]:
+    """Returns the texts in the constants of code and its inner functions."""
+    found = set[str]()
+    for each in constants:
+        if isinstance(each, types.CodeType):
+            found |= _texts(each.co_consts)
+        elif isinstance(each, tuple | frozenset):
+            found |= _texts(each)
+        elif isinstance(each, str):
+            found.add(each)
+    return found
 
 
 @functools.cache
