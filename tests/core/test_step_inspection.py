@@ -320,6 +320,100 @@ def a_loop(handler: Any, kept: Cell, losses: list[float]) -> set[str]:
     }
 
 
+def a_trainer(
+    handler: Any, settings: types.SimpleNamespace, sums: dict[Any, Any]
+) -> set[str]:
+    """Returns the names of the variables and attributes that a restart of this loop
+    does not set again."""
+    settings.step = handler.total_run_calls
+    settings.epoch = settings.step // 10
+    start = handler.total_run_calls
+    epoch, settings.kept = start // 10, settings.kept + start
+    rng = np.random.default_rng(start)
+    history, batch, other, losses = np.zeros(9), np.zeros(2), np.zeros(2), [0.0]
+    sums["start"] = start
+    found = set[Any]()
+    while epoch < 1:
+        found = derived_keys(sys._getframe(), set(), Stored)
+        settings.step += 1
+        settings.epoch += 1
+        settings.kept += 1
+        batch[:] = other[...] = start
+        history[start] = sums["last"] = losses[0] = start
+        sums["all"] += start
+        rng.random()
+        total = 0.0
+        if start % 3 == 0:
+            count = 0
+            for each in losses:
+                count += each
+                total += each
+            print(count, total)
+        epoch += 1
+    names = {"settings.step", "settings.epoch", "settings.kept", "epoch", "rng"}
+    names |= {"history", "batch", "other", "losses", "sums", "count", "total"}
+    return names - {name for _, name in found}
+
+
+def test_values_that_a_restart_does_not_set_again() -> None:
+    """An item that each pass sets does not set the other items."""
+    handler = types.SimpleNamespace(total_run_calls=0)
+    settings = types.SimpleNamespace(step=0, kept=0)
+    found = a_trainer(handler, settings, {"all": 0})
+    assert found == {"settings.kept", "rng", "history", "losses", "sums"}
+
+
+def sums_of_evaluations(calls: list[int]) -> set[str]:
+    """Returns the variables that this loop needs in later passes."""
+    found = set[str]()
+    late = 0
+    for number in calls:
+        if number % 2:
+            early = late = kept = 0
+            for each in calls:
+                early += each
+                late += each
+                kept += each
+            calls.append(early)
+        across = 0
+        found = {name for _, name in derived_keys(sys._getframe(), set(), Stored)}
+        across += number
+        across += late
+        calls.clear()
+        break
+    if calls:
+        calls.append(kept)
+    return {"early", "late", "kept", "across"} - found
+
+
+def test_the_sum_of_an_evaluation_needs_no_save() -> None:
+    assert sums_of_evaluations([1]) == {"late", "kept", "across"}
+
+
+class Hook:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def after_step(self) -> None:
+        self.count += 1
+
+
+def call_hook(name: str, hook: Hook) -> None:
+    getattr(hook, name)()
+
+
+def test_a_method_that_is_called_by_its_name_in_a_text_is_searched() -> None:
+    hook = Hook()
+
+    def step() -> None:
+        for name in ("before_step", "after_step"):
+            call_hook(name, hook)
+
+    places = reachable({"": step}, object_graph.is_user_code)
+    found = {each.path for each in places if is_updated(each, updated_keys(places))}
+    assert found == {"hook.count"}
+
+
 def test_a_loop_updates_variables_of_its_own() -> None:
     """The step and the epoch have saved values, and the target is set in each pass. The
     step of the lowest loss, `at`, belongs to the lowest loss."""

@@ -9,6 +9,7 @@ with every version of Python.
 from __future__ import annotations
 
 import ast
+import builtins
 import collections
 import contextlib
 import functools
@@ -38,6 +39,7 @@ GLOBAL_GENERATORS: tuple[Any, ...] = tuple(
     for module, name in ((random, "random"), (np.random, "random_sample"))
 )
 """The global random generators of Python and NumPy."""
+_GENERATORS = (*map(type, GLOBAL_GENERATORS), np.random.Generator)
 _SEEDING = {"seed", "set_random_seed"}
 _ANY_ITEM = ("item", ...)  # key of an item whose index or dict key is not a constant
 _AT_BEGIN = {
@@ -344,7 +346,8 @@ def _targets(line: ast.AST) -> list[ast.expr]:
             targets = [target]
         case _:
             return []
-    return [part for each in targets for part in getattr(each, "elts", [each])]
+    parts = (part for each in targets for part in getattr(each, "elts", [each]))
+    return [each.value if isinstance(each, ast.Starred) else each for each in parts]
 
 
 def _used_by_the_step(code: _RunningCode) -> set[str]:
@@ -406,6 +409,7 @@ class _RunningCode:
 
     Attributes:
         variables: the variables that the code can read, by name.
+        tree: the syntax tree of the code.
         own: the nodes of the code without inner functions.
         line: the running line, as a line of the nodes.
         loops: the running loops, from the outermost to the innermost.
@@ -416,7 +420,8 @@ class _RunningCode:
     def __init__(self, frame: types.FrameType) -> None:
         self.variables = {**frame.f_globals, **frame.f_locals}
         self.line = frame.f_lineno - max(1, frame.f_code.co_firstlineno) + 1
-        self.own = [*_own_nodes(_source_tree(frame))]
+        self.tree = _source_tree(frame)
+        self.own = [*_own_nodes(self.tree)]
         self.loops = [
             node
             for node in self.own
@@ -476,9 +481,12 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     """Returns the keys of variables that a frame sets from other values, so that a
     restart does so too.
 
-    Examples: `step = handler.total_run_calls` and `best = state.value`, unless the
-    State is read before the frame has created the handler, which restores the State;
-    and a variable that each pass of a loop sets from other variables. Also an iterator
+    Examples: `step = handler.total_run_calls`, then `epoch = step // 100`, and
+    `best = state.value`, unless the State is read before the frame has created the
+    handler, which restores the State; and a variable that each pass of a loop sets from
+    other variables. The key of an attribute such as `self.step` is ("name",
+    "self.step"). A random generator counts only if each pass sets it. Also variables of
+    an evaluation between two steps, see `_unused_in_steps`; and an iterator
     that skips the items of earlier steps: by `itertools.islice`, by an argument of a
     function, or by a loop of a single statement, such as `next(iterator)`.
 
@@ -501,8 +509,11 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
     code = _RunningCode(frame)
     names = code.variables.items()
     iterators = {name for name, it in names if isinstance(it, Iterator)}
-    derived, counted = set[str](), set[str]()
+    generators = {name for name, it in names if isinstance(it, _GENERATORS)}
+    derived, counted, from_saved = set[str](), set[str](), set[str]()
     running = {*code.nodes}
+    loops = (each for each in code.own if isinstance(each, ast.For | ast.While))
+    first = {*code.own}.difference(*map(_own_nodes, loops))  # not in a loop
     restored_at = _line_of_handler(code)
     for node in sorted(code.own, key=lambda node: getattr(node, "lineno", 0)):
         match node:
@@ -523,16 +534,71 @@ def derived_keys(frame: types.FrameType, saved: set[Any], state: type[Any]) -> s
             if not targets or new_value is None:
                 continue
             read = _variables_in(new_value)
-            new = _variables_in(*targets) - read
+            new = (_assigned(line) | _filled(targets)) - read
             is_restored = getattr(line, "lineno", 0) >= restored_at
             # A restart executes a statement of a running loop only if its condition
             # holds again.
             is_again = is_restored and node not in running
-            is_from_saved = is_again and any(map(is_saved, ast.walk(new_value)))
-            if (body and read) or is_from_saved:
-                derived |= new
+            texts = _texts(new_value)
+            is_from_saved = any(map(is_saved, ast.walk(new_value)))
+            if is_again and (is_from_saved or (texts & from_saved and node in first)):
+                attributes = {ast.unparse(x) for x in targets if _is_attribute(x)}
+                from_saved |= (new - generators) | (attributes - texts)
+            derived |= new if body and read else set()
             counted |= new if is_counted(new_value) else set()
+    derived |= from_saved | _unused_in_steps(code)
     return {("name", name) for name in derived - iterators | counted & iterators}
+
+
+def _filled(targets: Iterable[ast.expr]) -> set[str]:
+    """Returns the variables whose items an assignment sets all: `batch[:] = x`."""
+    found = set[str]()
+    for each in targets:
+        match each:
+            case ast.Subscript(ast.Name(name), ast.Slice(None, None, None)):
+                found.add(name)
+            case ast.Subscript(ast.Name(name), ast.Constant(value=builtins.Ellipsis)):
+                found.add(name)
+    return found
+
+
+def _is_attribute(node: ast.expr) -> bool:
+    """Returns whether an expression is an attribute of a variable."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+
+
+def _unused_in_steps(code: _RunningCode) -> set[str]:
+    """Returns the variables that running loops set and use only between two steps: in a
+    block of statements whose lines from the assignment to the last use do not contain
+    the running call. An example is the sum of the losses in an evaluation: `total = 0`
+    in `if step % 100 == 0:`.
+    """
+    uses = collections.defaultdict[str, list[int]](list)
+    for node in ast.walk(code.tree):
+        match node:
+            case ast.AugAssign(target=ast.Name(name)) | ast.Name(
+                name, ast.Load() | ast.Del()
+            ):
+                uses[name].append(node.lineno)
+    found = set[str]()
+    blocks = (
+        block
+        for node in code.nodes
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None))
+        if isinstance(block, list)
+    )
+    for block in blocks:
+        ends = [line.end_lineno or 0 for line in block]
+        for line in block:
+            if not isinstance(line, ast.Assign):
+                continue
+            for name in _assigned(line) - _variables_in(line.value):
+                used = uses[name]
+                if used and line.lineno < min(used) and max(used) <= ends[-1]:
+                    last = next(end for end in ends if end >= max(used))
+                    if not line.lineno <= code.line <= last:
+                        found.add(name)
+    return found
 
 
 def _line_of_handler(code: _RunningCode) -> int:
