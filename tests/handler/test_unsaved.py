@@ -15,6 +15,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -23,10 +24,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.values import PerReplica
 
+from tests.fakes.process import new_process
 from tests.handler.program import Program
-from tfpreempt import State, errors
+from tfpreempt import PreemptionCheckpointHandler, State, errors
 from tfpreempt.data import distribute
-from tfpreempt.states import JsonState, LoaderState
+from tfpreempt.states import ArrayDictState, JsonState, LoaderState, StepCounter
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -1038,6 +1040,57 @@ def test_variables_changed_between_the_restore_and_the_first_step_are_named(
         handler.run(again.step)
     begins = "the program has changed variables after the restore and before the first"
     check_named(caplog, begins, " step: variable" if is_changed else None, ". So this")
+
+
+@pytest.mark.parametrize(
+    ("is_in_front", "saves"), [(True, False), (False, False), (True, True)]
+)
+def test_iterators_and_states_changed_in_front_of_the_first_step_are_named(
+    tmp_path: Path, is_in_front: bool, saves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart replaced an iterator in the middle of its data, and counted a step
+    twice, without a word. A commit of `save()` has the end of the data."""
+    dataset = tf.data.Dataset.range(9)
+    seen, steps = JsonState("seen", {"samples": 0}), StepCounter("steps")
+    arrays = ArrayDictState("arrays", {"sum": np.zeros(2)})
+    for end in (3, 6):
+        seen.value, steps.value = {"samples": 0}, 0
+        checkpoint = tf.train.Checkpoint(data=iter(dataset))
+        with (
+            contextlib.suppress(InterruptedError),
+            new_process(),
+            PreemptionCheckpointHandler(
+                None, checkpoint, tmp_path / "ckpt", save_freq=None if saves else 2
+            ) as handler,
+        ):
+            assert handler.total_run_calls == (0 if end == 3 else 2)
+            if is_in_front:
+                checkpoint.data = iter(dataset)
+            for number in range(handler.total_run_calls, end):
+                for count in (seen, steps, arrays) if is_in_front else ():
+                    add_one(count)
+                handler.run(next_of, checkpoint)
+                if saves and number == 1:
+                    handler.save()
+            raise InterruptedError
+    begins = "the program has changed variables after the restore and before the first"
+    names = " step: arrays, seen, steps, data" if is_in_front and not saves else None
+    check_named(caplog, begins, names, ". So this")
+    for count in (seen, steps, arrays):
+        count.unregister()
+
+
+def next_of(checkpoint: Any) -> None:
+    next(checkpoint.data)
+
+
+def add_one(count: Any) -> None:
+    if isinstance(count, JsonState):
+        count.value["samples"] += 1
+    elif isinstance(count, StepCounter):
+        count.increment()
+    else:
+        count.arrays["sum"] += 1
 
 
 def test_a_first_boundary_after_a_step_is_no_change_of_restored_variables(

@@ -130,6 +130,8 @@ _ADAPTS_IN_A_FIT = (
     "on_train_begin, or normalize with variables of the model, such as a "
     "BatchNormalization."
 )
+_CONTENTS = ("value", "_value", "arrays")
+"""Attributes of the ready-made States with the saved values."""
 _FEW = 64  # elements compared, of a restored variable
 _SHOWN = 5  # changed values named in a warning
 _ITEMS = 100  # items compared, of a list that a function replaces
@@ -168,10 +170,10 @@ _SET_AT_STEPS = (
 _RESTORED = (
     "the program has changed variables after the restore and before the first step: "
     "%s. So this run differs from an uninterrupted run. The handler restores the "
-    "newest commit when the handler is created: assign initial values, restore other "
-    "checkpoints and load weights before, or only if handler.total_run_calls is 0. "
-    "Increase a step counter, split a random key, and draw random numbers inside the "
-    "step or after run()."
+    "newest commit when the handler is created: assign initial values, create "
+    "iterators, restore other checkpoints and load weights before, or only if "
+    "handler.total_run_calls is 0. Increase a counter, split a random key, draw random "
+    "numbers and create the iterator of the next epoch inside the step or after run()."
 )
 LOOKS = (1, 2, 3, 10, 100, 1000)
 """Numbers of completed steps of a process after which the loop is searched: the search
@@ -218,7 +220,8 @@ class Values(Protocol):
 
         Args:
             checkpoint: checkpoint object of the user; None for named States alone.
-            with_states: whether the result includes the arrays in named States.
+            with_states: whether the result includes the arrays in named States, and
+                the iterators.
         """
         ...
 
@@ -286,14 +289,18 @@ class UnsavedStateCheck:
     _has_failed: bool = dataclasses.field(default=False, init=False)
     _compared: int = dataclasses.field(default=0, init=False)  # calls of `compare`
     # Fingerprints of the restored variables, by path; empty after the comparison.
-    _restored: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
+    _restored: dict[str, list[Any]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     def watch_restored(self, *, with_states: bool) -> None:
         """Records the variables that the start has restored, for `compare_restored`.
 
-        States are recorded only if the commit was made at the beginning of a `run()`. A
-        loop that changes a State in front of `run()` has then changed the State before
-        the commit, and changes the State again after the restart.
+        States and iterators are recorded only if the commit was made at the beginning
+        of a `run()`. A loop that changes a State in front of `run()` has then changed
+        the State before the commit, and changes the State again after the restart. In
+        the same way, the loop replaces an iterator that was restored in the middle of
+        the data.
 
         Args:
             with_states: whether the commit was made at the beginning of a `run()`.
@@ -314,16 +321,25 @@ class UnsavedStateCheck:
                 _log.warning(_RESTORED, shortened(changed))
 
     def _marks_of_variables(self, with_states: bool) -> dict[str, Any]:
-        found = collections.defaultdict[str, list[str]](list)
+        found = collections.defaultdict[str, list[Any]](list)
         for state in self.registry.in_order() if with_states else ():
-            for each in object_graph.attributes(state).values():
+            is_ready_made = not object_graph.is_user_code(type(state))
+            for key, each in object_graph.attributes(state).items():
                 if isinstance(each, GENERATORS):
                     found[state.name].append(repr(mark_of_generator(each)))
+                elif isinstance(each, Iterator):
+                    found[state.name].append(each)
+                elif is_ready_made and key in _CONTENTS:
+                    found[state.name].append(_mark_of_plain(each))
         for each in _adapters():
             variables = each.named_variables(self.checkpoint, with_states=with_states)
             for path, variable in variables:
+                # Of an iterator, the object is recorded, so that the object exists as
+                # long as the record, and no other object has its id().
                 sample = each.sample(variable, _FEW)
-                found[path].append("" if sample is None else repr(sample.tolist()))
+                is_iterator = isinstance(variable, Iterator)
+                mark = "" if sample is None else repr(sample.tolist())
+                found[path].append(variable if is_iterator else mark)
         return dict(found)
 
     def before_call(
@@ -637,7 +653,7 @@ class _Call:
         for frame in frames:
             derived, code = derived_keys(frame, saved, State), frame.f_code
             cells = {("name", each) for each in code.co_cellvars + code.co_freevars}
-            self._fresh |= {(_owner_in(frame, key[1]), key) for key in derived}
+            self._fresh |= {_owner_and_key(frame, name) for _, name in derived}
             self._fresh |= {(types.CellType, key) for key in derived & cells}
         # An iterator in a frame counts only if a function calls `next(iterator)`.
         self._updated = updated_keys(locations)
@@ -877,12 +893,16 @@ def _reference(thing: Any) -> Callable[[], Any]:
         return lambda: thing
 
 
-def _owner_in(frame: types.FrameType, name: str) -> int:
-    """Returns the `id()` of the owner of a variable that a frame sets, as in
-    `ObjectPath`: the code of a function, or the namespace of a module."""
+def _owner_and_key(frame: types.FrameType, name: str) -> tuple[int, Any]:
+    """Returns the `id()` of the owner, as in `ObjectPath`, and the key of a variable
+    that a frame sets, or of an attribute such as `self.step`. The owner of a variable
+    is the code of a function, or the namespace of a module."""
     variables = frame.f_locals
+    owner, _, attribute = name.rpartition(".")
+    if owner:
+        return id(variables.get(owner)), ("name", attribute)
     is_global = variables is frame.f_globals or name not in variables
-    return id(frame.f_globals if is_global else frame.f_code)
+    return id(frame.f_globals if is_global else frame.f_code), ("name", name)
 
 
 def _is_python_iterator(value: Any, saved: Container[Any] = ()) -> bool:
@@ -921,6 +941,18 @@ def _is_scalar(thing: Any) -> bool:
     """Returns whether a value is a number or text: many locations may refer to the same
     number, so its id() does not identify a location."""
     return isinstance(thing, SCALARS)
+
+
+def _mark_of_plain(value: Any) -> int | None:
+    """Returns a fingerprint of numbers, texts and NumPy arrays, also in containers;
+    None for other values."""
+    marks = [
+        mark_of_array(each) if isinstance(each, np.ndarray) else each
+        for each in object_graph.leaves(value)
+        if isinstance(each, (*SCALARS, np.ndarray))
+    ]
+    is_plain = len(marks) == len(list(object_graph.leaves(value)))
+    return zlib.crc32(repr(marks).encode()) if is_plain else None
 
 
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:

@@ -254,14 +254,16 @@ def named_variables(checkpoint: Any, *, with_states: bool) -> Iterator[tuple[str
 
     Args:
         checkpoint: the Checkpoint; None for no variables.
-        with_states: not used, because no State has variables of TensorFlow.
+        with_states: whether the result includes the iterators of the Checkpoint. No
+            State has variables of TensorFlow.
     """
     if checkpoint is not None:
         found = {
             id(part): (path, part)
             for path, each in attach(checkpoint).tracked()[0]
             if path not in COUNTERS
-            for part in local_parts(each)
+            for is_data in [with_states and isinstance(each, Iterator)]
+            for part in ((each,) if is_data else local_parts(each))
         }
         yield from found.values()
 
