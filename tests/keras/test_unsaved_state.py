@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,6 +42,22 @@ class Rate:
     def __call__(self, epoch: int, rate: float) -> float:
         self.calls += 1
         return rate
+
+
+class Tracker:
+    """An object whose method is a hook."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.count = 0
+
+    def update(self, batch: int, logs: Any) -> None:
+        self.seen.append(logs["loss"])
+        self.count += 1
+
+
+def add_to(tracker: Tracker, batch: int, logs: Any) -> None:
+    tracker.count += 1
 
 
 def counts(batch: int, logs: Any) -> None:
@@ -110,6 +127,22 @@ def test_values_that_callbacks_change_are_named(
         "table",
         "weight",
     ]
+
+
+@LINES
+def test_objects_whose_methods_are_hooks_are_searched(
+    on: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values of the object of a bound method, or in a partial, were lost without a
+    warning."""
+    on.start()
+    bound = after_batch(on, Tracker().update)
+    partial = after_batch(on, functools.partial(add_to, Tracker()))
+    fit(on, on.model(), *bound, *partial)
+    texts = [each for each in caplog.messages if each.startswith(UNSAVED)]
+    found = [each.removeprefix(UNSAVED).split(". A")[0] for each in texts]
+    names = ["self.count", "self.seen", "tracker.count"]
+    assert sorted(", ".join(found).split(", ")) == names
 
 
 @LINES

@@ -9,6 +9,7 @@ layers and callbacks can reach.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -62,8 +63,7 @@ def watch(
             *each_callback,
             [ObjectPath(path="validation_data", value=held_out)],
         )
-        if object_graph.is_user_function(location.value)
-        or object_graph.is_user_code(type(location.value))
+        if _is_of_program(location.value)
     }
     if not roots:
         return
@@ -84,6 +84,16 @@ def watch(
     )
     kept = itertools.chain(in_model, of_data, *named)
     check.watch(roots, called=_CALLED, kept=kept, savers=savers)
+
+
+def _is_of_program(value: Any) -> bool:
+    """Returns whether a value is a function or an object of the program, such as the
+    bound method in `LambdaCallback(on_epoch_end=tracker.update)`."""
+    if object_graph.is_user_code(type(value)):
+        return True
+    while isinstance(value, functools.partial):
+        value = value.func
+    return object_graph.is_user_function(getattr(value, "__func__", value))
 
 
 def _in_callbacks(model: Any, callbacks: Sequence[Any]) -> Iterator[list[ObjectPath]]:
