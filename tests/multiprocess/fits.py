@@ -114,3 +114,4 @@ def assert_exact(here: Place, zygote: Zygote, fit: Fit, point: str) -> None:
     for worker in range(fit.world):
         assert trained(each[worker] for each in clusters) == fit.steps()
     assert clusters[-1].results() == undisturbed(zygote, fit)
+    assert all("no callback" not in each.output for each in clusters[-1])

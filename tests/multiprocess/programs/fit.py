@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from toy_model import (
+    INDEX,
     hold,
     log_to_stdout,
     make_strategy,
@@ -194,7 +195,14 @@ def make_data() -> dict[str, Any]:
 
 
 class Watch(keras.callbacks.Callback):
-    """Prints events, and blocks where the test wants to send a signal."""
+    """Prints events, and blocks where the test wants to send a signal.
+
+    Counts batches; the first worker counts in ones, the second in twos.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         say("listens")
@@ -208,6 +216,7 @@ class Watch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         say("trained", self._epoch, batch)
+        self.counted += 1 + INDEX
         self._hold_at("end", batch)
         time.sleep(options.pause)
         slow_down()
@@ -224,6 +233,16 @@ class Watch(keras.callbacks.Callback):
     def _hold_at(self, where: str, batch: int) -> None:
         if options.hold_at == f"{where}:{self._epoch}:{batch}":
             hold()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"counted": self.counted}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.counted = state["counted"]
+
+
+class OfChief(keras.callbacks.Callback):
+    """A callback that only the chief has, as many programs log on the chief only."""
 
     def get_state(self) -> dict[str, Any]:
         return {}
@@ -254,7 +273,7 @@ def make_model() -> Any:
 
 def make_callbacks() -> list[Any]:
     if options.plain:
-        return [Watch()]
+        return [watch]
     every: Any = options.save_freq or "epoch"
     bad_steps = tfpreempt.keras.BadSteps(check_every=options.check_every)
     ours = tfpreempt.keras.PreemptionCallback(
@@ -262,7 +281,7 @@ def make_callbacks() -> list[Any]:
         save_freq=every,
         on_bad_step=None if options.bad is None else bad_steps,
     )
-    return [ours, Watch()]
+    return [ours, watch, *([] if INDEX else [OfChief()])]
 
 
 def local_values(variable: Any) -> list[bytes]:
@@ -288,6 +307,7 @@ def report(history: Any) -> None:
         "history": history.history,
         "epoch": history.epoch,
         "order": [part.hex() for part in local_values(model.layers[0].order)],
+        "counted": watch.counted,
     }
     say("result", json.dumps(found))
 
@@ -301,6 +321,7 @@ keras.utils.set_random_seed(7)
 tf.config.experimental.enable_op_determinism()
 with make_strategy(options.strategy).scope():
     model = make_model()
+watch = Watch()
 say("began")
 validation_rows = slice(VALIDATION_BATCHES * BATCH)
 history = model.fit(

@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> EncodedValue:
     """Returns a copy of the state of the callbacks, without their log files.
 
-    The state must be equal on every worker: a commit contains only the chief's copy.
-
     Args:
         callbacks: callbacks of the fit, without the PreemptionCallback.
         leaves_out: whether an error of a callback is logged, not raised, so that the

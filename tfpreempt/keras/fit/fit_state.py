@@ -41,6 +41,7 @@ from tfpreempt.keras.fit_protocol import Fit, HeldValues, WorkerVariable
 from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 
 Taken = dict[str, EncodedValue]
+_CALLBACKS = "callbacks"
 _SOME_WEIGHTS = (
     "The optimizer had {} variables in the interrupted run, and has {} now. The eager "
     "train step may train only some weights of the model: a restart makes the "
@@ -133,6 +134,7 @@ class FitState:
             the arrays.
         varies: whether the training arrays had other values in an earlier run of the
             program.
+        is_chief: whether this is worker 0, whose callbacks are in `shared`.
         other: the commit to restore, if the other backend of Keras 3 has written it.
     """
 
@@ -154,6 +156,7 @@ class FitState:
         self.other: OtherBackend | None = None
         self.has_own_arrays = False
         self.varies = False
+        self.is_chief = True
         self.attributes = Attributes(fit.model)
         self.variables = fit.make_variables()
         saved = self.variables.checkpoint
@@ -202,7 +205,8 @@ class FitState:
     # --- what a save takes -----------------------------------------------------------
 
     def take_shared(self, reached: Progress) -> Taken:
-        """Returns the values of the fit that are equal on every worker.
+        """Returns the values of the fit that only the chief saves: values that are
+        equal on every worker, and the state of the chief's callbacks.
 
         The caller has called `variables.of_worker()` or saves the checkpoint.
 
@@ -214,7 +218,7 @@ class FitState:
         taken = {
             "progress": EncodedValue.of(dataclasses.asdict(reached)),
             "variables": EncodedValue.of([(own.name, own.kind) for own in now]),
-            "callbacks": callback_state.capture(self._callbacks, leaves_out=True),
+            _CALLBACKS: callback_state.capture(self._callbacks, leaves_out=True),
         }
         self.prepare()
         return taken | ({KEYS: self._keys[1]} if self._keys[0] else {})
@@ -230,7 +234,10 @@ class FitState:
     def take_own(self) -> Taken:
         """Returns this worker's values, without its log files and its data position.
 
-        The caller has called `variables.of_worker()` or saves the checkpoint.
+        The callbacks of the workers may have different states: callbacks of the program
+        that count the worker's own samples, best weights with the worker's own batch
+        statistics, callbacks that only the chief has. The caller has called
+        `variables.of_worker()` or saves the checkpoint.
         """
         random = io.BytesIO()
         self._random.save(random)
@@ -239,11 +246,14 @@ class FitState:
         else:
             self.watch_unsaved()
         now = self.variables.of_worker(is_attached=True)
-        return {
+        own = {
             "random": EncodedValue.of(random.getvalue().decode()),
             "attributes": self.attributes.capture(),
             "replicas": EncodedValue.of([len(own.parts) for own in now]),
         }
+        if not self.is_chief:
+            own[_CALLBACKS] = callback_state.capture(self._callbacks, leaves_out=True)
+        return own
 
     def hold(self, reached: Progress) -> Moment:
         """Returns a copy of the current state, for a later save.
@@ -341,7 +351,8 @@ class FitState:
         if own is not None:
             self.attributes.restore(own["attributes"])
         self._fit.settle()
-        callback_state.restore(self._callbacks, shared["callbacks"], extends=extends)
+        states = shared | (own or {})
+        callback_state.restore(self._callbacks, states[_CALLBACKS], extends=extends)
         if own is not None:
             callback_state.restore_files(self._callbacks, own["files"], extends=extends)
 

@@ -123,6 +123,7 @@ class Training:
             ) as self.run:
                 # With several workers, every worker may have different arrays.
                 self._state.has_own_arrays = self.session.cluster.num_workers == 1
+                self._state.is_chief = self.session.cluster.is_chief
                 if self.run.candidate and self.run.candidate.manifest is not None:
                     self.run.source.load_named_states(self.run.candidate)
                 every = options.save_freq
