@@ -123,6 +123,38 @@ def test_batch_statistics_of_keras_3_are_each_replicas_own(strategy, tmp_path):
     assert [part.numpy().tobytes() for part in means] == before
 
 
+def test_accumulated_gradients_of_keras_3_are_each_replicas_own(strategy, tmp_path):
+    """A replica adds its own gradients, and TensorFlow saves only the first sums."""
+    import keras
+
+    with strategy.scope():
+        weight = keras.Variable([1.0, 2.0])
+        sgd = keras.optimizers.SGD(gradient_accumulation_steps=4)
+        optimizer = keras.optimizers.LossScaleOptimizer(sgd)
+        optimizer.build([weight])
+
+    def step():
+        def on_replica():
+            context = tf.distribute.get_replica_context()
+            replica = tf.cast(context.replica_id_in_sync_group, tf.float32)
+            optimizer.apply([tf.fill([2], 1.0 + replica)], [weight])
+
+        strategy.run(on_replica)  # eagerly, or compiled by XLA for GPUs
+
+    step()
+    [sums] = sgd._accumulated_gradients
+    parts = strategy.experimental_local_results(sums.value)
+    before = [part.numpy().tobytes() for part in parts]
+    assert before[0] != before[1]
+    saver = open_directory(
+        tf.train.Checkpoint(optimizer=optimizer), tmp_path, registry=StateRegistry()
+    )
+    save(saver, 1)
+    step()
+    saver.restore(saver.newest())
+    assert [part.numpy().tobytes() for part in parts] == before
+
+
 SUM, MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 NONE = tf.VariableAggregation.ONLY_FIRST_REPLICA
 

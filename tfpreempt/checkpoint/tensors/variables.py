@@ -347,6 +347,10 @@ NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")
 """An object with such an attribute may hold variables. In order: attribute of layers,
 optimizers and modules; of tf_keras' list of metrics; of tf_keras' random generators."""
+_OF_REPLICAS = ("_non_trainable_variables", "_accumulated_gradients")
+"""Attributes of Keras 3 with the variables to which each replica assigns a value of its
+own: the batch statistics of a layer, and the gradients that an optimizer accumulates
+with gradient_accumulation_steps."""
 _SETTINGS = ("._steps_per_execution",)  # variables with settings of the user: not saved
 
 
@@ -552,18 +556,17 @@ def _name(
 def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
     """Searches the tracked objects for dataset iterators, and for variables that differ
     between replicas; stores both in `attached`."""
-    statistics = {
+    of_replicas = {
         id(variable)
-        for _, layer in objects
-        for variable in getattr(layer, "__dict__", {}).get(
-            "_non_trainable_variables", ()
-        )
+        for _, owner in objects
+        for name in _OF_REPLICAS
+        for variable in getattr(owner, "__dict__", {}).get(name, ())
     }
     attached.differing = [
         (path, variable)
         for path, obj in objects
         if (variable := distributed(obj)) is not None
-        and (is_on_read(variable) or id(obj) in statistics)
+        and (is_on_read(variable) or id(obj) in of_replicas)
     ]
     attached.iterators.clear()
     for path, obj in objects:
