@@ -32,7 +32,10 @@ def make_variables(tf, strategy):
 
         keras_metric = keras.metrics.Mean()
     found["keras_total"] = keras_metric.total
-    found["plain"] = tf.Variable(7.0)
+    found["plain"] = tf.Variable(7.0)  # of each worker, as is the generator
+    found["large"] = tf.Variable(tf.zeros([(1 << 18) + 1]))
+    found["text"] = tf.Variable("")
+    found["random"] = tf.random.Generator.from_seed(1)
     return found
 
 
@@ -53,6 +56,15 @@ def fill(variables, worker, add):
         for component in distributed(variables[name]).values:
             value = 1.0 / 3 + worker * 0.62 + position + add
             component.assign([value, -0.0] if name != "keras_total" else value)
+    variables["plain"].assign(7.0 + worker + add)
+    variables["large"][0].assign(worker + add)
+    variables["text"].assign(f"{worker + add}")
+    variables["random"].reset_from_seed(int(100 * (worker + add)))
+
+
+def local(variables):
+    state = variables["random"].state.numpy().tolist()
+    return [float(variables["plain"].numpy()), state]
 
 
 def wait_for(path):
@@ -114,7 +126,7 @@ def main():
             fill(variables, worker, add=1.0 / 7)
             for _ in range(2 + worker):
                 next(data)
-    report["parts"] = parts(variables)
+    report |= {"parts": parts(variables), "local": local(variables)}
     report["counter"] = int(checkpoint.save_counter.numpy())
     report["next"] = [int(next(data)) for _ in range(5)]
     fill(variables, worker, add=5.0)
@@ -123,11 +135,15 @@ def main():
     restored = saver.restore(saver.find(candidate.token))
     report["restored_next"] = [int(next(data)) for _ in range(5)]
     report["restored_parts"] = parts(variables)
+    report["restored_local"] = local(variables)
+    report["large"] = float(variables.pop("large")[0].numpy())
+    report["text"] = variables.pop("text").numpy().decode()
     report["restored_step"] = restored.step
     report["weights"] = [float(x) for x in variables["weights"].numpy()]
     report["reduced"] = {
         name: [float(x) for x in tf.reshape(tf.convert_to_tensor(v), [-1])]
         for name, v in sorted(variables.items())
+        if name not in ("plain", "random")
     }
     (options.out / f"report-{worker}.json").write_text(json.dumps(report))
 

@@ -1,4 +1,7 @@
-"""ON_READ variables on two real workers: sums in the chief's save, parts restored."""
+"""Two real workers: sums of ON_READ variables in the chief's save, parts restored.
+
+Variables outside of the strategy: each worker's own value is restored.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def test_reduced_values_are_saved_and_the_parts_are_restored_bit_for_bit(
         assert report["restored_parts"] == report["parts"]
         assert report["restored_next"] == report["next"]
         assert report["weights"] == [1.0, 2.0, 3.0]
+        assert report["restored_local"] == report["local"]
+        assert (report["large"], report["text"]) == (np.float32(1 / 7), str(1 / 7))
     assert chief["parts"] != other["parts"]
+    assert chief["local"] != other["local"]
     assert chief["next"] != other["next"]
     assert chief["reduced"] == other["reduced"] | {"first": chief["reduced"]["first"]}
     stock = read_with_stock_tensorflow(tmp_path / "checkpoints")

@@ -4,7 +4,7 @@ bundle_reader     lets TensorFlow restore large tensors that many threads have r
 data_order        fingerprints of the order of tf.data pipelines
 gather            reads the values of a save on all workers; extracts large tensors
 iterator_state    saves positions in tf.data pipelines, and checks their cache files
-per_replica       saves variables that differ between replicas; a file per worker
+per_replica       saves variables that differ between replicas or workers
 program_values    adapter: saves random generators, reads the values a step changes
 reader            restores a tf.train.Checkpoint after a comparison of the structure
 replica_parallel  divides the tensors equal on all workers; each worker writes a share

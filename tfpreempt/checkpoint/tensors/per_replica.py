@@ -1,4 +1,4 @@
-"""Saves variables that differ between replicas, on every worker."""
+"""Saves variables that differ between replicas or workers, on every worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import IO, Any
 import numpy as np
 import tensorflow as tf
 
+from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.state.array_contents import (
     REPLICA_VALUES,
     read_replica_values,
@@ -17,11 +18,13 @@ from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors.variables import (
     Attached,
+    distributed,
     local_parts,
 )
 
 _log = logging.getLogger(__name__)
 
+_MOST_BYTES = 1 << 20  # of a variable that `LocalVariablesState` saves
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -85,18 +88,7 @@ class PerReplicaState(State):
         return bool(self._attached.differing or self._attached.own)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        header, parts = [], []
-        for path, variable in self._attached.differing + self._attached.own:
-            arrays = [part.numpy() for part in local_parts(variable)]
-            header.append(
-                {
-                    "path": path,
-                    "dtype": tf.as_dtype(variable.dtype).name,
-                    "shapes": [array.shape for array in arrays],
-                }
-            )
-            parts += [array.tobytes() for array in arrays]
-        write_parts(fileobj, header, parts)
+        _write(fileobj, self._attached.differing + self._attached.own)
 
     def load(self, fileobj: IO[bytes]) -> None:
         self.reshard([fileobj], 0, 1)
@@ -115,21 +107,15 @@ class PerReplicaState(State):
                 continue
             values = saved.pop(path)
             arrays = dealt(variable, values, worker, num_workers)
-            local = local_parts(variable)
-            here = [tuple(part.shape) for part in local]
-            if here == [array.shape for array in arrays]:
-                for part, array in zip(local, arrays, strict=True):
-                    with tf.device(part.device):
-                        part.assign(tf.constant(array, dtype=part.dtype))
-                continue
-            _log.warning(
-                "%s has the shapes %s on the replicas here, and %s in the checkpoint, "
-                "so its value is not restored. Use the number of replicas of the "
-                "checkpoint to restore the value.",
-                path,
-                here,
-                [array.shape for array in values],
-            )
+            if not _assign(variable, arrays):
+                _log.warning(
+                    "%s has the shapes %s on the replicas here, and %s in the "
+                    "checkpoint, so its value is not restored. Use the number of "
+                    "replicas of the checkpoint to restore the value.",
+                    path,
+                    [tuple(part.shape) for part in local_parts(variable)],
+                    [array.shape for array in values],
+                )
         if saved:
             _log.warning(
                 "the checkpoint has metrics or seed generators that this program does "
@@ -139,3 +125,80 @@ class PerReplicaState(State):
                 "a strategy.",
                 ", ".join(saved),
             )
+
+
+class LocalVariablesState(State):
+    """Saves variables that were created outside of a strategy, on workers other than
+    the chief.
+
+    TensorFlow's own files have the chief's values. Without this State, the other
+    workers would resume with the chief's values, for example of a count of the worker's
+    own samples, or of a `tf.random.Generator` that is seeded with the number of the
+    worker. Variables of more than 1 MiB get the chief's values, because such variables
+    are usually models, equal on all workers.
+    """
+
+    _is_reserved = True
+
+    def __init__(self, attached: Attached) -> None:
+        super().__init__("tfpreempt.local", per_worker=True, registry=None)
+        self._attached = attached
+
+    def should_save(self) -> bool:
+        return bool(self._variables())
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        _write(fileobj, self._variables())
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        saved = read_replica_values(fileobj)
+        for path, variable in self._variables():
+            if path in saved:
+                _assign(variable, saved[path])
+
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
+        """Restores nothing: if the number of workers has changed, every worker keeps
+        the chief's values."""
+
+    def _variables(self) -> list[tuple[str, Any]]:
+        return [
+            (path, variable)
+            for path, variable in self._attached.tracked()[0]
+            if distributed(variable) is None
+            for part in local_parts(variable)
+            if tf.as_dtype(part.dtype).name in bundle.DTYPES.values()
+            and part.shape.is_fully_defined()
+            and part.shape.num_elements() * part.dtype.size <= _MOST_BYTES
+            and part.is_initialized()
+        ]
+
+
+def _write(fileobj: IO[bytes], variables: Sequence[tuple[str, Any]]) -> None:
+    """Writes the values of variables on this worker's replicas; `read_replica_values`
+    reads this format."""
+    header, parts = [], []
+    for path, variable in variables:
+        arrays = [part.numpy() for part in local_parts(variable)]
+        header.append(
+            {
+                "path": path,
+                "dtype": tf.as_dtype(variable.dtype).name,
+                "shapes": [array.shape for array in arrays],
+            }
+        )
+        parts += [array.tobytes() for array in arrays]
+    write_parts(fileobj, header, parts)
+
+
+def _assign(variable: Any, arrays: Arrays) -> bool:
+    """Assigns values to the replicas of a variable on this worker; returns whether the
+    shapes are the same. If not, assigns nothing."""
+    local = local_parts(variable)
+    if [tuple(part.shape) for part in local] != [array.shape for array in arrays]:
+        return False
+    for part, array in zip(local, arrays, strict=True):
+        with tf.device(part.device):
+            part.assign(tf.constant(array, dtype=part.dtype))
+    return True

@@ -39,7 +39,10 @@ from tfpreempt.checkpoint.tensors.iterator_state import (
     keep_seeds,
     shared_iterators,
 )
-from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState
+from tfpreempt.checkpoint.tensors.per_replica import (
+    LocalVariablesState,
+    PerReplicaState,
+)
 from tfpreempt.checkpoint.tensors.program_values import warn_of_kernels
 from tfpreempt.checkpoint.tensors.replica_parallel import ReplicaParallelWriter
 from tfpreempt.checkpoint.tensors.variables import (
@@ -183,7 +186,7 @@ def make_contents(
         warn_of_kernels(found.tracked()[0])
     states: list[State] = [OrderState(found), PerReplicaState(found)]
     if not cluster.is_chief:
-        states.append(IteratorState(found))
+        states += [IteratorState(found), LocalVariablesState(found)]
     options = None
     if io_device is not None:
         options = tf.train.CheckpointOptions(experimental_io_device=io_device)
