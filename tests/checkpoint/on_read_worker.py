@@ -28,6 +28,8 @@ def make_variables(tf, strategy):
             for name, aggregation in aggregations.items()
         }
         found["weights"] = tf.Variable([1.0, 2.0, 3.0])
+        found["rate"] = tf.Variable(0.1)  # which each worker sets, as its bias
+        found["bias"] = tf.Variable([0.0])
         import keras
 
         keras_metric = keras.metrics.Mean()
@@ -49,7 +51,7 @@ def parts(variables):
     }
 
 
-def fill(variables, worker, add):
+def fill(tf, variables, worker, add):
     from tfpreempt.checkpoint.tensors.variables import distributed
 
     for position, name in enumerate(["total", "average", "first", "keras_total"]):
@@ -57,6 +59,9 @@ def fill(variables, worker, add):
             value = 1.0 / 3 + worker * 0.62 + position + add
             component.assign([value, -0.0] if name != "keras_total" else value)
     variables["plain"].assign(7.0 + worker + add)
+    for name in ("rate", "bias"):
+        part = distributed(variables[name]).values[0]
+        part.assign(tf.fill(part.shape, worker + add))
     variables["large"][0].assign(worker + add)
     variables["text"].assign(f"{worker + add}")
     variables["random"].reset_from_seed(int(100 * (worker + add)))
@@ -64,7 +69,8 @@ def fill(variables, worker, add):
 
 def local(variables):
     state = variables["random"].state.numpy().tolist()
-    return [float(variables["plain"].numpy()), state]
+    values = [variables[name].numpy().tolist() for name in ("plain", "rate", "bias")]
+    return [*values, state]
 
 
 def wait_for(path):
@@ -109,7 +115,7 @@ def main():
         cluster=read_cluster(strategy.cluster_resolver),
         chief_directory=str(directory),
     )
-    fill(variables, worker, add=0.0)
+    fill(tf, variables, worker, add=0.0)
     before = parts(variables)
     report = {"needs_peers": saver.contents.needs_peers(), "parts": before}
     for step in (3, 4):
@@ -123,13 +129,13 @@ def main():
             (options.out / f"committed-{step}").touch()
         wait_for(options.out / f"committed-{step}")
         if step == 3:
-            fill(variables, worker, add=1.0 / 7)
+            fill(tf, variables, worker, add=1.0 / 7)
             for _ in range(2 + worker):
                 next(data)
     report |= {"parts": parts(variables), "local": local(variables)}
     report["counter"] = int(checkpoint.save_counter.numpy())
     report["next"] = [int(next(data)) for _ in range(5)]
-    fill(variables, worker, add=5.0)
+    fill(tf, variables, worker, add=5.0)
     variables["weights"].assign([0.0, 0.0, 0.0])
     candidate = saver.newest()
     restored = saver.restore(saver.find(candidate.token))
@@ -143,7 +149,7 @@ def main():
     report["reduced"] = {
         name: [float(x) for x in tf.reshape(tf.convert_to_tensor(v), [-1])]
         for name, v in sorted(variables.items())
-        if name not in ("plain", "random")
+        if name not in ("plain", "rate", "bias", "random")
     }
     (options.out / f"report-{worker}.json").write_text(json.dumps(report))
 

@@ -1,6 +1,6 @@
 """Two real workers: sums of ON_READ variables in the chief's save, parts restored.
 
-Variables outside of the strategy: each worker's own value is restored.
+Variables that each worker sets separately: each worker's own value is restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ _WORKER = pathlib.Path(__file__).with_name("on_read_worker.py")
 
 def run_workers(here, out, form):
     arguments = ["--form", form, "--out", out]
-    here.start(str(_WORKER), *arguments, world=2).expect(0, 0)
+    workers = here.start(str(_WORKER), *arguments, world=2)
+    workers.expect(0, 0)
+    text = "weights had other values on this worker than on worker 0 in the interrupted"
+    found = [f"{text} run: bias." in worker.output for worker in workers]
+    assert found == [False, True]
     return [json.loads((out / f"report-{i}.json").read_text()) for i in range(2)]
 
 

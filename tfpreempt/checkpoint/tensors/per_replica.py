@@ -16,6 +16,7 @@ from tfpreempt.checkpoint.state.array_contents import (
 )
 from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.checkpoint.state.state import State
+from tfpreempt.checkpoint.state.unsaved_state_check import shortened
 from tfpreempt.checkpoint.tensors.variables import (
     Attached,
     distributed,
@@ -24,7 +25,8 @@ from tfpreempt.checkpoint.tensors.variables import (
 
 _log = logging.getLogger(__name__)
 
-_MOST_BYTES = 1 << 20  # of a variable that `LocalVariablesState` saves
+_LOCAL_BYTES = 1 << 20  # most bytes of a variable outside of a strategy
+_STRATEGY_BYTES = 1 << 10  # most bytes of a variable of a strategy
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -127,21 +129,25 @@ class PerReplicaState(State):
             )
 
 
-class LocalVariablesState(State):
-    """Saves variables that were created outside of a strategy, on workers other than
-    the chief.
+class WorkerVariablesState(State):
+    """Saves small variables on workers other than the chief, because a program may set
+    them to other values on each worker.
 
     TensorFlow's own files have the chief's values. Without this State, the other
-    workers would resume with the chief's values, for example of a count of the worker's
-    own samples, or of a `tf.random.Generator` that is seeded with the number of the
-    worker. Variables of more than 1 MiB get the chief's values, because such variables
-    are usually models, equal on all workers.
+    workers would resume with the chief's values, for example:
+
+    - variables outside of a strategy, of up to 1 MiB: a count of the worker's own
+      samples, or a `tf.random.Generator` that is seeded with the number of the worker.
+      Larger variables are usually models, equal on all workers.
+    - variables of a strategy, of up to 1 KiB: a learning rate that each worker lowers
+      by its own loss. A warning is logged if weights differ, because the same may be
+      true of larger weights.
     """
 
     _is_reserved = True
 
     def __init__(self, attached: Attached) -> None:
-        super().__init__("tfpreempt.local", per_worker=True, registry=None)
+        super().__init__("tfpreempt.variables", per_worker=True, registry=None)
         self._attached = attached
 
     def should_save(self) -> bool:
@@ -151,10 +157,28 @@ class LocalVariablesState(State):
         _write(fileobj, self._variables())
 
     def load(self, fileobj: IO[bytes]) -> None:
-        saved = read_replica_values(fileobj)
+        saved, differing = read_replica_values(fileobj), []
         for path, variable in self._variables():
-            if path in saved:
-                _assign(variable, saved[path])
+            if path not in saved:
+                continue
+            is_weight = (
+                distributed(variable) is not None
+                and variable.trainable
+                and len(variable.shape) > 0
+            )
+            if is_weight and not _has(variable, saved[path]):
+                differing.append(path)
+            _assign(variable, saved[path])
+        if differing:
+            _log.warning(
+                "weights had other values on this worker than on worker 0 in the "
+                "interrupted run: %s. Weights of more than %d bytes now have the "
+                "values of worker 0 on all workers, so training may differ from a run "
+                "without the restart. Weights differ if the program changes weights, "
+                "or sets a learning rate, on some workers only.",
+                shortened(differing),
+                _STRATEGY_BYTES,
+            )
 
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
@@ -163,16 +187,27 @@ class LocalVariablesState(State):
         the chief's values."""
 
     def _variables(self) -> list[tuple[str, Any]]:
-        return [
-            (path, variable)
-            for path, variable in self._attached.tracked()[0]
-            if distributed(variable) is None
-            for part in local_parts(variable)
-            if tf.as_dtype(part.dtype).name in bundle.DTYPES.values()
-            and part.shape.is_fully_defined()
-            and part.shape.num_elements() * part.dtype.size <= _MOST_BYTES
-            and part.is_initialized()
-        ]
+        attached = self._attached
+        other = {id(distributed(each)) for _, each in attached.differing + attached.own}
+        found = []
+        for path, variable in attached.tracked()[0]:
+            inner = distributed(variable)
+            most = _LOCAL_BYTES if inner is None else _STRATEGY_BYTES
+            parts = local_parts(variable)
+            is_other = inner is not None and id(inner) in other
+            if parts and not is_other and _is_small(parts[0], most):
+                found.append((path, variable))
+        return found
+
+
+def _is_small(part: Any, most: int) -> bool:
+    """Returns whether a variable has numbers of at most `most` bytes."""
+    return bool(
+        tf.as_dtype(part.dtype).name in bundle.DTYPES.values()
+        and part.shape.is_fully_defined()
+        and part.shape.num_elements() * part.dtype.size <= most
+        and part.is_initialized()
+    )
 
 
 def _write(fileobj: IO[bytes], variables: Sequence[tuple[str, Any]]) -> None:
@@ -190,6 +225,12 @@ def _write(fileobj: IO[bytes], variables: Sequence[tuple[str, Any]]) -> None:
         )
         parts += [array.tobytes() for array in arrays]
     write_parts(fileobj, header, parts)
+
+
+def _has(variable: Any, arrays: Arrays) -> bool:
+    """Returns whether the replicas of a variable on this worker have values."""
+    now = [part.numpy().tobytes() for part in local_parts(variable)]
+    return now == [array.tobytes() for array in arrays]
 
 
 def _assign(variable: Any, arrays: Arrays) -> bool:

@@ -40,8 +40,8 @@ from tfpreempt.checkpoint.tensors.iterator_state import (
     shared_iterators,
 )
 from tfpreempt.checkpoint.tensors.per_replica import (
-    LocalVariablesState,
     PerReplicaState,
+    WorkerVariablesState,
 )
 from tfpreempt.checkpoint.tensors.program_values import warn_of_kernels
 from tfpreempt.checkpoint.tensors.replica_parallel import ReplicaParallelWriter
@@ -186,7 +186,7 @@ def make_contents(
         warn_of_kernels(found.tracked()[0])
     states: list[State] = [OrderState(found), PerReplicaState(found)]
     if not cluster.is_chief:
-        states += [IteratorState(found), LocalVariablesState(found)]
+        states += [IteratorState(found), WorkerVariablesState(found)]
     options = None
     if io_device is not None:
         options = tf.train.CheckpointOptions(experimental_io_device=io_device)
