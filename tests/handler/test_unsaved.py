@@ -49,6 +49,9 @@ class Trainer:
     def count(self) -> None:
         self.number += 1
 
+    def evaluate(self, data: Iterator[Any]) -> Any:
+        return next(data)
+
     def step(self) -> None:
         self.count()
         self.loss = random.random()  # said, never read
@@ -431,6 +434,32 @@ def over_a_dataset(handler: Any) -> None:
         handler.run(lambda batch: batch, next(batches))
 
 
+def with_evaluations(handler: Any) -> None:
+    @tf.function
+    def evaluate(data: Any) -> Any:
+        return next(data) + next(data)
+
+    batches = iter(numbers_to(99))
+    for _ in range(4):
+        handler.run(abs, 1)
+        _ = sum(float(evaluate(batches)) for _ in range(2))
+
+
+def with_evaluations_by_a_method(handler: Any) -> None:
+    trainer, batches = Trainer(), iter([*range(9)])
+    for _ in range(4):
+        trainer.evaluate(batches)
+        handler.run(abs, 1)
+
+
+def with_an_iterator_for_each_evaluation(handler: Any) -> None:
+    trainer, data = Trainer(), numbers_to(99)
+    for _ in range(4):
+        handler.run(abs, 1)
+        batches = iter(data)
+        trainer.evaluate(batches)
+
+
 def with_islice(handler: Any) -> None:
     begin = handler.total_run_calls
     batches = itertools.islice(range(9), begin, None)
@@ -527,6 +556,9 @@ def train_one(handler: Any, batch: Any) -> None:
         (over_an_attribute, "reader.numbers"),
         (over_a_dataset, "batches"),
         (over_get_next, "batches"),
+        (with_evaluations, "batches"),
+        (with_evaluations_by_a_method, "batches"),
+        (with_an_iterator_for_each_evaluation, None),
         (with_islice, None),
         (with_a_loop_that_skips, None),
         (with_a_call_that_skips, None),

@@ -223,6 +223,35 @@ def _fetched_by(node: ast.AST) -> list[ast.expr]:
     return found
 
 
+def _passed_by(frame: types.FrameType) -> set[str]:
+    """Returns the names of the iterators that running loops pass to functions of the
+    program, such as an evaluation, without the running calls, which lead to the step.
+    Leaves out iterators that a loop creates again and again."""
+    code = _RunningCode(frame)
+    created = set[str]().union(*map(_assigned, code.nodes))
+    calls = (node for node in code.nodes if isinstance(node, ast.Call))
+    return {
+        name
+        for node in calls
+        if node not in code.calls and _is_of_program(node.func, code.variables)
+        for name in _variables_in(*node.args) - created
+        if isinstance(code.variables.get(name), Iterator)
+    }
+
+
+def _is_of_program(node: ast.expr, variables: Mapping[str, Any]) -> bool:
+    """Returns whether an expression names a function or method of the program, or such
+    a function in a tf.function."""
+    match node:
+        case ast.Name(name):
+            called = variables.get(name)
+        case ast.Attribute(ast.Name(name), method):
+            called = getattr(type(variables.get(name)), method, None)
+        case _:
+            return False
+    return _is_defined_by_user(getattr(called, "python_function", called))
+
+
 def called_callbacks(frames: Sequence[types.FrameType]) -> dict[str, Any]:
     """Returns the callbacks of Keras with a count of epochs (`wait`), such as
     EarlyStopping, whose hooks running loops call: the callback or the CallbackList, by
@@ -728,7 +757,8 @@ def updated_keys(locations: Sequence[ObjectPath]) -> set[Any]:
     Examples: `n += 1`, `n = f(n)`, `n, loss = f(n, x)`, and both variables in
     `if x < n: n = x; best = y`, but not `loss = f(x)`. The new value may be computed in
     several statements: `m, x = f(n)`, then `n = m`. A call of `next(iterator)` or
-    `iterator.get_next()` updates the iterator. A value also counts as updated if a hook
+    `iterator.get_next()` updates the iterator, and so does a call outside of the step
+    with the iterator, in a running loop. A value also counts as updated if a hook
     such as `on_epoch_end` sets the value and another function reads the value, because
     a restart does not call the hook. Functions without source code, such as functions
     typed at a prompt, are skipped.
@@ -757,6 +787,7 @@ def updated_keys(locations: Sequence[ObjectPath]) -> set[Any]:
         is_at_end = not is_frame and function.__code__.co_argcount > 1
         is_at_end = is_at_end and bool({*names, function.__name__} & _AT_END)
         local = () if is_frame else function.__code__.co_varnames
+        keys |= {("name", each) for each in _passed_by(function)} if is_frame else set()
         computed = dict[str, set[str]]()  # by target: the values it is computed from
         replaced = set[str]()  # targets that were set from other values
         # Inner functions that are used have locations of their own.
