@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -151,7 +151,7 @@ class WorkerVariablesState(State):
         self._attached = attached
 
     def should_save(self) -> bool:
-        return bool(self._variables())
+        return any(self._variables())
 
     def save(self, fileobj: IO[bytes]) -> None:
         _write(fileobj, self._variables())
@@ -186,18 +186,16 @@ class WorkerVariablesState(State):
         """Restores nothing: if the number of workers has changed, every worker keeps
         the chief's values."""
 
-    def _variables(self) -> list[tuple[str, Any]]:
+    def _variables(self) -> Iterator[tuple[str, Any]]:
         attached = self._attached
         other = {id(distributed(each)) for _, each in attached.differing + attached.own}
-        found = []
         for path, variable in attached.tracked()[0]:
             inner = distributed(variable)
             most = _LOCAL_BYTES if inner is None else _STRATEGY_BYTES
             parts = local_parts(variable)
             is_other = inner is not None and id(inner) in other
             if parts and not is_other and _is_small(parts[0], most):
-                found.append((path, variable))
-        return found
+                yield path, variable
 
 
 def _is_small(part: Any, most: int) -> bool:
@@ -210,7 +208,7 @@ def _is_small(part: Any, most: int) -> bool:
     )
 
 
-def _write(fileobj: IO[bytes], variables: Sequence[tuple[str, Any]]) -> None:
+def _write(fileobj: IO[bytes], variables: Iterable[tuple[str, Any]]) -> None:
     """Writes the values of variables on this worker's replicas; `read_replica_values`
     reads this format."""
     header, parts = [], []
