@@ -1125,6 +1125,24 @@ def add_one(count: Any) -> None:
         count.arrays["sum"] += 1
 
 
+def test_variables_that_a_repeated_evaluation_sets_are_not_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first start is preempted in the evaluation, before it sets the variable."""
+    with program.handler() as handler:
+        handler.run(program.step)
+        program.button.press()
+        handler.check_preemption()
+        assert program.exits == 1
+    again = Program(program.directory)
+    with again.handler() as handler:
+        assert handler.total_run_calls == 1
+        handler.check_preemption()
+        again.variable.assign([7.0, 7.0])
+        handler.run(again.step)
+    check_named(caplog, "the program has changed variables", None, "")
+
+
 def test_a_first_boundary_after_a_step_is_no_change_of_restored_variables(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -212,10 +212,14 @@ class PreemptionCheckpointHandler:
                 candidate.because if candidate is not None else None,
             )
             if candidate is not None and restore is True:
-                is_at_run = candidate.because in ("preemption", "periodic")
-                self._unsaved.watch_restored(
-                    with_states=is_at_run and self._following_step.is_at_run
-                )
+                because = candidate.because
+                is_at_run = self._following_step.is_at_run
+                # After a commit in an evaluation, a restart repeats the evaluation,
+                # which may set variables.
+                if is_at_run or because != "preemption":
+                    self._unsaved.watch_restored(
+                        with_states=is_at_run and because in ("preemption", "periodic")
+                    )
             self._bad_steps: LoopBadSteps | None = None
             if on_bad_step is not None:
                 self._bad_steps = LoopBadSteps(
