@@ -572,7 +572,7 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
     "cli/status/run_status.py:Worker": ((0, 17), "a value: the state of a worker"),
     "handler/handler.py:PreemptionCheckpointHandler.__init__": ((14,), "public"),
     "handler/run.py:Run": (
-        (22, 27),
+        (22, 28),
         "its counters and marks are read and written by the session, the rounds, the "
         "end of training and a fit: a value for each would be one more name to follow",
     ),

@@ -26,7 +26,8 @@ from tfpreempt.checkpoint.tensors.variables import (
 _log = logging.getLogger(__name__)
 
 _LOCAL_BYTES = 1 << 20  # most bytes of a variable outside of a strategy
-_STRATEGY_BYTES = 1 << 10  # most bytes of a variable of a strategy
+_STRATEGY_BYTES = 1 << 10  # most bytes of a weight that a restart compares
+_MOST_WEIGHTS = 20  # of a strategy; reading thousands would delay each save
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -139,9 +140,10 @@ class WorkerVariablesState(State):
     - variables outside of a strategy, of up to 1 MiB: a count of the worker's own
       samples, or a `tf.random.Generator` that is seeded with the number of the worker.
       Larger variables are usually models, equal on all workers.
-    - variables of a strategy, of up to 1 KiB: a learning rate that each worker lowers
-      by its own loss. A warning is logged if weights differ, because the same may be
-      true of larger weights.
+    - variables of a strategy with one number: a learning rate that each worker lowers
+      by its own loss. Weights differ as a consequence, so `_MOST_WEIGHTS` small weights
+      are saved and compared, too. A warning is logged if the weights differ, because
+      the same may be true of other weights.
     """
 
     _is_reserved = True
@@ -161,23 +163,18 @@ class WorkerVariablesState(State):
         for path, variable in self._variables():
             if path not in saved:
                 continue
-            is_weight = (
-                distributed(variable) is not None
-                and variable.trainable
-                and len(variable.shape) > 0
-            )
+            is_weight = distributed(variable) is not None and _is_weight(variable)
             if is_weight and not _has(variable, saved[path]):
                 differing.append(path)
             _assign(variable, saved[path])
         if differing:
             _log.warning(
                 "weights had other values on this worker than on worker 0 in the "
-                "interrupted run: %s. Weights of more than %d bytes now have the "
-                "values of worker 0 on all workers, so training may differ from a run "
-                "without the restart. Weights differ if the program changes weights, "
-                "or sets a learning rate, on some workers only.",
+                "interrupted run: %s. Other weights now have the values of worker 0 on "
+                "all workers, so training may differ from a run without the restart. "
+                "Weights differ if the program changes weights, or sets a learning "
+                "rate, on some workers only.",
                 shortened(differing),
-                _STRATEGY_BYTES,
             )
 
     def reshard(
@@ -189,13 +186,30 @@ class WorkerVariablesState(State):
     def _variables(self) -> Iterator[tuple[str, Any]]:
         attached = self._attached
         other = {id(distributed(each)) for _, each in attached.differing + attached.own}
+        weights = 0
         for path, variable in attached.tracked()[0]:
-            inner = distributed(variable)
-            most = _LOCAL_BYTES if inner is None else _STRATEGY_BYTES
-            parts = local_parts(variable)
-            is_other = inner is not None and id(inner) in other
-            if parts and not is_other and _is_small(parts[0], most):
+            inner, parts, most = distributed(variable), local_parts(variable), 0
+            if inner is None:
+                most = _LOCAL_BYTES
+            elif id(inner) in other:
+                continue
+            elif (
+                weights < _MOST_WEIGHTS
+                if _is_weight(variable)
+                else _is_number(variable)
+            ):
+                most = _STRATEGY_BYTES
+            if parts and most and _is_small(parts[0], most):
+                weights += inner is not None and _is_weight(variable)
                 yield path, variable
+
+
+def _is_weight(variable: Any) -> bool:
+    return bool(variable.trainable and variable.shape.rank)
+
+
+def _is_number(variable: Any) -> bool:
+    return bool(variable.shape.rank == 0)
 
 
 def _is_small(part: Any, most: int) -> bool:
