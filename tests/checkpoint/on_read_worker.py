@@ -28,7 +28,7 @@ def make_variables(tf, strategy):
             for name, aggregation in aggregations.items()
         }
         found["weights"] = tf.Variable([1.0, 2.0, 3.0])
-        found["rate"] = tf.Variable(0.1)  # which each worker sets, as its bias
+        found["rate"] = tf.Variable(0.1)  # each worker sets its rate and its bias
         found["bias"] = tf.Variable([0.0])
         import keras
 
@@ -69,7 +69,7 @@ def fill(tf, variables, worker, add):
 
 def local(variables):
     state = variables["random"].state.numpy().tolist()
-    values = [variables[name].numpy().tolist() for name in ("plain", "rate", "bias")]
+    values = [variables[name].numpy().tolist() for name in ("plain", "rate")]
     return [*values, state]
 
 

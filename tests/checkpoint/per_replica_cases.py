@@ -155,6 +155,16 @@ def test_accumulated_gradients_of_keras_3_are_each_replicas_own(strategy, tmp_pa
     assert [part.numpy().tobytes() for part in parts] == before
 
 
+def test_an_attribute_of_the_program_with_a_name_of_keras_is_no_list(tmp_path):
+    class Owner(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self._accumulated_gradients = None
+
+    checkpoint = tf.train.Checkpoint(owner=Owner(), weight=tf.Variable(1.0))
+    save(open_directory(checkpoint, tmp_path, registry=StateRegistry()), 1)
+
+
 SUM, MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 NONE = tf.VariableAggregation.ONLY_FIRST_REPLICA
 

@@ -1,6 +1,7 @@
 """Two real workers: sums of ON_READ variables in the chief's save, parts restored.
 
-Variables that each worker sets separately: each worker's own value is restored.
+Variables that each worker sets separately: each worker's own value is restored, but all
+weights have the chief's values.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ def test_reduced_values_are_saved_and_the_parts_are_restored_bit_for_bit(
     assert chief["counter"] == other["counter"] == 2
     for report in (chief, other):
         assert report["restored_step"] == 4
-        assert report["restored_parts"] == report["parts"]
+        expected = report["parts"] | {"bias": chief["parts"]["bias"]}
+        assert report["restored_parts"] == expected
         assert report["restored_next"] == report["next"]
         assert report["weights"] == [1.0, 2.0, 3.0]
         assert report["restored_local"] == report["local"]
         assert (report["large"], report["text"]) == (np.float32(1 / 7), str(1 / 7))
-    assert chief["parts"] != other["parts"]
+    assert chief["parts"]["bias"] != other["parts"]["bias"]
+    assert chief["parts"]["total"] != other["parts"]["total"]
     assert chief["local"] != other["local"]
     assert chief["next"] != other["next"]
     assert chief["reduced"] == other["reduced"] | {"first": chief["reduced"]["first"]}

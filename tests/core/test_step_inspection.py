@@ -390,6 +390,24 @@ def test_the_sum_of_an_evaluation_needs_no_save() -> None:
     assert sums_of_evaluations([1]) == {"late", "kept", "across"}
 
 
+def a_global_in_an_evaluation(calls: list[int]) -> set[str]:
+    """Returns the variables that this loop needs in later passes: the step, a function
+    of its own, may read the global."""
+    global SCALE
+    found = set[str]()
+    for _ in calls:
+        if calls:
+            SCALE = total = 0
+            calls.append(SCALE + total)
+        found = {name for _, name in derived_keys(sys._getframe(), set(), Stored)}
+        break
+    return {"SCALE", "total"} - found
+
+
+def test_a_global_that_an_evaluation_sets_may_be_used_elsewhere() -> None:
+    assert a_global_in_an_evaluation([1]) == {"SCALE"}
+
+
 class Hook:
     def __init__(self) -> None:
         self.count = 0

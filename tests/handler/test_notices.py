@@ -132,7 +132,7 @@ def test_the_line_of_a_notice_names_the_next_boundary(
         handler.run(lambda: (program.button.press(), wait_until(is_told)))
     told = [each for each in caplog.messages if each.startswith("preemption notice")]
     between, within = (each.partition("). Checkpointing ")[2] for each in told)
-    assert between == "at the next step, batch of a validation, or check_preemption()"
+    assert between.startswith("at the next boundary: a step, a batch of a validation")
     assert within == "when the current step finishes"
     assert "pass termination_config=TerminationConfig(grace_period=...)" in told[0]
 

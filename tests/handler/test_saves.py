@@ -663,7 +663,7 @@ def test_a_start_after_the_end_logs_that_training_is_complete(
     ended = f"resumed at step 3 from {program.directory / '3'}. The previous run ended"
     assert len(lines) == 2
     assert all(each.startswith(ended) for each in lines)
-    assert "Steps are trained only if" in lines[0]
+    assert "No step follows, unless the program now trains longer" in lines[0]
 
 
 def test_a_second_commit_of_a_step_is_named_as_one(
@@ -686,7 +686,7 @@ def test_a_second_commit_of_a_step_is_named_as_one(
 # --- between save() or check_preemption() and the next run() -------------------------
 
 
-@pytest.mark.parametrize("ending", ["notice", "close"])
+@pytest.mark.parametrize("ending", ["notice", "evaluation", "close"])
 def test_changes_after_save_are_in_the_next_commit(
     program: Program, ending: str
 ) -> None:
@@ -698,6 +698,10 @@ def test_changes_after_save_are_in_the_next_commit(
     if ending == "notice":
         program.button.press()
         handler.run(lambda: None)
+        assert program.exits == 1
+    elif ending == "evaluation":
+        program.button.press()
+        handler.check_preemption()
         assert program.exits == 1
     handler.close()
     again = Program(program.directory)
@@ -733,3 +737,20 @@ def test_code_that_a_restart_does_not_execute_again_is_named(
     named = "made after step 4, outside of run(): by save() or check_preemption()"
     assert (named in caplog.text) == (not is_repeated)
     handler.close()
+
+
+def test_an_evaluation_in_front_of_the_first_step_needs_no_periodic_commit(
+    program: Program,
+) -> None:
+    """The commit lacked the variables that the first step creates."""
+    handler = program.handler()
+    for _ in range(4):
+        handler.run(program.step)
+    handler.save()
+    close_unfinished(handler._session, handler._run)
+    again = Program(program.directory)
+    handler = again.handler(save_freq=4)
+    handler.check_preemption()
+    handler.run(again.step)
+    assert [each["step"] for each in program.events("commit")] == [4]
+    close_unfinished(handler._session, handler._run)

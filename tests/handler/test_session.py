@@ -92,7 +92,7 @@ class FakeSave(StagedSave):
 class FakeRun:
     """A run that saves nothing, and records its calls."""
 
-    has_moved = True
+    has_moved = has_moved_or_changed = True
     amid = ""
     step = 0
     is_closed = False

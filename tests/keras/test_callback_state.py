@@ -296,6 +296,9 @@ def test_the_warning_names_attributes_because_the_rest_is_saved(caplog):
             super().__init__("x.keras")
             self.saves = 0
 
+        def on_epoch_begin(self, epoch, logs=None):
+            self.saves += 1
+
     holder = types.SimpleNamespace(callbacks=[Mine()])
     callback_list.UserCallbacks(holder, types.SimpleNamespace(), "ckpt")
     (record,) = caplog.records

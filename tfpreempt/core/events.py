@@ -241,7 +241,7 @@ class FollowingStep:
     trained: int
     workers: int
     values: Mapping[str, str]
-    shared: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    shared: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -603,8 +603,11 @@ def _unused_in_steps(code: _RunningCode) -> set[str]:
     in `if step % 100 == 0:`.
     """
     uses = collections.defaultdict[str, list[int]](list)
+    elsewhere = set[str]()  # other functions may use these variables
     for node in ast.walk(code.tree):
         match node:
+            case ast.Global(names) | ast.Nonlocal(names):
+                elsewhere.update(names)
             case ast.AugAssign(target=ast.Name(name)) | ast.Name(
                 name, ast.Load() | ast.Del()
             ):
@@ -621,7 +624,7 @@ def _unused_in_steps(code: _RunningCode) -> set[str]:
         for line in block:
             if not isinstance(line, ast.Assign):
                 continue
-            for name in _assigned(line) - _variables_in(line.value):
+            for name in _assigned(line) - _variables_in(line.value) - elsewhere:
                 used = uses[name]
                 if used and line.lineno < min(used) and max(used) <= ends[-1]:
                     last = next(end for end in ends if end >= max(used))

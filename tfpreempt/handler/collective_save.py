@@ -605,7 +605,7 @@ class RoundSave:
         due = [
             run
             for run in self.runs
-            if run.has_moved
+            if (run.has_moved if is_periodic else run.has_moved_or_changed)
             or not (is_periodic or not run.is_unconfirmed or is_committed(run))
         ]
         if is_periodic and len(due) == 1:

@@ -267,12 +267,14 @@ class PreemptionCheckpointHandler:
         if step_flag.flag or step_flag.busy or run.steps_made >= run.stop_at:
             # Without `run()` the first boundary may come after the first step.
             self._unsaved.compare_restored()
-            was_between = run.end_of_between()
             if run.steps_made:
                 self._following_step.before_commit(run.step, fn, args, kwargs)
             else:
-                self._following_step.compare(run.step, fn, args, kwargs, was_between)
+                self._following_step.compare(
+                    *(run.step, fn, args, kwargs), is_again=run.may_have_changed
+                )
             self._enter("run()")
+            run.may_have_changed = False
             if run.steps_made in (1, 2) and run.config.save_fn is None:
                 # Check at two calls, because two step functions may alternate, as in a
                 # GAN. With a save_fn there is no check: the contents of its checkpoint
@@ -343,8 +345,8 @@ class PreemptionCheckpointHandler:
             self._session.ready(run, "check_preemption()")
         if step_flag.bare == step_flag.started:
             step_flag.bare += 1  # a step outside of run() is still incomplete
-        run.is_between = True
         self._session.boundary(self._checked)
+        run.may_have_changed = True
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
@@ -361,6 +363,7 @@ class PreemptionCheckpointHandler:
         session, run = self._session, self._run
         session.check_open(run, "watch_preemption_scope()")
         session.start_listening(run)
+        run.may_have_changed = True
         try:
             yield
         except BaseException as error:
@@ -582,7 +585,8 @@ class PreemptionCheckpointHandler:
             self._unsaved.after_call()
         self._unsaved.forget()
         session, run = self._session, self._run
-        run.end_of_between()
+        if run.has_moved_or_changed:
+            run.saved_at = None
         try:
             self._checked()
             training_end.close(session, run, timeout)

@@ -65,8 +65,8 @@ LOGS_EVERY = 60.0
 """Minimum time in seconds between two log lines about periodic commits of a process."""
 
 _COMPLETE = (
-    ". The previous run ended at this step. Steps are trained only if the loop of this "
-    "program makes some"
+    ". The previous run ended at this step. No step follows, unless the program now "
+    "trains longer, or has left its loop by break"
 )
 
 log = logging.getLogger(__name__)
@@ -113,11 +113,11 @@ class Run:
             if no notice has raised the flag; -1 if no step may follow.
         base: number of steps in the restored commit.
         saved_at: value of `steps_made` at the newest save, even if the save failed.
-        is_between: whether the program has called `save()` or `check_preemption()`
-            since the newest step. After the call, the program may have changed its
-            state.
             None if the state has changed since without a step, or if the round of the
             save made no commit. Equal on every worker.
+        may_have_changed: whether the program may have changed its state since the
+            newest save without a step: `save()` or `check_preemption()` has returned,
+            or a watch scope has begun. Equal on every worker.
         is_resumed: whether the run was restored from a commit of unfinished training,
             and has saved nothing since. Training may then end without another step, and
             needs a final commit.
@@ -148,7 +148,7 @@ class Run:
     stop_at: int = 0
     base: int = dataclasses.field(init=False)
     saved_at: int | None = 0
-    is_between: bool = False
+    may_have_changed: bool = False
     is_resumed: bool = False
     left_at: int | None = None
     is_unconfirmed: bool = False
@@ -218,17 +218,16 @@ class Run:
         """
         return self.steps_made != self.saved_at
 
-    def end_of_between(self) -> bool:
-        """Called before a step or before `close()`. The next save then includes the
-        changes since `save()` or `check_preemption()`.
+    @property
+    def has_moved_or_changed(self) -> bool:
+        """Whether the state may have changed since the newest save, also without a
+        step.
 
-        Returns:
-            Whether one of these methods was called since the newest step.
+        Changes in front of the first step of the process do not count: a restart
+        executes this code again, and a commit would lack the variables that the first
+        step creates.
         """
-        was_between, self.is_between = self.is_between, False
-        if was_between:
-            self.saved_at = None
-        return was_between
+        return self.has_moved or (self.may_have_changed and self.steps_made > 0)
 
     @property
     def saves_async(self) -> bool:
@@ -451,7 +450,7 @@ class Run:
         if self.snapshots is not None:
             self.snapshots.give_up()
         self.saved_at = self.steps_made
-        self.is_resumed = False
+        self.may_have_changed = self.is_resumed = False
         if self.counter is not None:
             self.counter.assign(self.step)
         self.source.contents.warn_of_unrestored()

@@ -541,13 +541,13 @@ class Session:
                 "of the callback, or call save_all_states() before or after the fit."
             )
         self.ready(run, "save()")
-        run.is_between = True
         is_async = not wait and run.saves_async
         try:
             commit = self.saves.save(run, "save", is_async=is_async)
         except VetoError as error:
             log.warning("the state was not saved: %s", error)
             return None
+        run.may_have_changed = True
         if commit is None or not os.path.isdir(commit.path):
             return run.directory.path
         return commit.path
@@ -682,9 +682,6 @@ class Session:
             if run.directory.mirror is not None:
                 run.directory.mirror.shorten_waits()
             run.record(notice)
-        boundary = "next step, batch of a validation, or check_preemption()"
-        if not self.step_flag.started:
-            boundary += " (no step has started yet)"
         grace = notice.grace_seconds
         unknown = (
             "unknown (pass termination_config=TerminationConfig(grace_period=...))"
@@ -695,7 +692,8 @@ class Session:
             f"{grace:g} s" if grace else unknown,
             "when the current step finishes"
             if self.step_flag.busy
-            else f"at the {boundary}",
+            else "at the next boundary: a step, a batch of a validation, or "
+            "check_preemption()",
         )
         # Once for many signals: a search takes long, and delays the deadline's alarm.
         if notice.received_at - before >= DIES_WITHIN:

@@ -39,8 +39,6 @@ class JsonState(State):
             tuple.
     """
 
-    _is_comparable = True
-
     def __init__(
         self,
         name: str,
@@ -118,8 +116,6 @@ class StepCounter(State):
             value is saved, and restored on every worker.
         registry: registry of States; None does not register the State.
     """
-
-    _is_comparable = True
 
     def __init__(
         self,
@@ -200,8 +196,6 @@ class ArrayDictState(State):
             (bfloat16), a save raises SaveError, because they could not be restored
             exactly.
     """
-
-    _is_comparable = True
 
     def __init__(
         self,

@@ -468,9 +468,13 @@ def _is_staged(path: str) -> bool:
     Another user who may rename a directory of this user, but not delete its files,
     could give it the name of the directory for staged saves.
     """
-    return file_reading.is_real_dir(path) and all(
-        map(_STAGED.fullmatch, file_reading.names(path))
-    )
+    if not file_reading.is_real_dir(path):
+        return False
+    try:
+        return all(map(_STAGED.fullmatch, file_reading.names(path)))
+    except OSError as error:  # a directory of another user
+        _log.warning(LEFT_BEHIND, path, error)
+        return False
 
 
 def is_uncommitted(entry: Entry) -> bool:

@@ -14,20 +14,19 @@ value, such as the position in its own data, would not continue with this value.
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import logging
 import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 
-from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import State, StateRegistry
 from tfpreempt.checkpoint.state.unsaved_state_check import (
+    mark_of_contents,
     raw_bytes,
     sample_of,
     sample_of_array,
@@ -37,7 +36,6 @@ from tfpreempt.core import frameworks, object_graph
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Event, FollowingStep
 from tfpreempt.core.reachable_values import reachable
-from tfpreempt.storage.checksum import ChecksumWriter
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +65,8 @@ _SHARED = (
 _SAVED_OUTSIDE = ("preemption", "periodic", "save")
 _SKIPPED = (
     "the restored commit was made after step %d, outside of run(): by save() or "
-    "check_preemption(), or after the loop. This process continues with the next step, "
+    "check_preemption(), at the end of a watch scope, or after the loop. This process "
+    "continues with the next step, "
     "so the program's code between that call and the next run() is not executed again. "
     "Make changes before save(), evaluate at the beginning of the loop body, and test "
     "there whether training is over (docs/loops.md)."
@@ -144,15 +143,12 @@ class FollowingStepCheck:
             args: positional arguments of the step.
             kwargs: keyword arguments of the step.
         """
-        shared = self._shared_values()
         self._record(
             FollowingStep(
                 trained=trained,
                 workers=self._cluster.num_workers,
                 values=_values_of_call(function, args, kwargs),
-                # Without the values that this worker has never changed: often only the
-                # chief changes a value, such as a list of losses.
-                shared=dict(shared.items() - self._at_start.items()),
+                shared=self._other_values(self._shared_values()),
             )
         )
 
@@ -162,7 +158,8 @@ class FollowingStepCheck:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        was_between: bool = False,
+        *,
+        is_again: bool = False,
     ) -> None:
         """Logs a warning if the first step of this process gets other values than the
         step that followed the restored commit, or if the code between the commit and
@@ -173,19 +170,18 @@ class FollowingStepCheck:
             function: the step function.
             args: positional arguments of the step.
             kwargs: keyword arguments of the step.
-            was_between: whether this process has called `save()` or
-                `check_preemption()` before its first step: the loop begins with the
-                code that follows a step.
+            is_again: whether this process executes the code that followed the commit:
+                the process has called `save()` or `check_preemption()`, or has entered
+                a watch scope, before its first step.
         """
         if self._is_compared or trained != self._trained:
             return
         self._is_compared = True
-        is_skipped = self._recorded is None and self._records and not was_between
-        if is_skipped and self._because in _SAVED_OUTSIDE:
+        is_skipped = self._recorded is None and self._records and not is_again
+        if is_skipped and self._because in _SAVED_OUTSIDE and self._cluster.is_chief:
             _log.warning(_SKIPPED, trained)
         recorded = self._recorded or {}
-        shared = dict(recorded.get("shared") or {})
-        if others := dict(shared.items() - self._at_start.items()):
+        if others := self._other_values(recorded.get("shared") or {}):
             _log.warning(_SHARED, shortened(sorted(others)))
         if before := recorded.get("values"):
             now = _values_of_call(function, args, kwargs)
@@ -198,18 +194,36 @@ class FollowingStepCheck:
             elif changed:
                 _log.warning(_OTHER, shortened(changed))
 
-    def _shared_values(self) -> dict[str, str]:
-        """Returns a fingerprint of this worker's value of each State that only the
-        chief saves, by the name of the State. Empty on the chief."""
-        found: dict[str, str] = {}
-        for state in () if self._cluster.is_chief else self._registry.in_order():
-            # The chief alone calls `save` of a class of the program.
-            if vars(type(state)).get("_is_comparable") and not state.per_worker:
-                file = ChecksumWriter()
-                with contextlib.suppress(errors.SaveError):
-                    state.save(cast(IO[bytes], file))
-                    found[state.name] = f"{file.crc32c:08x}"
-        return found
+    def _shared_values(self) -> dict[str, int]:
+        """Returns a fingerprint of this worker's value of each ready-made State that
+        only the chief saves, by the name of the State. Empty on the chief."""
+        if self._cluster.is_chief:
+            return {}
+        try:
+            states = self._registry.in_order()
+            marks = {
+                each.name: mark_of_contents(each)
+                for each in states
+                if not each.per_worker
+            }
+        except Exception as error:  # noqa: BLE001 - from an object of the user
+            _log.debug("the values of the States cannot be compared", exc_info=error)
+            return {}
+        return {name: mark for name, mark in marks.items() if mark is not None}
+
+    def _other_values(self, values: Mapping[str, int]) -> dict[str, int]:
+        """Returns the values that differ from those after the restore.
+
+        A commit thus records the values that this worker has changed: often only the
+        chief changes a value, such as a list of losses. Leaves out States that did not
+        exist at the restore.
+        """
+        before = self._at_start
+        return {
+            name: mark
+            for name, mark in values.items()
+            if name in before and before[name] != mark
+        }
 
 
 def _values_of_call(

@@ -146,8 +146,6 @@ class State(metaclass=_Complete):
 
     _is_reserved = False  # True in tfpreempt's own States: allows RESERVED names
     _is_optional = False  # True: no warning is logged if a commit lacks the State
-    # True: `save` may be called on any worker, and equal values give equal bytes.
-    _is_comparable = False
 
     def __init__(
         self,

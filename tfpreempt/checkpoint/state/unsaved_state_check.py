@@ -292,6 +292,7 @@ class UnsavedStateCheck:
     _restored: dict[str, list[Any]] = dataclasses.field(
         default_factory=dict, init=False
     )
+    _with_states: bool = dataclasses.field(default=False, init=False)
 
     def watch_restored(self, *, with_states: bool) -> None:
         """Records the variables that the start has restored, for `compare_restored`.
@@ -306,6 +307,7 @@ class UnsavedStateCheck:
             with_states: whether the commit was made at the beginning of a `run()`.
         """
         with self._errors_logged():
+            self._with_states = with_states
             self._restored = self._marks_of_variables(with_states)
 
     def compare_restored(self) -> None:
@@ -315,7 +317,7 @@ class UnsavedStateCheck:
         if not restored:
             return
         with self._errors_logged():
-            now = self._marks_of_variables(with_states=True)
+            now = self._marks_of_variables(self._with_states)
             changed = [path for path in restored if restored[path] != now.get(path)]
             if changed:
                 _log.warning(_RESTORED, shortened(changed))
@@ -323,23 +325,22 @@ class UnsavedStateCheck:
     def _marks_of_variables(self, with_states: bool) -> dict[str, Any]:
         found = collections.defaultdict[str, list[Any]](list)
         for state in self.registry.in_order() if with_states else ():
-            is_ready_made = not object_graph.is_user_code(type(state))
-            for key, each in object_graph.attributes(state).items():
+            found[state.name].append(mark_of_contents(state))
+            for each in object_graph.attributes(state).values():
                 if isinstance(each, GENERATORS):
                     found[state.name].append(repr(mark_of_generator(each)))
                 elif isinstance(each, Iterator):
                     found[state.name].append(each)
-                elif is_ready_made and key in _CONTENTS:
-                    found[state.name].append(_mark_of_plain(each))
         for each in _adapters():
             variables = each.named_variables(self.checkpoint, with_states=with_states)
             for path, variable in variables:
                 # Of an iterator, the object is recorded, so that the object exists as
                 # long as the record, and no other object has its id().
-                sample = each.sample(variable, _FEW)
-                is_iterator = isinstance(variable, Iterator)
-                mark = "" if sample is None else repr(sample.tolist())
-                found[path].append(variable if is_iterator else mark)
+                if isinstance(variable, Iterator):
+                    found[path].append(variable)
+                else:
+                    sample = each.sample(variable, _FEW)
+                    found[path].append("" if sample is None else repr(sample.tolist()))
         return dict(found)
 
     def before_call(
@@ -941,6 +942,16 @@ def _is_scalar(thing: Any) -> bool:
     """Returns whether a value is a number or text: many locations may refer to the same
     number, so its id() does not identify a location."""
     return isinstance(thing, SCALARS)
+
+
+def mark_of_contents(state: State) -> int | None:
+    """Returns a fingerprint of the values in a ready-made State; None for other States
+    and for values such as JAX arrays."""
+    if object_graph.is_user_code(type(state)):
+        return None
+    attributes = object_graph.attributes(state)
+    found = [attributes[key] for key in _CONTENTS if key in attributes]
+    return _mark_of_plain(found) if found else None
 
 
 def _mark_of_plain(value: Any) -> int | None:

@@ -134,16 +134,18 @@ class WorkerVariablesState(State):
     """Saves small variables on workers other than the chief, because a program may set
     them to other values on each worker.
 
-    TensorFlow's own files have the chief's values. Without this State, the other
-    workers would resume with the chief's values, for example:
+    TensorFlow's own files have the chief's values, with which the other workers would
+    resume. This State saves the worker's own values of
 
-    - variables outside of a strategy, of up to 1 MiB: a count of the worker's own
-      samples, or a `tf.random.Generator` that is seeded with the number of the worker.
-      Larger variables are usually models, equal on all workers.
-    - variables of a strategy with one number: a learning rate that each worker lowers
-      by its own loss. Weights differ as a consequence, so `_MOST_WEIGHTS` small weights
-      are saved and compared, too. A warning is logged if the weights differ, because
-      the same may be true of other weights.
+    - variables outside of a strategy, of up to 1 MiB each: for example a count of the
+      worker's own samples, or a `tf.random.Generator` that is seeded with the number of
+      the worker. Larger variables are usually models, equal on all workers.
+    - scalar variables of a strategy, such as a learning rate that each worker lowers by
+      its own loss.
+
+    Also saves `_MOST_WEIGHTS` small weights, which a restart only compares. A warning
+    is logged if the weights differ: then other weights may differ, too, and all weights
+    have the chief's values.
     """
 
     _is_reserved = True
@@ -163,14 +165,14 @@ class WorkerVariablesState(State):
         for path, variable in self._variables():
             if path not in saved:
                 continue
-            is_weight = distributed(variable) is not None and _is_weight(variable)
-            if is_weight and not _has(variable, saved[path]):
+            if distributed(variable) is None or not _is_weight(variable):
+                _assign(variable, saved[path])
+            elif _differs(variable, saved[path]):
                 differing.append(path)
-            _assign(variable, saved[path])
         if differing:
             _log.warning(
                 "weights had other values on this worker than on worker 0 in the "
-                "interrupted run: %s. Other weights now have the values of worker 0 on "
+                "interrupted run: %s. All weights now have the values of worker 0 on "
                 "all workers, so training may differ from a run without the restart. "
                 "Weights differ if the program changes weights, or sets a learning "
                 "rate, on some workers only.",
@@ -193,10 +195,8 @@ class WorkerVariablesState(State):
                 most = _LOCAL_BYTES
             elif id(inner) in other:
                 continue
-            elif (
-                weights < _MOST_WEIGHTS
-                if _is_weight(variable)
-                else _is_number(variable)
+            elif not variable.shape.rank or (
+                _is_weight(variable) and weights < _MOST_WEIGHTS
             ):
                 most = _STRATEGY_BYTES
             if parts and most and _is_small(parts[0], most):
@@ -206,10 +206,6 @@ class WorkerVariablesState(State):
 
 def _is_weight(variable: Any) -> bool:
     return bool(variable.trainable and variable.shape.rank)
-
-
-def _is_number(variable: Any) -> bool:
-    return bool(variable.shape.rank == 0)
 
 
 def _is_small(part: Any, most: int) -> bool:
@@ -239,10 +235,13 @@ def _write(fileobj: IO[bytes], variables: Iterable[tuple[str, Any]]) -> None:
     write_parts(fileobj, header, parts)
 
 
-def _has(variable: Any, arrays: Arrays) -> bool:
-    """Returns whether the replicas of a variable on this worker have values."""
-    now = [part.numpy().tobytes() for part in local_parts(variable)]
-    return now == [array.tobytes() for array in arrays]
+def _differs(variable: Any, arrays: Arrays) -> bool:
+    """Returns whether a variable has the shapes of the values on the replicas of this
+    worker, but not the values."""
+    now = [part.numpy() for part in local_parts(variable)]
+    if [each.shape for each in now] != [each.shape for each in arrays]:
+        return False
+    return [each.tobytes() for each in now] != [each.tobytes() for each in arrays]
 
 
 def _assign(variable: Any, arrays: Arrays) -> bool:

@@ -560,7 +560,9 @@ def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
         id(variable)
         for _, owner in objects
         for name in _OF_REPLICAS
-        for variable in getattr(owner, "__dict__", {}).get(name, ())
+        for found in [getattr(owner, "__dict__", {}).get(name)]
+        if isinstance(found, list | tuple)
+        for variable in found
     }
     attached.differing = [
         (path, variable)

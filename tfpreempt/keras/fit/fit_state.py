@@ -351,8 +351,8 @@ class FitState:
         if own is not None:
             self.attributes.restore(own["attributes"])
         self._fit.settle()
-        states = shared | (own or {})
-        callback_state.restore(self._callbacks, states[_CALLBACKS], extends=extends)
+        state = (own or {}).get(_CALLBACKS, shared[_CALLBACKS])
+        callback_state.restore(self._callbacks, state, extends=extends)
         if own is not None:
             callback_state.restore_files(self._callbacks, own["files"], extends=extends)
 

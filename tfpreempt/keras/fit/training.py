@@ -682,7 +682,6 @@ class Training:
         return self._state.hold(self._progress("validation"))
 
     def _take_shared(self) -> Taken:
-        self._others.name_unsaved()
         if (moment := self._epoch_end.moment) is not None:
             return moment.shared
         match self._phase:
@@ -702,6 +701,7 @@ class Training:
         own = self._state.own.loaded
         if self._plan.beginning is FitPhase.RESTORE and own is not None:
             return own
+        self._others.name_unsaved()  # each worker may have callbacks of its own
         is_at_end = self._phase is FitPhase.TRAINED
         taken = self._steps.before_epoch + self._steps.batches
         position = self._data.position(taken, is_at_end=is_at_end)
