@@ -258,3 +258,14 @@ def test_values_of_each_worker_and_of_classes_of_the_program_are_not_compared() 
     arrays.arrays["x"] += 1
     check.before_commit(3, print, (), {})
     assert set(journal.records[0]["shared"]) == {"arrays", "step"}
+
+
+@pytest.mark.parametrize("damage", [{"values": 5}, {"shared": ["cursor"]}, {}])
+def test_a_damaged_record_is_not_compared(
+    damage: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal()
+    journal.start(0).before_commit(7, print, (BATCHES[3],), {})
+    journal.records[0] |= damage
+    journal.start(7).compare(7, print, (BATCHES[0],), {})
+    assert (OTHER in caplog.text) == (not damage)

@@ -115,11 +115,13 @@ class FollowingStepCheck:
     @functools.cached_property
     def _recorded(self) -> Mapping[str, Any] | None:
         """The newest record of the boundary at which the restored commit was made;
-        empty if another number of workers trained."""
+        empty if another number of workers trained, or if the record is damaged."""
         for each in reversed(self._records):
             if each.get("trained") == self._trained:
-                is_comparable = each.get("workers") == self._cluster.num_workers
-                return each if is_comparable else {}
+                values = each.get("values"), each.get("shared", {})
+                is_intact = all(isinstance(one, Mapping) for one in values)
+                is_same = each.get("workers") == self._cluster.num_workers
+                return each if is_intact and is_same else {}
         return None
 
     @property
