@@ -261,7 +261,7 @@ def test_values_of_each_worker_and_of_classes_of_the_program_are_not_compared() 
 
 
 @pytest.mark.parametrize("damage", [{"values": 5}, {"shared": ["cursor"]}, {}])
-def test_a_damaged_record_is_not_compared(
+def test_a_corrupt_record_is_not_compared(
     damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = Journal()

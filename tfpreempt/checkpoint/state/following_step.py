@@ -115,7 +115,7 @@ class FollowingStepCheck:
     @functools.cached_property
     def _recorded(self) -> Mapping[str, Any] | None:
         """The newest record of the boundary at which the restored commit was made;
-        empty if another number of workers trained, or if the record is damaged."""
+        empty if another number of workers trained, or if the record is corrupt."""
         for each in reversed(self._records):
             if each.get("trained") == self._trained:
                 values = each.get("values"), each.get("shared", {})
