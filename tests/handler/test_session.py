@@ -92,7 +92,7 @@ class FakeSave(StagedSave):
 class FakeRun:
     """A run that saves nothing, and records its calls."""
 
-    has_moved = has_moved_or_changed = True
+    has_moved = True
     amid = ""
     step = 0
     is_closed = False
@@ -103,6 +103,10 @@ class FakeRun:
     before_save = staticmethod(lambda: None)
     source = SimpleNamespace(contents=SimpleNamespace(unrestored_variables=lambda: ()))
     cluster = LOCAL
+
+    @property
+    def has_moved_or_changed(self) -> bool:
+        return self.has_moved
 
     def __init__(self, token: str = "token") -> None:
         self.calls: list[str] = []

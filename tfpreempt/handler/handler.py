@@ -585,8 +585,6 @@ class PreemptionCheckpointHandler:
             self._unsaved.after_call()
         self._unsaved.forget()
         session, run = self._session, self._run
-        if run.has_moved_or_changed:
-            run.saved_at = None
         try:
             self._checked()
             training_end.close(session, run, timeout)

@@ -329,7 +329,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
             "this program did not create, so no further commit is made. Changes of "
             "named States since the commit are not saved"
         )
-    elif run.has_moved or run.is_resumed or came_to_nothing:
+    elif run.has_moved_or_changed or run.is_resumed or came_to_nothing:
         try:
             session.saves.save(run, "finished")
         except Exception as error:  # noqa: BLE001 - e.g. of a State; raised later

@@ -66,10 +66,10 @@ _SAVED_OUTSIDE = ("preemption", "periodic", "save")
 _SKIPPED = (
     "the restored commit was made after step %d, outside of run(): by save() or "
     "check_preemption(), at the end of a watch scope, or after the loop. This process "
-    "continues with the next step, "
-    "so the program's code between that call and the next run() is not executed again. "
-    "Make changes before save(), evaluate at the beginning of the loop body, and test "
-    "there whether training is over (docs/loops.md)."
+    "continues with the next step, so the program's code between that call and the "
+    "next run() is not executed again. Make changes before save(), evaluate at the "
+    "beginning of the loop body, and test there whether training is over "
+    "(docs/loops.md)."
 )
 
 

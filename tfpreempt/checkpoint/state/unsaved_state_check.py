@@ -957,13 +957,12 @@ def mark_of_contents(state: State) -> int | None:
 def _mark_of_plain(value: Any) -> int | None:
     """Returns a fingerprint of numbers, texts and NumPy arrays, also in containers;
     None for other values."""
-    marks = [
-        mark_of_array(each) if isinstance(each, np.ndarray) else each
-        for each in object_graph.leaves(value)
-        if isinstance(each, (*SCALARS, np.ndarray))
-    ]
-    is_plain = len(marks) == len(list(object_graph.leaves(value)))
-    return zlib.crc32(repr(marks).encode()) if is_plain else None
+    marks = list[Any]()
+    for each in object_graph.leaves(value):
+        if not isinstance(each, (*SCALARS, np.ndarray)):
+            return None
+        marks.append(mark_of_array(each) if isinstance(each, np.ndarray) else each)
+    return zlib.crc32(repr(marks).encode())
 
 
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:

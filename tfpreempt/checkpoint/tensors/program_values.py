@@ -262,8 +262,11 @@ def named_variables(checkpoint: Any, *, with_states: bool) -> Iterator[tuple[str
             id(part): (path, part)
             for path, each in attach(checkpoint).tracked()[0]
             if path not in COUNTERS
-            for is_data in [with_states and isinstance(each, Iterator)]
-            for part in ((each,) if is_data else local_parts(each))
+            for part in (
+                (each,)
+                if with_states and isinstance(each, Iterator)
+                else local_parts(each)
+            )
         }
         yield from found.values()
 

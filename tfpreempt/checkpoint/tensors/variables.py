@@ -560,8 +560,7 @@ def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
         id(variable)
         for _, owner in objects
         for name in _OF_REPLICAS
-        for found in [getattr(owner, "__dict__", {}).get(name)]
-        if isinstance(found, list | tuple)
+        if isinstance(found := getattr(owner, "__dict__", {}).get(name), list | tuple)
         for variable in found
     }
     attached.differing = [
