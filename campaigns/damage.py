@@ -325,7 +325,7 @@ class Form:
     is_foreign: bool = False
 
     def write(self, directory: Path) -> None:
-        """Writes a commit of each step."""
+        """Writes one commit of each step; close() writes the last commit."""
         with self._process() as program:
             if self.is_foreign:
                 manager = program.manager(directory)
@@ -337,7 +337,8 @@ class Form:
                 for step in STEPS:
                     program.assign(step)
                     handler.run(int)
-                    handler.save()
+                    if step != STEPS[-1]:
+                        handler.save()
         if not self.has_disk:
             shutil.rmtree(directory / DISK)
 
