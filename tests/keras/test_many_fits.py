@@ -259,6 +259,51 @@ def test_a_complete_fit_whose_data_differ_in_each_start_is_restored(
 
 
 @LINES
+def test_a_program_with_another_learning_rate_gets_a_warning(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each restart restores the saved rate, which a callback may have changed."""
+    starts = iter([0.25, 0.5, 0.5])
+    rates, warned = [], []
+
+    def read(batch: int, logs: Any = None) -> None:
+        rates.append(float(model.optimizer.learning_rate))
+
+    def program() -> Any:
+        nonlocal model
+        warned.append("sets the learning rate 0.5; 0.25 was set" in caplog.text)
+        caplog.clear()
+        model = on.model(optimizer=on.keras.optimizers.SGD(next(starts)))
+        return on.fit(model, on.callback(on_train_batch_end=read))
+
+    model: Any = None
+    on.run(program, ("begin", 0, 1), ("begin", 1, 1))
+    assert [*warned[1:], "the learning rate 0.5" in caplog.text] == [False, True, True]
+    assert set(rates) == {0.25}
+
+
+@LINES
+def test_a_learning_rate_that_a_callback_changes_gets_no_warning(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if a later fit of the program begins with the changed rate."""
+
+    def halve(epoch: int, logs: Any = None) -> None:
+        rate = model.optimizer.learning_rate
+        rate.assign(rate * 0.5)
+
+    def program() -> Any:
+        nonlocal model
+        model = on.model()
+        for _ in range(2):
+            on.fit(model, on.callback(on_epoch_begin=halve))
+
+    model: Any = None
+    on.run(program, ("begin", 1, 1), ("begin", 0, 1), ("begin", 1, 1))
+    assert "sets the learning rate" not in caplog.text
+
+
+@LINES
 def test_arrays_that_a_program_changes_in_place_are_compared_as_they_were_saved(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:

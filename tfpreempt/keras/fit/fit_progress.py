@@ -46,7 +46,8 @@ class Progress:
             `made_of`.
         made_of: result of `made_of`: facts about the fit that a restart must not
             change. Also "varies": whether the training arrays had other values after an
-            earlier restart.
+            earlier restart, and "learning_rate": result of `learning_rate` when the fit
+            began from scratch.
         metrics: number of variables of the model's metrics. A restart needs the number,
             because some variables are made by a validation only.
     """
@@ -123,6 +124,17 @@ def made_of(
         "initial_epoch": fit.arguments["initial_epoch"],
         "epochs": fit.arguments["epochs"],
     }
+
+
+def learning_rate(optimizer: Any) -> str | None:
+    """Returns the constant learning rate of an optimizer, as text; None for a schedule
+    and for an optimizer that does not tell its settings."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # loss scaling
+    try:
+        rate = optimizer.get_config().get("learning_rate")
+    except Exception:  # noqa: BLE001 - a method of the program, which may not exist
+        return None
+    return f"{float(rate):.6g}" if isinstance(rate, numbers.Real) else None
 
 
 _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4

@@ -34,7 +34,12 @@ from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import unsaved_state
-from tfpreempt.keras.fit.fit_progress import Progress, check_same, made_of
+from tfpreempt.keras.fit.fit_progress import (
+    Progress,
+    check_same,
+    learning_rate,
+    made_of,
+)
 from tfpreempt.keras.fit.other_backend import KEYS, OtherBackend
 from tfpreempt.keras.fit.python_attributes import Attributes
 from tfpreempt.keras.fit_protocol import Fit, HeldValues, WorkerVariable
@@ -134,6 +139,7 @@ class FitState:
             the arrays.
         varies: whether the training arrays had other values in an earlier run of the
             program.
+        learning_rate: result of `fit_progress.learning_rate` when the fit began.
         is_chief: whether this is worker 0, whose callbacks are in `shared`.
         other: the commit to restore, if the other backend of Keras 3 has written it.
     """
@@ -156,6 +162,7 @@ class FitState:
         self.other: OtherBackend | None = None
         self.has_own_arrays = False
         self.varies = False
+        self.learning_rate = learning_rate(fit.optimizer)
         self.is_chief = True
         self.attributes = Attributes(fit.model)
         self.variables = fit.make_variables()
@@ -200,6 +207,7 @@ class FitState:
         found = made_of(
             self._fit, is_built=is_built, compares_values=self.has_own_arrays
         )
+        found["learning_rate"] = self.learning_rate
         return found | ({"varies": True} if self.varies else {})
 
     # --- what a save takes -----------------------------------------------------------

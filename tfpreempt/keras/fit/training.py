@@ -232,6 +232,7 @@ class Training:
                 )
             if now["values"] is not None:
                 self._check_values(now)
+            self._check_learning_rate(now)
             self._steps.epoch = saved.epoch - (saved.phase == "complete")
             if self._state.own.part is not None and trains:
                 dataset = self._data.dataset.dataset
@@ -295,6 +296,27 @@ class Training:
         if problem:
             self._state.varies = True
             log.warning("%s.", problem)
+
+    def _check_learning_rate(self, now: Mapping[str, Any]) -> None:
+        """Logs a warning if the program was changed to set another learning rate.
+
+        The rate of the commit is restored, because callbacks may have changed the rate.
+
+        Args:
+            now: facts about this fit.
+        """
+        before, here = self._saved.made_of.get("learning_rate"), now["learning_rate"]
+        # A program of several fits may get here without the changes of a skipped fit.
+        is_first = self._plan.number == 1
+        if is_first and None not in (before, here) and before != here:
+            log.warning(
+                "this program sets the learning rate %s; %s was set when this fit "
+                "began. The fit continues with the learning rate of the checkpoint. "
+                "To train with another rate, pass a LearningRateScheduler to fit.",
+                here,
+                before,
+            )
+        self._state.learning_rate = before or here
 
     # --- steps -----------------------------------------------------------------------
 
