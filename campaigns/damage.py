@@ -624,7 +624,8 @@ def left(form: Form, before: Files, after: Files) -> Left:
         if form.is_foreign and has_hidden(names, before, after):
             found.hidden.add(step)
         is_seen = has_marker or (is_told and not names.isdisjoint(after))
-        if is_seen and not passes_for_deleted(names, before, after):
+        is_other = form.is_foreign and has_files_of_another(step, names, before, after)
+        if is_seen and not is_other and not passes_for_deleted(names, before, after):
             found.known.add(step)
             if not place.startswith(MEMORY):
                 found.durable.add(step)
@@ -672,6 +673,23 @@ def passes_for_deleted(names: set[str], before: Files, after: Files) -> bool:
     place = every.index(mine[0])
     has_newer = any(each in after for each in every[place + 1 :])
     return has_newer and not any(each in after for each in every[:place])
+
+
+def has_files_of_another(
+    step: int, names: set[str], before: Files, after: Files
+) -> bool:
+    """Returns whether all files of a checkpoint are those of another step.
+
+    TensorFlow's files do not contain their step, so such a checkpoint is intact.
+    """
+    others = (f"ckpt-{other}" for other in STEPS if other != step)
+    return any(
+        all(
+            after.get(name) == before[name.replace(f"ckpt-{step}", other)]
+            for name in names
+        )
+        for other in others
+    )
 
 
 def is_listed(place: str, before: Files, after: Files) -> bool:
@@ -864,7 +882,7 @@ CAMPAIGN = Campaign(
         "swapped, the start was refused as if the mirror could not be read. Fixed "
         "(`checkpoint/test_restore.py`, `checkpoint/test_store_lease.py`).",
     ),
-    again=((1939109493, 22), (202611291, 1176), (202611293, 2702)),
+    again=((1939109493, 22), (202611291, 1176), (202611293, 2702), (202611297, 2942)),
     labels={
         "damages": "damages to files",
         "form": "form of the checkpoint",
