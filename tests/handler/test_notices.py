@@ -322,6 +322,14 @@ def test_the_end_of_a_scope_is_a_boundary(program: Program) -> None:
     handler.close()
 
 
+def test_a_scope_without_counted_steps_is_saved_by_close(program: Program) -> None:
+    with program.handler() as handler, handler.watch_preemption_scope():
+        program.step()
+    again = Program(program.directory)
+    with again.handler():
+        assert again.variable.numpy().tolist() == [2.0, 3.0]
+
+
 def test_tensorflows_own_config(program: Program) -> None:
     """A.5: its watcher function and its exit function are used."""
     told = threading.Event()

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import keras
 import pytest
@@ -20,6 +20,7 @@ from tests.handler.program import LIMIT, Program, is_told, wait_until
 from tfpreempt import State, errors
 from tfpreempt.handler import current_session
 from tfpreempt.handler.exit import describe
+from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.handler.training_end import close_unfinished
 from tfpreempt.states import JsonState
 
@@ -248,7 +249,7 @@ def test_an_end_without_a_step_keeps_variables_of_the_first_step(
 
     train(6, is_preempted=True)
     train(6)
-    assert "no further commit is made" in caplog.text
+    assert "so the restored commit is kept" in caplog.text
     resumed = train(10)
     shutil.rmtree(program.directory)
     assert resumed == train(10)
@@ -271,7 +272,7 @@ def test_a_step_that_creates_missing_variables_is_a_step(
     with again.handler() as handler:
         handler.run(step)
         handler.save()
-    assert "no further commit is made" not in caplog.text
+    assert "so the restored commit is kept" not in caplog.text
     assert again.checkpoint.late.numpy() == 3.0
 
 
@@ -354,6 +355,40 @@ def test_unrestored_variables_are_named_before_the_next_save(
         caplog.text.count("this program does not have, so they were not restored (1)")
         == 1
     )
+
+
+@pytest.mark.parametrize("where", ["run", "check_preemption"])
+def test_a_notice_before_the_first_step_keeps_the_variables_of_the_optimizer(
+    program: Program, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """A commit before the first step would lack the moments, which the step creates."""
+    optimizer: Any = None
+
+    def handler(program: Program) -> PreemptionCheckpointHandler:
+        nonlocal optimizer
+        optimizer = keras.optimizers.Adam(0.1)
+        program.checkpoint.optimizer = optimizer
+        return program.handler(config={"exit_fn": None})
+
+    first = handler(program)
+    first.run(optimizer.apply, [tf.ones([2])], [program.variable])
+    moment = optimizer.variables[2].numpy().tolist()
+    program.button.press()
+    with pytest.raises(SystemExit):
+        first.check_preemption()
+    for _ in range(2):
+        program = Program(program.directory)
+        again = handler(program)
+        program.button.press()
+        with pytest.raises(SystemExit):
+            again.run(int) if where == "run" else again.check_preemption()
+    assert "so the restored commit is kept" in caplog.text
+    assert "this program does not have" not in caplog.text
+    assert [each["step"] for each in program.events("commit")] == [1]
+    program = Program(program.directory)
+    with handler(program):
+        optimizer.build([program.variable])
+        assert optimizer.variables[2].numpy().tolist() == moment
 
 
 def test_variables_restored_by_alternating_steps_are_not_named(

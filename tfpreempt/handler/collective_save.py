@@ -35,7 +35,13 @@ from tfpreempt.core.error_causes import describe_loss
 from tfpreempt.core.events import BadStep, Commit, Fault
 from tfpreempt.errors import BadStepsError, CollectiveReadError, SaveError
 from tfpreempt.handler.exit import defer_sigint
-from tfpreempt.handler.run import Run, Runs, record_bad_step
+from tfpreempt.handler.run import (
+    KEEPS_RESTORED,
+    Run,
+    Runs,
+    record_bad_step,
+    unrestored,
+)
 from tfpreempt.handler.snapshots import TRIES, Snapshots, SnapshotTiming
 
 log = logging.getLogger(__name__)
@@ -614,6 +620,11 @@ class RoundSave:
                 return self._begin(run, name)
         if not due:
             due = [run for run in self.runs if not is_committed(run)]
+        # Without a commit on disk, an incomplete commit is better than none.
+        keeping = [r for r in due if unrestored(r) and r.start.tier != "memory"]
+        if keeping:
+            log.warning(KEEPS_RESTORED)
+            due = [run for run in due if run not in keeping]
         self._due = due
         for run in due:
             run.is_unconfirmed = False  # the outcome of the round tells every worker

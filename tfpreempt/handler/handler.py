@@ -364,6 +364,7 @@ class PreemptionCheckpointHandler:
         session.check_open(run, "watch_preemption_scope()")
         session.start_listening(run)
         run.may_have_changed = True
+        begins_at = run.steps_made
         try:
             yield
         except BaseException as error:
@@ -377,6 +378,8 @@ class PreemptionCheckpointHandler:
             session.unregister(run)
             return
         if not run.is_closed:
+            if run.steps_made == begins_at:
+                run.saved_at = None  # the scope contained a step without run()
             session.boundary(self._checked)
 
     def pause_hang_detection(self) -> contextlib.AbstractContextManager[None]:

@@ -69,6 +69,13 @@ _COMPLETE = (
     "trains longer, or has left its loop by break"
 )
 
+KEEPS_RESTORED = (
+    "no step was made since the restart, and this program has not created all "
+    "variables of the restored commit, so the restored commit is kept. Changes since "
+    "the restart are not saved"
+)
+"""Log line about a run with `unrestored` values."""
+
 log = logging.getLogger(__name__)
 
 NEVER = 1 << 62
@@ -685,6 +692,15 @@ def record_bad_step(run: Run, found: BadStep, why: str) -> None:
             "no other user can write. Correct the owner, the permissions or the space "
             "on the disk, and start again"
         )
+
+
+def unrestored(run: Run) -> Sequence[str]:
+    """Returns the names of restored values that a save would lose.
+
+    Before the first step of the process, variables may be missing that a first step
+    creates, such as those of an optimizer.
+    """
+    return () if run.steps_made else run.source.contents.unrestored_variables()
 
 
 def next_stop(run: Run, steps: int) -> int:

@@ -30,7 +30,7 @@ from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.errors import BadStepsError, SaveError, UsageError
 from tfpreempt.handler.exit import describe, exit_hard, flush_streams, keep_streams
 from tfpreempt.handler.final_vote import TrainingOutcome
-from tfpreempt.handler.run import Run
+from tfpreempt.handler.run import KEEPS_RESTORED, Run, unrestored
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.single_client import NATIVE_DELAY, connection
 
@@ -312,23 +312,16 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
     came_to_nothing = run.is_unconfirmed and not session.saves.last_save_is_committed(
         run, deadlines.peer_timeout
     )
-    unrestored = () if run.steps_made else run.source.contents.unrestored_variables()
-    if unrestored:
-        # Without a step in this process, variables that a first step creates would be
-        # missing, such as the variables of an optimizer.
+    if missing := unrestored(run):
         if run.start.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
                 "since the restart from a snapshot in memory, which has variables "
-                f"that this program did not create ({unrestored[0]}, "
+                f"that this program did not create ({missing[0]}, "
                 "...). Create the variables before the handler (for example by "
                 "optimizer.build()) and start the program again."
             )
-        log.warning(
-            "no step was made since the restart, and the commit has variables that "
-            "this program did not create, so no further commit is made. Changes of "
-            "named States since the commit are not saved"
-        )
+        log.warning(KEEPS_RESTORED)
     elif run.has_moved_or_changed or run.is_resumed or came_to_nothing:
         try:
             session.saves.save(run, "finished")
