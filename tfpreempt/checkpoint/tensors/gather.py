@@ -34,6 +34,7 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
+from tfpreempt.checkpoint.tensors.iterator_state import replacing
 from tfpreempt.checkpoint.tensors.variables import (
     Attached,
     Graph,
@@ -162,32 +163,11 @@ def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
         is_known = id(each) in known or _is_variable(each) or not _saves_itself(each)
         if not is_known or is_on_read(each) or _has_slots(each):
             return
-    with _without_positions(iterators):
+    # TensorFlow finds the keys of the iterators, but reads no position.
+    empty = {"_STATE": tf.constant("")}
+    with replacing(iterators, "_serialize_to_tensors", lambda: empty):
         gathered = checkpoint._saver._gather_serialized_tensors()
     graph.search = _find(gathered, graph)
-
-
-@contextlib.contextmanager
-def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
-    """Returns a context in which dataset iterators return an empty state instead of
-    their position: TensorFlow finds the keys of the iterators, but reads no position.
-
-    Args:
-        iterators: the dataset iterators of a checkpoint.
-    """
-    name = "_serialize_to_tensors"
-    methods = [vars(each).get(name) for each in iterators]
-    empty = {"_STATE": tf.constant("")}
-    for each in iterators:
-        setattr(each, name, lambda: empty)
-    try:
-        yield
-    finally:
-        for each, method in zip(iterators, methods, strict=True):
-            delattr(each, name)
-            # `keep_seeds` had replaced the iterator's method: put the method back.
-            if method is not None:
-                setattr(each, name, method)
 
 
 def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:

@@ -490,7 +490,29 @@ class IteratorState(State):
 
 
 @contextlib.contextmanager
-def positions_kept(objects: Objects) -> Iterator[None]:
+def replacing(
+    iterators: Sequence[Any], name: str, method: Callable[..., Any]
+) -> Iterator[None]:
+    """Returns a context in which a function replaces a method of dataset iterators.
+
+    Args:
+        iterators: the iterators.
+        name: name of the method.
+        method: the function, which does not get the iterator.
+    """
+    before = [vars(each).get(name) for each in iterators]
+    for each in iterators:
+        setattr(each, name, method)
+    try:
+        yield
+    finally:
+        for each, own in zip(iterators, before, strict=True):
+            delattr(each, name)  # makes the class's method visible again
+            if own is not None:  # `keep_seeds` had replaced the method
+                setattr(each, name, own)
+
+
+def positions_kept(objects: Objects) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which the restore of a checkpoint does not change the
     positions of dataset iterators.
 
@@ -499,7 +521,6 @@ def positions_kept(objects: Objects) -> Iterator[None]:
     Args:
         objects: path and object, from `walk`.
     """
-    name = "_restore_from_tensors"
     shared = {
         id(owned) for each in shared_iterators(objects) for owned in each.host_iterators
     }
@@ -509,13 +530,4 @@ def positions_kept(objects: Objects) -> Iterator[None]:
         if isinstance(obj, private_api.iterator_ops.OwnedIterator)
         and id(obj) not in shared
     ]
-    own = [vars(iterator).get(name) for iterator in kept]
-    for iterator in kept:
-        iterator._restore_from_tensors = lambda restored: []
-    try:
-        yield
-    finally:
-        for iterator, restore in zip(kept, own, strict=True):
-            del iterator._restore_from_tensors  # makes the class's method visible again
-            if restore is not None:  # `keep_seeds` had replaced the method
-                iterator._restore_from_tensors = restore
+    return replacing(kept, "_restore_from_tensors", lambda restored: [])
