@@ -620,7 +620,7 @@ class LargeTensors:
                     and _size(value) >= self.small_bytes
                     and self.is_replicated(_object(owner))
                 )
-                self.found.append(_in_memory(name, value, is_held))
+                self.found.append(_dense(name, value, _bytes(value), is_held))
         names = {name for _, name, _ in taken}
         for owner, name, value in variables:
             if name not in names:
@@ -662,11 +662,15 @@ def replicated(
     if most < worth_bytes:
         return []
     _, large = _read(held, small_bytes)
-    unread = [_unread(name, value, True) for _, name, value in large]
+    # An unread tensor has bytes of the right size, but only zeros.
+    unread = [
+        _dense(name, value, np.broadcast_to(np.uint8(0), (_size(value),)), True)
+        for _, name, value in large
+    ]
     names = wanted(unread)
     return [
-        _in_memory(name, value, True) if name in names else each
-        for (_, name, value), each in zip(large, unread, strict=True)
+        each._replace(data=_bytes(value)) if each.name in names else each
+        for (*_, value), each in zip(large, unread, strict=True)
     ]
 
 
@@ -681,9 +685,7 @@ def _object(owner: Any) -> Any:
     return owner.obj if isinstance(owner, converter) else owner
 
 
-def _read(
-    tensors: Any, small_bytes: int
-) -> tuple[Any, list[tuple[Any, str, tf.Tensor]]]:
+def _read(tensors: Any, small_bytes: int) -> tuple[Any, list[Value]]:
     """Reads now the values that TensorFlow would otherwise read during the write.
 
     Values on another machine or on another kind of device, and variables without a
@@ -736,36 +738,24 @@ def _most(variable: Any) -> float:
     return math.inf if variable.shape.num_elements() is None else _size(variable)
 
 
-def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a DenseTensor with the bytes of a tensor: on a CPU the memory of the
-    tensor itself, on a GPU a copy."""
+def _bytes(tensor: tf.Tensor) -> Bytes:
+    """Returns the bytes of a tensor: on a CPU the memory of the tensor itself, on a GPU
+    a copy."""
     try:
         array = np.asarray(tensor)
     except ValueError:  # NumPy cannot hold a bfloat16 scalar, for example
-        array = np.asarray(tf.reshape(tensor, [1])).reshape([])
-    data = array.reshape(-1).view(np.uint8)
-    return _dense(name, tensor, array.shape, data, is_replicated)
-
-
-def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a DenseTensor without the bytes of a tensor: its `data` has the right
-    size, but only zeros."""
-    data = np.broadcast_to(np.uint8(0), (_size(tensor),))
-    return _dense(name, tensor, tuple(tensor.shape), data, is_replicated)
+        array = np.asarray(tf.reshape(tensor, [1]))
+    return array.reshape(-1).view(np.uint8)
 
 
 def _dense(
-    name: str,
-    tensor: tf.Tensor,
-    shape: tuple[int, ...],
-    data: Bytes,
-    is_replicated: bool,
+    name: str, tensor: tf.Tensor, data: Bytes, is_replicated: bool
 ) -> DenseTensor:
     dtype = tensor.dtype
     return DenseTensor(
         name=name,
         dtype=dtype.as_datatype_enum,
-        shape=shape,
+        shape=tuple(tensor.shape),
         data=data,
         can_be_cut=_can_be_cut(dtype),
         is_shared="device:CPU:" in tensor.backing_device,
