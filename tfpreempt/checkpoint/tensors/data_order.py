@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.state.data_order import Order, check, of_indices, parse
 from tfpreempt.checkpoint.state.encoding import readable
-from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors.shuffle_seeds import parts
-from tfpreempt.checkpoint.tensors.variables import Attached
+from tfpreempt.checkpoint.tensors.variables import AttachedState
 from tfpreempt.core import private_api
 
 _PERMUTATION = "_tfpreempt_permutation"
@@ -60,7 +59,7 @@ def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
     return found
 
 
-class OrderState(State):
+class OrderState(AttachedState):
     """Saves, on every worker, the order fingerprints of the iterators of
     `tfpreempt.data` that a Checkpoint tracks; `load` compares the fingerprints.
 
@@ -69,11 +68,7 @@ class OrderState(State):
     restore the state of an earlier dataset into a later dataset.
     """
 
-    _is_reserved = True
-
-    def __init__(self, attached: Attached) -> None:
-        super().__init__("tfpreempt.data_order", per_worker=True, registry=None)
-        self._attached = attached
+    _name = "tfpreempt.data_order"
 
     def should_save(self) -> bool:
         return bool(self._orders())

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import read_parts, write_parts
-from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.state.unfinished_caches import (
     delete_shards,
     expect_caches,
@@ -33,7 +32,7 @@ from tfpreempt.checkpoint.tensors.shuffle_seeds import (
     parts,
     seeds_of,
 )
-from tfpreempt.checkpoint.tensors.variables import Attached, plain_message
+from tfpreempt.checkpoint.tensors.variables import AttachedState, plain_message
 from tfpreempt.core import private_api
 
 Objects = Sequence[tuple[str, Any]]
@@ -446,18 +445,14 @@ def _functions(*datasets: Any) -> Iterator[Any]:
 # --- saved separately ----------------------------------------------------------------
 
 
-class IteratorState(State):
+class IteratorState(AttachedState):
     """Saves the positions of dataset iterators on workers other than the chief.
 
     TensorFlow's own files have the chief's positions. Without this State, the other
     workers would resume at the chief's position in their own data.
     """
 
-    _is_reserved = True
-
-    def __init__(self, attached: Attached) -> None:
-        super().__init__("tfpreempt.iterators", per_worker=True, registry=None)
-        self._attached = attached
+    _name = "tfpreempt.iterators"
 
     def should_save(self) -> bool:
         return bool(self._attached.iterators)

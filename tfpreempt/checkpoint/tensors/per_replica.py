@@ -15,10 +15,9 @@ from tfpreempt.checkpoint.state.array_contents import (
     read_replica_values,
 )
 from tfpreempt.checkpoint.state.encoding import write_parts
-from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.state.unsaved_state_check import shortened
 from tfpreempt.checkpoint.tensors.variables import (
-    Attached,
+    AttachedState,
     distributed,
     local_parts,
 )
@@ -67,7 +66,7 @@ def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Array
     return [values[0]] * len(parts)
 
 
-class PerReplicaState(State):
+class PerReplicaState(AttachedState):
     """Saves the values that variables of a Checkpoint have on this worker's replicas.
 
     For an ON_READ variable, TensorFlow saves the value reduced across all replicas, and
@@ -81,11 +80,7 @@ class PerReplicaState(State):
     because TensorFlow does not save metrics and seed generators.
     """
 
-    _is_reserved = True
-
-    def __init__(self, attached: Attached) -> None:
-        super().__init__(REPLICA_VALUES, per_worker=True, registry=None)
-        self._attached = attached
+    _name = REPLICA_VALUES
 
     def should_save(self) -> bool:
         return bool(self._attached.differing or self._attached.own)
@@ -130,7 +125,7 @@ class PerReplicaState(State):
             )
 
 
-class WorkerVariablesState(State):
+class WorkerVariablesState(AttachedState):
     """Saves small variables on workers other than the chief, because a program may set
     them to other values on each worker.
 
@@ -148,11 +143,7 @@ class WorkerVariablesState(State):
     have the chief's values.
     """
 
-    _is_reserved = True
-
-    def __init__(self, attached: Attached) -> None:
-        super().__init__("tfpreempt.variables", per_worker=True, registry=None)
-        self._attached = attached
+    _name = "tfpreempt.variables"
 
     def should_save(self) -> bool:
         return any(self._variables())

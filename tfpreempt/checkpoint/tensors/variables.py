@@ -19,10 +19,11 @@ import math
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import tensorflow as tf
 
+from tfpreempt.checkpoint.state.state import State
 from tfpreempt.core import object_graph, private_api
 
 T = TypeVar("T")
@@ -401,6 +402,21 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
         objects = [each() for each in self.graph.objects]
         edges = self.graph.edges
         return list(zip(paths(edges), objects, strict=True)), edges
+
+
+class AttachedState(State):
+    """Base class of the States that every worker saves for the objects of a Checkpoint.
+
+    Args:
+        attached: the objects.
+    """
+
+    _is_reserved = True
+    _name: ClassVar[str]  # name of the State
+
+    def __init__(self, attached: Attached) -> None:
+        super().__init__(self._name, per_worker=True, registry=None)
+        self._attached = attached
 
 
 def attach(checkpoint: tf.train.Checkpoint) -> Attached:
