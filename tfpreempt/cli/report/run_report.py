@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
 import math
@@ -664,12 +665,8 @@ def _metrics(events: Sequence[Record]) -> dict[str, tuple[Point, ...]]:
 
 
 def _faults(events: Sequence[Record]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for event in events:
-        if event.event == "fault":
-            text = f"{event['where']}: {event['error']}"
-            counts[text] = counts.get(text, 0) + 1
-    return counts
+    faults = (each for each in events if each.event == "fault")
+    return dict(collections.Counter(f"{e['where']}: {e['error']}" for e in faults))
 
 
 # --- what may be wrong ---------------------------------------------------------------
