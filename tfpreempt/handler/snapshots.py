@@ -196,12 +196,11 @@ class Snapshots:
             The snapshot, with the other folder as the source of the States.
         """
         folder = os.path.join(self.directory.path, _STATES)
-        manifest = restored.manifest
         try:
             if file_reading.is_dir(folder):
                 shutil.rmtree(folder)
             os.makedirs(os.path.join(folder, restored.name))
-            for file in manifest.files if manifest is not None else ():
+            for file in restored.files:
                 if file.name.endswith(layout.STATE_SUFFIX):
                     target = os.path.join(folder, restored.name, file.name)
                     os.makedirs(os.path.dirname(target), exist_ok=True)

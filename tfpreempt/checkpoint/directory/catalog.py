@@ -29,7 +29,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import checkpoint_state, layout
-from tfpreempt.checkpoint.directory.manifest import Manifest, from_json, to_json
+from tfpreempt.checkpoint.directory.manifest import (
+    FileEntry,
+    Manifest,
+    from_json,
+    to_json,
+)
 from tfpreempt.storage import checksum, file_reading, paths
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectStore, read_object
@@ -140,6 +145,11 @@ class Entry:
         return float(seconds) if is_time else None
 
     @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The files that the manifest names; empty without a manifest."""
+        return () if self.manifest is None else self.manifest.files
+
+    @property
     def path(self) -> str:
         """Path of the checkpoint's directory, or prefix of a flat or external
         checkpoint. A URI if the store is not local."""
@@ -162,8 +172,7 @@ class Entry:
         if self.kind is not Kind.OWN:
             return layout.sidecar(self.path)
         # A flat commit that was downloaded is a directory that contains the sidecar.
-        files = self.manifest.files if self.manifest else ()
-        first = {entry.name.partition("/")[0] for entry in files}
+        first = {entry.name.partition("/")[0] for entry in self.files}
         inner = [name for name in first if name.endswith(layout.SIDECAR_SUFFIX)]
         return os.path.join(self.path, *inner[:1])
 

@@ -322,7 +322,7 @@ def delete(files: Files, entry: Entry) -> None:
             files.sync_dir(holder)
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
-    sizes = {entry.file(file.name): file.size for file in entry.manifest.files}
+    sizes = {entry.file(file.name): file.size for file in entry.files}
     # Files outside of the directory belong to the user's manager, and stay.
     paths = [path for path in sizes if path.startswith(holder + "/")]
     folders = {holder, *map(os.path.dirname, paths)}

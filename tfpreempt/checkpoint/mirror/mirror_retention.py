@@ -314,7 +314,7 @@ def delete(copy: Entry) -> None:
     listed = store.list(copy.name + "/")
     names = {name for name in listed if paths.why_unsafe(name) is None}
     if found.is_committed and found.manifest is not None:
-        ours = {copy.object(entry.name) for entry in found.manifest.files}
+        ours = {copy.object(entry.name) for entry in found.files}
         names &= ours | {copy.control(layout.METADATA)}
     store.delete(marker)
     # Delete the `.index` file first: without it, TensorFlow finds no checkpoint.

@@ -124,8 +124,7 @@ def tensorflow_prefix(found: Entry) -> str | None:
     """Returns TensorFlow's prefix of a local checkpoint; None without tensors."""
     if found.is_committed:
         return found.prefix
-    files = found.manifest.files if found.manifest else ()
-    names = [entry.name for entry in files]
+    names = [entry.name for entry in found.files]
     indices = [name.removesuffix(".index") for name in names if name.endswith(".index")]
     listed = checkpoint_state.read(found.store.uri)
     if listed is not None and listed.latest in indices:

@@ -107,8 +107,7 @@ class Upload:
             CommitCorruptError: a local file differs from the manifest.
             CheckpointError: the store failed.
         """
-        manifest, commit = self.commit.manifest, self.commit
-        assert manifest is not None
+        commit = self.commit
         there = self._names()
         if os.path.join(self._folder, layout.MARKER) in there:
             return
@@ -119,7 +118,7 @@ class Upload:
             for entry, ranges in divided.items()
         )
         self._put(there, _entry(layout.MANIFEST, commit.data), commit.data)
-        names = [layout.MANIFEST, *(entry.name for entry in manifest.files)]
+        names = [layout.MANIFEST, *(entry.name for entry in commit.files)]
         self._check_names(names)
         self._before_marker(self._folder)
         self._put(there, _entry(layout.MARKER, commit.marker), commit.marker)
@@ -157,12 +156,10 @@ class Upload:
             there: names of the objects in the commit's folder.
             divided: files to upload in parts, from `_divided`.
         """
-        manifest = self.commit.manifest
-        assert manifest is not None
         if divided:
             there = there | set(self._store.list(parts_folder(self._folder)))
         jobs = []
-        for entry in manifest.files:
+        for entry in self.commit.files:
             if entry not in divided:
                 jobs.append((entry.size, functools.partial(self._put, there, entry)))
             for part in divided.get(entry, ()):

@@ -428,12 +428,11 @@ class Directory:
             restoring.verify(candidate, sums)
             if candidate.prefix is not None:
                 self.contents.check(candidate.prefix)
-            manifest = candidate.manifest
             states = {
                 state.name + layout.STATE_SUFFIX: state
                 for state in self.registry.in_order()
             }
-            for entry in manifest.files if manifest is not None else ():
+            for entry in candidate.files:
                 path = candidate.file(entry.name)
                 folder, name = os.path.split(path)
                 if os.path.dirname(folder) == candidate.shards:

@@ -81,9 +81,8 @@ def is_overwritten(entry: Entry) -> bool:
     """
     if entry.condition is CommitStatus.NOT_COMMITTED or entry.prefix is None:
         return False
-    index, manifest = entry.path + INDEX, entry.manifest
-    files = manifest.files if manifest else ()
-    known = {entry.file(each.name): (each.size, each.crc32c) for each in files}
+    index = entry.path + INDEX
+    known = {entry.file(each.name): (each.size, each.crc32c) for each in entry.files}
     try:
         found, (size, crc) = os.stat(index), known.get(index, (-1, 0))
         is_newer = found.st_mtime_ns / 1e9 > (entry.time or 0.0)

@@ -259,8 +259,7 @@ def _extra_files(entry: Entry) -> tuple[str, ...]:
 
     The result is empty if there are no such files.
     """
-    assert entry.manifest is not None
-    known = {entry.object(file.name) for file in entry.manifest.files}
+    known = {entry.object(file.name) for file in entry.files}
     control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)
     known.update(entry.control(name) for name in control)
     names = itertools.islice(entry.store.list(entry.control("")), _MAX_NAMES)

@@ -133,5 +133,4 @@ def _path(entry: Entry, folder: str, state: State) -> str:
 def _named(entry: Entry) -> set[str]:
     """Returns the paths of the files that the manifest of a commit names; other files
     were not verified."""
-    files = entry.manifest.files if entry.manifest else ()
-    return {entry.file(file.name) for file in files}
+    return {entry.file(file.name) for file in entry.files}

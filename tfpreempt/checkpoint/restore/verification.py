@@ -50,7 +50,7 @@ def faults(
     Raises:
         CheckpointError: the store cannot be reached.
     """
-    files = commit.manifest.files if commit.manifest else ()
+    files = commit.files
     # Checksums of the ranges; the list grows during the read.
     parts: list[checksum.ChecksumWriter] = []
 

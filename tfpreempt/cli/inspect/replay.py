@@ -194,13 +194,12 @@ def _copy_states(directory: str, copy: str, older: Entry) -> None:
 
 def _values(commit: Entry) -> Mapping[str, Any]:
     """Returns the bytes of all tensors, and the checksums of all named States."""
-    assert commit.manifest is not None
     found: dict[str, Any] = {}
     arrays = dict(array_contents.read(commit.prefix)[0]) if commit.prefix else {}
     arrays |= array_contents.read_worker_values(commit.shards)
     for name, array in arrays.items():
         found[name] = (str(array.dtype), array.shape, array.tobytes())
-    for file in commit.manifest.files:
+    for file in commit.files:
         name = file.name.rpartition("/")[2]
         if name.endswith(layout.STATE_SUFFIX) and not name.startswith(RESERVED):
             found[f"State {file.name}"] = (file.size, file.crc32c)

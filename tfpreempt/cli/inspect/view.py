@@ -151,7 +151,7 @@ def _states(entry: Entry) -> list[dict[str, Any]]:
     """
     inside = f"{entry.holder}/" if entry.kind is Kind.FLAT else ""
     found = []
-    for file in entry.manifest.files if entry.manifest else ():
+    for file in entry.files:
         match = _STATE.fullmatch(file.name.removeprefix(inside))
         if match and file.name.startswith(inside):
             worker = None if match[1] is None else int(match[1])
