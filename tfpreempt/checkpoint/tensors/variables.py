@@ -309,15 +309,10 @@ def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
         shape = variable_shape(obj)
         if shape is None or None in shape:
             continue
-        # A variable of Keras holds TensorFlow's variable. Do not ask a distributed
-        # variable for `_value`: the variable would read its value, possibly by a
-        # reduction across workers.
-        inner = distributed(obj)
-        if inner is None:
-            inner = getattr(obj, "_value", None)
+        # A variable of Keras holds TensorFlow's variable: count the variable once.
+        counted = next(iter(local_parts(obj)), obj)
         count = math.prod(each or 0 for each in shape)
-        size = count * tf.as_dtype(obj.dtype).size
-        sizes[id(obj if inner is None else inner)] = int(size)
+        sizes[id(counted)] = int(count * tf.as_dtype(obj.dtype).size)
     return sum(sizes.values())
 
 
