@@ -40,7 +40,6 @@ class _PerReplica:
     draws: int  # number of elements needed for a step: one for every replica
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
-        del name
         return [self.iterator.get_next() for _ in range(self.draws)]
 
     def get_next_as_optional_list(self) -> list[Any]:
@@ -60,7 +59,6 @@ class _GlobalBatch:
     spec: Any  # element spec of a slice
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
-        del name
         whole = self.iterator.get_next()
         return [self.cut.slice_of(number, whole) for number in self._numbers]
 

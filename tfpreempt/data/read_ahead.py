@@ -172,7 +172,6 @@ class PrefetchedSlices:
     spec: Any  # element spec of a slice
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
-        del name
         found = []
         for device, each in zip(self.devices, self.slices, strict=True):
             with tf.device(device):

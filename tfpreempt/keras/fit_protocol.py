@@ -467,7 +467,6 @@ class Fit(Protocol):
             name: name of the function, "train" or "test".
             iterator: argument of the function.
         """
-        del name
         # None for test_on_batch of Keras 3, which passes a plain generator.
         spec = getattr(iterator, "element_spec", None)
         return () if spec is None else (spec,)
@@ -479,7 +478,6 @@ class Fit(Protocol):
             name: "train" or "test".
             function: function made by Keras or by the program.
         """
-        del name
         return function  # type: ignore[no-any-return]  # Keras is untyped
 
     def as_keras_calls(self, name: str, step: Callable[[Any], Any]) -> Any:
@@ -491,7 +489,6 @@ class Fit(Protocol):
             name: "train" or "test".
             step: function called with the iterator; returns the logs.
         """
-        del name
         return step
 
     def sync(self) -> None:
