@@ -49,7 +49,16 @@ def split(size: int, total: int) -> list[Range]:
         total: size of all files of the checkpoint in bytes; a larger checkpoint has
             longer ranges.
     """
-    length = max(_SMALLEST, min(total // _SHARES, _LARGEST))
+    return ranges_of(size, max(_SMALLEST, min(total // _SHARES, _LARGEST)))
+
+
+def ranges_of(size: int, length: int) -> list[Range]:
+    """Returns the ranges of a file, in order; the last range may be shorter.
+
+    Args:
+        size: size of the file in bytes.
+        length: length of a range in bytes.
+    """
     return [
         Range(offset, min(length, size - offset)) for offset in range(0, size, length)
     ]

@@ -28,7 +28,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry
-from tfpreempt.checkpoint.mirror.download_target import Range
+from tfpreempt.checkpoint.mirror.download_target import Range, ranges_of
 from tfpreempt.core import contained
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
@@ -313,10 +313,7 @@ def parts_of(size: int, total: int, *, threads: int, smallest: int) -> list[Rang
     """
     if size * threads <= total or size <= smallest:
         return [Range(0, size)]
-    length = max(smallest, -(-size // MAX_PARTS))
-    return [
-        Range(offset, min(length, size - offset)) for offset in range(0, size, length)
-    ]
+    return ranges_of(size, max(smallest, -(-size // MAX_PARTS)))
 
 
 def parts_folder(commit: str) -> str:
