@@ -177,6 +177,7 @@ def values(model: Any) -> dict[str, bytes]:
     return {
         f"{number}: {each.name.partition('/')[2]}": each.numpy().tobytes()
         for number, each in enumerate([*found, *metrics])
+        if hasattr(each, "numpy")  # not a vocabulary of tf_keras
     }
 
 

@@ -28,6 +28,7 @@ from tests.keras.small_fit import (  # noqa: E402
     values,
 )
 from tfpreempt import errors  # noqa: E402
+from tfpreempt.keras import BadSteps  # noqa: E402
 from tfpreempt.keras.fit_record import FitRecord  # noqa: E402
 
 CUTS = [("begin", 1, 3), ("test", 1, 1), ("end", 2, 1)]
@@ -346,6 +347,20 @@ def of_classes(on: Machine) -> Made:
     return model, {"y": labels, "class_weight": {0: 1.0, 1: 3.0}, **held_out}
 
 
+def with_a_vocabulary(on: Machine) -> Made:
+    """tf_keras has the vocabulary among the weights of the model, as no variable."""
+    layers = on.keras.layers
+    words = layers.StringLookup()
+    words.adapt(np.array([["a"], ["b"], ["c"]]))
+    rows = np.array([["a"], ["b"], ["d"]] * SAMPLES)[:SAMPLES]
+    inputs = on.keras.Input((1,), dtype="string")
+    pooled = layers.GlobalAveragePooling1D()(layers.Embedding(4, 3)(words(inputs)))
+    model = on.keras.Model(inputs, layers.Dense(1)(pooled))
+    model.compile(on.keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+    texts, held_out = tf.constant(rows), (tf.constant(rows[:7]), Y[:7])
+    return model, {"x": texts, "validation_data": held_out}
+
+
 def compiled_by_xla(on: Machine) -> Made:
     """With masks that Keras 3 draws inside of the compiled function."""
     keras = on.keras
@@ -392,6 +407,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         unseeded_ops,
         weighted,
         of_classes,
+        with_a_vocabulary,
         compiled_by_xla,
         read_by_workers,
     )
@@ -413,6 +429,12 @@ def test_the_result_is_the_same(on: Machine, line: str, name: str) -> None:
     on.start()
     expected = program(on, KINDS[name], False)
     assert on.run(functools.partial(program, on, KINDS[name]), *CUTS) == expected
+
+
+@pytest.mark.parametrize("line", ["tf_keras"])
+def test_the_search_for_nan_leaves_out_vocabularies(on: Machine, line: str) -> None:
+    on.start()
+    program(on, with_a_vocabulary, on.preemption(on_bad_step=BadSteps()))
 
 
 def counted(on: Machine, kind: type, ours: Any = None) -> Any:

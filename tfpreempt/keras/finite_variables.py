@@ -53,7 +53,8 @@ def _variables(fit: Fit) -> list[tuple[Any, bool]]:
     found = []
     for variables, is_trained in ((trained, True), (weights, False)):
         for each in variables:
-            is_float = getattr(each.dtype, "name", each.dtype) in _FLOATS
+            dtype = getattr(each, "dtype", None)  # None: a vocabulary of tf_keras
+            is_float = getattr(dtype, "name", dtype) in _FLOATS
             if is_float and id(each) not in seen:
                 seen.add(id(each))
                 found.append((each, is_trained))

@@ -108,7 +108,9 @@ def made_of(
     slots = getattr(fit.optimizer, "variables", ())
     slots = slots() if callable(slots) else slots
     weights = fit.model.weights if fit.model.built else ()
-    shapes = sorted(f"{each.dtype} {tuple(each.shape)}" for each in weights)
+    # tf_keras has the vocabularies of layers among the weights, without a shape.
+    variables = [each for each in weights if hasattr(each, "shape")]
+    shapes = sorted(f"{each.dtype} {tuple(each.shape)}" for each in variables)
     return {
         "keras": fit.line,  # `_comparable` compares the lines
         "optimizer": type(fit.optimizer).__name__,
