@@ -192,6 +192,24 @@ def test_dropout_with_an_unreadable_state_is_named(
         assert "enable_tf_random_generator()" in caplog.text
 
 
+@pytest.mark.parametrize(("rate", "named"), [(0.0, ""), (0.5, "m/forward_layer")])
+def test_layers_of_tf_keras_that_draw_no_numbers_are_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rate: float, named: str
+) -> None:
+    layers = importlib.import_module("tf_keras").layers
+    both = layers.Bidirectional(layers.GRU(2, dropout=rate))
+    model = tf.Module()
+    model.parts = both, layers.LSTM(2), layers.MultiHeadAttention(2, 2)
+    checkpoint = tf.train.Checkpoint(m=both, model=model)
+    config = TerminationConfig(signals=())
+    with PreemptionCheckpointHandler(None, checkpoint, tmp_path, config):
+        texts = [each for each in caplog.messages if "of tf_keras draw" in each]
+        assert [each.partition("the layers ")[2].split(", ")[0] for each in texts] == (
+            [named] if named else []
+        )
+        assert not any("untracked" in each or "parts" in each for each in texts)
+
+
 def test_a_tuple_in_the_checkpoint_is_no_trouble(tmp_path: Path) -> None:
     """TensorFlow's own wrapper of one has no attributes."""
     module = tf.Module()

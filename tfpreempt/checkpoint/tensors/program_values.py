@@ -41,6 +41,7 @@ from tfpreempt.core import private_api
 _log = logging.getLogger(__name__)
 # Keras has a constant for the name only since version 3.13.
 _KERAS_GENERATOR = "global_seed_generator"
+_RATES = ("rate", "dropout", "recurrent_dropout")  # attributes of layers of tf_keras
 
 
 def record() -> dict[str, Any]:
@@ -104,12 +105,15 @@ def is_seeded() -> bool:
     return private_api.eager_context.global_seed() is not None
 
 
-def warn_of_kernels(objects: Iterable[tuple[str, Any]]) -> None:
+def warn_of_kernels(objects: Sequence[tuple[str, Any]]) -> None:
     """Logs a warning if layers of tf_keras have a random state that no save contains.
 
     Args:
         objects: path and object of each object of a checkpoint.
     """
+    # A Bidirectional trains two copies of the layer with which it was made.
+    both_ways = (obj for _, obj in objects if _is_bidirectional(obj))
+    unused = {id(part) for obj in both_ways for part in obj.layer._flatten_layers()}
     # Do not use getattr: the access to a missing attribute of a variable reads the
     # value of the variable. For an ON_READ variable the read is a collective, which
     # would hang without the other workers.
@@ -120,6 +124,7 @@ def warn_of_kernels(objects: Iterable[tuple[str, Any]]) -> None:
             inspect.getattr_static(obj, "_random_generator", None), "_rng_type", None
         )
         == "legacy_stateful"
+        if id(obj) not in unused and not _has_no_dropout(obj)
     ]
     if lost:
         _log.warning(
@@ -130,6 +135,19 @@ def warn_of_kernels(objects: Iterable[tuple[str, Any]]) -> None:
             "model is created.",
             ", ".join(lost),
         )
+
+
+def _has_no_dropout(layer: Any) -> bool:
+    """Returns whether a layer of tf_keras has a rate of dropout, and the rate is 0, as
+    an LSTM by default, or the Dropout of a MultiHeadAttention."""
+    found = (getattr(layer, each, None) for each in _RATES)
+    rates = [each for each in found if each is not None]
+    return bool(rates) and not any(rates)
+
+
+def _is_bidirectional(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ == "Bidirectional" and kind.__module__.startswith("tf_keras.")
 
 
 def _load_keras_record(seeds: Any) -> None:
