@@ -12,6 +12,7 @@ import gc
 import itertools
 import logging
 import random
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -1220,6 +1221,30 @@ def test_values_that_a_loop_changes_between_its_steps_are_named(
     assert [", ".join(sorted(each.split(", "))) for each in found] == (
         [] if is_saved else names
     )
+
+
+def test_a_value_that_a_loop_changes_shortly_before_a_notice_is_named(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At each end of an epoch, the loop copies the student to a teacher."""
+    teacher = tf.Variable([0.0, 0.0])
+
+    def step() -> None:
+        program.variable.assign_add([1.0, 1.0] + 0.1 * teacher)
+
+    def train() -> None:
+        with program.handler(config={"exit_fn": sys.exit}) as handler:
+            for number in range(9):
+                if number == 6:
+                    program.button.press()
+                handler.run(step)
+                if number % 5 == 4:
+                    teacher.assign(program.variable)
+
+    with pytest.raises(SystemExit):
+        train()
+    begins = "The loop changes state that is not in the commits: "
+    check_named(caplog, begins, "teacher", ". A restarted")
 
 
 @dataclasses.dataclass(frozen=True)

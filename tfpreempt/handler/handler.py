@@ -693,13 +693,17 @@ class PreemptionCheckpointHandler:
             except BaseException:
                 self._step_flag.started -= 1
                 raise
-        session.enter(run, what)
+        try:
+            session.enter(run, what)
+        except SystemExit:
+            # After the commit, because the search may take a second of the grace
+            # period. A state that changes once per epoch may have changed only now.
+            if run.steps_made > LOOKS[0]:
+                self._watch_loop(what)
+            raise
         self._unsaved.after_call()
-        if run.steps_made in LOOKS and run.config.save_fn is None:
-            is_last = run.steps_made == LOOKS[-1]
-            self._unsaved.watch_loop(
-                sys._getframe(2), is_before_step=what == "run()", is_last=is_last
-            )
+        if run.steps_made in LOOKS:
+            self._watch_loop(what)
         if self._is_save_due:
             session.save_at_boundary(run)
         every = self._save_steps
@@ -711,6 +715,11 @@ class PreemptionCheckpointHandler:
                 next_save = (run.step // every + 1) * every - run.base
                 stop_at = min(stop_at, next_save)
             run.stop_at = next_stop(run, stop_at)
+
+    def _watch_loop(self, what: str) -> None:
+        """Searches the loop for changed state that no commit holds."""
+        if self._run.config.save_fn is None:
+            self._unsaved.watch_loop(sys._getframe(3), is_before_step=what == "run()")
 
     @property
     def _is_save_due(self) -> bool:

@@ -390,11 +390,7 @@ class UnsavedStateCheck:
                 _log.warning(_DRAWN_BY_THE_STEP, ", ".join(drawn[:3]))
 
     def watch_loop(
-        self,
-        frame: types.FrameType | None,
-        *,
-        is_before_step: bool,
-        is_last: bool = False,
+        self, frame: types.FrameType | None, *, is_before_step: bool
     ) -> None:
         """Records the values that the training loop can reach; later calls compare.
 
@@ -403,15 +399,13 @@ class UnsavedStateCheck:
         read batches by `next(iterator)` or `iterator.get_next()`, and pass the batches
         to the step function; the first call names such iterators, and random numbers
         that the loop draws outside of its step. Called after the numbers of steps in
-        `LOOKS`.
+        `LOOKS`, and before the exit after a notice.
 
         Args:
             frame: the frame of a caller of `run()`.
             is_before_step: whether the boundary is in front of a step, as in `run()`.
                 Another boundary may come after the step of a batch, so that a save has
                 the correct position of a saved iterator.
-            is_last: whether no later call follows, so the values are not needed any
-                more.
         """
         if self._has_failed:
             return
@@ -444,8 +438,6 @@ class UnsavedStateCheck:
                 for each in frames:
                     _drop_copy(each)
             self._warn(_BY_THE_LOOP, found, unread)
-        if is_last or self._has_failed:
-            self._loop = None
 
     def watch(
         self,
@@ -549,7 +541,7 @@ class UnsavedStateCheck:
         except Exception as error:  # noqa: BLE001 - from a user's object
             level = logging.DEBUG if self._has_failed else logging.WARNING
             _log.log(level, _NOT_CHECKED, exc_info=error)
-            self._has_failed = True
+            self._has_failed, self._loop = True, None
 
     def _saved(self, savers: Sequence[Any] = ()) -> set[Any]:
         """Returns the keys of the values that a commit holds; `_Call._things` defines
