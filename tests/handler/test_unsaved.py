@@ -699,6 +699,7 @@ def test_callbacks_of_keras_in_a_loop_are_named(
     with program.handler() as handler:
         for epoch in range(2):
             handler.run(add, 1.0)
+            keras.Sequential()  # `keras.callbacks` is a module
             for each in (both, history):
                 each.on_train_batch_end(0)
             history.on_epoch_end(epoch, {})

@@ -260,10 +260,13 @@ def called_callbacks(frames: Sequence[types.FrameType]) -> dict[str, Any]:
     for code in map(_RunningCode, frames):
         for node in code.nodes:
             match node:
-                case ast.Call(ast.Attribute(ast.Name(name), hook)):
+                case ast.Call(ast.Attribute(ast.Name(name), hook)) if hook in _AT_END:
                     value = code.variables.get(name)
-                    many = [value, *(getattr(value, "callbacks", None) or ())]
-                    if hook in _AT_END and any(hasattr(x, "wait") for x in many):
+                    many = [
+                        value,
+                        *object_graph.leaves(getattr(value, "callbacks", None)),
+                    ]
+                    if any(hasattr(each, "wait") for each in many):
                         found[name] = value
     return found
 
