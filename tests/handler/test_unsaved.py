@@ -1171,6 +1171,27 @@ def test_plain_values_in_a_saved_module_are_named(
     assert "commits: self.losses, self.seen['steps']. " in caplog.text
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_slots_of_an_old_optimizer_are_named_if_they_are_not_saved(
+    program: Program, is_saved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TensorFlow saves slots beside the objects that a Checkpoint tracks."""
+    legacy = pytest.importorskip("tf_keras").optimizers.legacy
+    weights = [program.variable, tf.Variable([1.0])]
+    program.checkpoint.opt = optimizer = legacy.Adam(0.1)
+    if is_saved:
+        program.checkpoint.other = weights[1]
+
+    def step() -> None:
+        optimizer.apply_gradients(zip(map(tf.ones_like, weights), weights, strict=True))
+
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(step)
+    begins = "The step changes state that is not in the commits: "
+    check_named(caplog, begins, None if is_saved else "optimizer, weights[1]", ". A")
+
+
 class Agent:
     """An object whose methods a loop calls outside of its step."""
 

@@ -9,8 +9,10 @@ values of TensorFlow's objects before and after a step with the last functions (
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import itertools
 import logging
 import math
 import sys
@@ -259,11 +261,25 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
         for _, each in (*attached.own, *attached.tracked()[0])
         if not isinstance(each, list | dict)
     ]
+    found += _slots(found)
     parts_of = [part for each in found for part in local_parts(each)]
     states = [
         each for each in found if isinstance(each, tf.train.experimental.PythonState)
     ]
     return [*found, *parts_of], states
+
+
+def _slots(objects: Sequence[Any]) -> list[Any]:
+    """Returns the slot variables of old optimizers (tf_keras' legacy optimizers, and
+    those of TensorFlow 1) that TensorFlow saves beside the objects of a Checkpoint:
+    the slots of the saved variables."""
+    found = []
+    for optimizer in objects:
+        names = getattr(type(optimizer), "get_slot_names", lambda _: ())(optimizer)
+        for name, variable in itertools.product(names, objects):
+            with contextlib.suppress(AttributeError, KeyError):
+                found.append(optimizer.get_slot(variable, name))
+    return found
 
 
 def named_variables(checkpoint: Any, *, with_states: bool) -> Iterator[tuple[str, Any]]:
