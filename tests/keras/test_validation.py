@@ -160,6 +160,29 @@ def test_a_repeated_validation_finds_its_first_variables(
 
 
 @LINES
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_validation_that_shares_a_shuffle_with_training(
+    on: Machine, line: str, steps: int | None
+) -> None:
+    """A repeated validation drew a second seed, and later epochs had another order."""
+
+    def program(ours: Any = None) -> Any:
+        rows = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=3)
+        data = rows.skip(6).batch(4)
+        more = {"validation_data": rows.take(6).batch(3), "steps_per_epoch": steps}
+        if steps is not None:
+            data = data.repeat()
+        data = {"x": data, "y": None, "batch_size": None, "shuffle": None}
+        model = on.model()
+        history = on.fit(model, ours=ours, **data, **more)
+        return history.history, list(values(model).values())
+
+    on.start()
+    expected = program(False)
+    assert on.run(program, ("test", 0, 1), ("begin", 1, 1), ("test", 1, 0)) == expected
+
+
+@LINES
 def test_a_callback_may_swap_the_weights_for_a_validation(
     on: Machine, line: str
 ) -> None:

@@ -132,6 +132,9 @@ class Tracker:
         """Prepares the tracker for an epoch, before Keras reads data. Called at the end
         of training, too."""
 
+    def steps_end(self) -> None:
+        """Handles the end of the steps of an epoch, before a validation."""
+
     def epoch_ends(self) -> None:
         """Handles the end of an epoch, after the user's callbacks."""
 

@@ -63,6 +63,15 @@ class IteratorTracker(Tracker):
     """Saves the states of this worker's tf.data iterators."""
 
     kind = "iterator"
+    _seeds = ShuffleSeeds(())
+
+    def epoch_begins(self) -> None:
+        self._seeds.release()
+
+    def steps_end(self) -> None:
+        # The validation may read the same shuffle, as in `dataset.take(n)`. A restart
+        # repeats the validation, so keep the number of seeds drawn before.
+        self._seeds.hold()
 
     def begins(self, iterator: Any) -> None:
         roots = pipeline.roots(self.data.dataset)
@@ -320,8 +329,9 @@ def validation_caches(data: Any) -> list[str]:
 
 _SHUFFLED = (
     "validation_data are shuffled, and the order is not saved: val_loss of a "
-    "restarted run differs in its last bits from an uninterrupted run. Remove the "
-    "shuffle"
+    "restarted run differs from an uninterrupted run in its last bits, or in more bits "
+    "if a validation reads only some of the samples (take, validation_steps). Remove "
+    "the shuffle"
 )
 _RANDOM = (
     "the input pipeline has an op whose state cannot be saved: a resumed run reads "

@@ -701,6 +701,7 @@ class Training:
 
     def _take_moment(self) -> Moment:
         self._steps.guard.check_before_save()
+        self._data.tracker.steps_end()
         return self._state.hold(self._progress("validation"))
 
     def _take_shared(self) -> Taken:
