@@ -270,6 +270,56 @@ def test_variables_that_keras_does_not_pass_to_the_step(
     assert "the change of model.key was not restored by this restart" in told
 
 
+IN_VALIDATION = """
+import os, signal, sys
+import keras, numpy
+import tfpreempt
+from tfpreempt.handler import current_session
+
+class Preempted(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_test_batch_begin(self, batch, logs=None):
+        if sys.argv[2:] == ["preempted"] and (self.epoch, batch) == (1, 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not current_session.current().step_flag.flag:
+                pass
+
+x = numpy.random.default_rng(0).normal(size=(32, 2)).astype("float32")
+keras.utils.set_random_seed(1)
+layers = [keras.layers.Dense(8), keras.layers.BatchNormalization()]
+layers.append(keras.layers.Dense(1))
+if sys.argv[2:] == ["failing"]:
+    layers = [keras.layers.Reshape((2, 1)), keras.layers.LSTM(1, stateful=True)]
+model = keras.Sequential([keras.Input(batch_shape=(8, 2)), *layers])
+optimizer = keras.optimizers.Adam(
+    0.1, use_ema=True, gradient_accumulation_steps=2, ema_overwrite_frequency=5)
+model.compile(optimizer, "mse", metrics=["mae"])
+swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+history = model.fit(
+    x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0,
+    validation_data=(x, x[:, :1]),
+    validation_batch_size=32 if sys.argv[2:] == ["failing"] else 8,
+    callbacks=[swap, tfpreempt.keras.PreemptionCallback(sys.argv[1]), Preempted()])
+every = [*model.variables, *model.optimizer.variables]
+print("final", history.history, [numpy.asarray(each.value).tobytes() for each in every])
+"""
+
+
+def test_averages_are_exchanged_with_the_weights_for_a_validation(
+    tmp_path: Path, forked: Callable[..., str]
+) -> None:
+    """Also: the error of a validation hid behind an error in the attempt to save."""
+    program = tmp_path / "program.py"
+    program.write_text(IN_VALIDATION, encoding="utf-8")
+    undisturbed = forked(tmp_path / "undisturbed", program=program)
+    forked(tmp_path / "run", "preempted", code=RESTART, program=program)
+    assert forked(tmp_path / "run", program=program) == undisturbed
+    told = forked(tmp_path / "failing", "failing", code=1, program=program)
+    assert "If an RNN is stateful, the batch size" in told
+
+
 # --- keras.distribution --------------------------------------------------------------
 
 Start = Callable[..., AbstractContextManager[list[JaxProcess]]]

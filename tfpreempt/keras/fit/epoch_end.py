@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from tfpreempt.keras.fit.fit_state import Moment
 from tfpreempt.keras.fit.frame_lookup import is_running
 from tfpreempt.keras.fit_protocol import Fit, after_each, instead_once, uncover
 
+_log = logging.getLogger(__name__)
 _ASKS = "_should_eval"  # Keras' method called before a validation
 
 
@@ -107,13 +109,28 @@ class EpochEnd:
             yield
         except BaseException as error:
             self._guards.close()
-            is_error = isinstance(error, Exception) and is_running(self._fit)
-            needs_peers = self._run.directory.needs_peers()
-            if is_error and self._run.has_moved and not needs_peers:
-                # A SaveError: the state contains a bad step, and is not saved.
-                with contextlib.suppress(SaveError), self.assigned():
-                    self._session.saves.try_save(self._run, because="error")
+            if (
+                isinstance(error, Exception)
+                and is_running(self._fit)
+                and self._run.has_moved
+            ):
+                self._try_commit()
             raise
+
+    def _try_commit(self) -> None:
+        """Commits the kept state, after an error of the program.
+
+        Raises no error, because the program's error is the one to report: Keras shows
+        only the last error.
+        """
+        try:
+            if not self._run.directory.needs_peers():
+                with self.assigned():
+                    self._session.saves.try_save(self._run, because="error")
+        except SaveError:
+            pass  # the state contains a bad step, and is not saved
+        except Exception as error:  # noqa: BLE001 - from variables of a failed trace
+            _log.warning("the state at the end of the epoch is not saved: %s", error)
 
     def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:
         """Checks the losses before a validation, and wraps the functions of the
