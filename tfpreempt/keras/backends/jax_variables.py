@@ -147,7 +147,8 @@ class HeldJaxValues:
 
     The values are copied, because JAX reuses the memory of a test step's arguments for
     its results. The values of the optimizer are not copied, because a test step does
-    not get these values.
+    not get these values, except averages of weights: a `SwapEMAWeights` exchanges the
+    weights and the averages.
 
     Args:
         fit: the fit, whose variables have the current values.
@@ -158,7 +159,7 @@ class HeldJaxValues:
         self._fit = fit
         self._variables = variables
         of_optimizer = () if fit.optimizer is None else fit.optimizer.variables
-        kept = set(map(id, of_optimizer))
+        kept = {id(each) for each in of_optimizer if "average" not in each.path}
         self._values = [
             each.value if id(each) in kept else jnp.copy(each.value)
             for each in variables
