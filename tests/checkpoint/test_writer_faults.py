@@ -284,11 +284,11 @@ def test_variables_of_the_first_step_are_no_mismatch(tmp_path, caplog):
     first.save(3)
     restored = job()
     restored.restore()
-    assert "optimizer/_variables/2" in restored.saver.contents.unrestored_variables()
+    assert "optimizer/_variables/2" in restored.saver.contents.created_later()
     restored.checkpoint.optimizer.apply([tf.ones([2])], [restored.weight])
-    assert restored.saver.contents.unrestored_variables() == []
+    assert restored.saver.contents.created_later() == []
     restored.saver.contents.warn_of_unrestored()
-    assert restored.saver.contents.unrestored_variables() == ()
+    assert restored.saver.contents.created_later() == ()
     assert "this program does not have" not in caplog.text
 
 

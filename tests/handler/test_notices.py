@@ -330,6 +330,39 @@ def test_a_scope_without_counted_steps_is_saved_by_close(program: Program) -> No
         assert again.variable.numpy().tolist() == [2.0, 3.0]
 
 
+def test_scopes_without_counted_steps_make_progress_in_each_start(
+    program: Program,
+) -> None:
+    """Although the program no longer has a variable of the commit."""
+
+    def train(program: Program, handler: PreemptionCheckpointHandler) -> None:
+        with handler.watch_preemption_scope():
+            program.step()
+            program.button.press()
+
+    program.checkpoint.extra = tf.Variable(0.0)
+    for number in range(3):
+        handler = program.handler(config={"exit_fn": None})
+        assert program.variable.numpy()[0] == 1.0 + number
+        with pytest.raises(SystemExit):
+            train(program, handler)
+        program = Program(program.directory)
+
+
+def test_an_evaluation_in_a_scope_before_the_first_step_is_not_saved(
+    program: Program,
+) -> None:
+    with program.handler(save_freq=1) as handler:
+        handler.run(program.step)
+    made = program.events("commit")
+    again = Program(program.directory)
+    with again.handler(save_freq=1) as handler:
+        with handler.watch_preemption_scope():
+            pass
+        handler.run(again.step)
+        assert again.events("commit") == made
+
+
 def test_tensorflows_own_config(program: Program) -> None:
     """A.5: its watcher function and its exit function are used."""
     told = threading.Event()

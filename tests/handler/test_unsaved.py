@@ -1245,8 +1245,9 @@ def test_values_that_a_loop_changes_between_its_steps_are_named(
     )
 
 
+@pytest.mark.parametrize("where", ["run", "check_preemption"])
 def test_a_value_that_a_loop_changes_shortly_before_a_notice_is_named(
-    program: Program, caplog: pytest.LogCaptureFixture
+    program: Program, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     """At each end of an epoch, the loop copies the student to a teacher."""
     teacher = tf.Variable([0.0, 0.0])
@@ -1259,6 +1260,8 @@ def test_a_value_that_a_loop_changes_shortly_before_a_notice_is_named(
             for number in range(9):
                 if number == 6:
                     program.button.press()
+                    if where == "check_preemption":
+                        handler.check_preemption()
                 handler.run(step)
                 if number % 5 == 4:
                     teacher.assign(program.variable)
@@ -1267,6 +1270,19 @@ def test_a_value_that_a_loop_changes_shortly_before_a_notice_is_named(
         train()
     begins = "The loop changes state that is not in the commits: "
     check_named(caplog, begins, "teacher", ". A restarted")
+
+
+def test_a_list_that_a_long_loop_replaces_is_deleted(program: Program) -> None:
+    """Lists have no weak references, and a list may contain much data."""
+    shard = [np.zeros(2)]
+    first = weakref.ref(shard[0])
+    with program.handler() as handler:
+        for number in range(1100):
+            if number == 1050:
+                shard = [np.ones(2)]
+            handler.run(program.variable.assign_add, shard[0])
+        gc.collect()
+        assert first() is None
 
 
 @dataclasses.dataclass(frozen=True)

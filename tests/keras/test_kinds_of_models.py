@@ -433,8 +433,10 @@ def test_the_result_is_the_same(on: Machine, line: str, name: str) -> None:
 
 @pytest.mark.parametrize("line", ["tf_keras"])
 def test_the_search_for_nan_leaves_out_vocabularies(on: Machine, line: str) -> None:
+    expected = on.run(functools.partial(program, on, with_a_vocabulary, False))
     on.start()
-    program(on, with_a_vocabulary, on.preemption(on_bad_step=BadSteps()))
+    found = program(on, with_a_vocabulary, on.preemption(on_bad_step=BadSteps()))
+    assert found == expected
 
 
 def counted(on: Machine, kind: type, ours: Any = None) -> Any:

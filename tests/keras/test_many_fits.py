@@ -304,6 +304,26 @@ def test_a_learning_rate_that_a_callback_changes_gets_no_warning(
 
 
 @LINES
+def test_a_fit_that_is_called_again_gets_no_warning_about_its_learning_rate(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a notebook, with the model that a callback has trained at another rate."""
+
+    def halve(epoch: int, logs: Any = None) -> None:
+        rate = model.optimizer.learning_rate
+        rate.assign(rate * 0.5)
+
+    on.start()
+    model = on.model()
+    on.cuts = [("begin", 1, 1)]
+    with pytest.raises(SystemExit):
+        on.fit(model, on.callback(on_epoch_begin=halve))
+    on.fit(model, on.callback(on_epoch_begin=halve))
+    assert on.commits
+    assert "sets the learning rate" not in caplog.text
+
+
+@LINES
 def test_arrays_that_a_program_changes_in_place_are_compared_as_they_were_saved(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -310,7 +310,7 @@ print("final", history.history, [numpy.asarray(each.value).tobytes() for each in
 def test_averages_are_exchanged_with_the_weights_for_a_validation(
     tmp_path: Path, forked: Callable[..., str]
 ) -> None:
-    """Also: the error of a validation hid behind an error in the attempt to save."""
+    """And the error of a validation is raised, not an error of the attempt to save."""
     program = tmp_path / "program.py"
     program.write_text(IN_VALIDATION, encoding="utf-8")
     undisturbed = forked(tmp_path / "undisturbed", program=program)
@@ -318,6 +318,7 @@ def test_averages_are_exchanged_with_the_weights_for_a_validation(
     assert forked(tmp_path / "run", program=program) == undisturbed
     told = forked(tmp_path / "failing", "failing", code=1, program=program)
     assert "If an RNN is stateful, the batch size" in told
+    assert "error save failed" in told
 
 
 # --- keras.distribution --------------------------------------------------------------

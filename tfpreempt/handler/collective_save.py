@@ -36,11 +36,11 @@ from tfpreempt.core.events import BadStep, Commit, Fault
 from tfpreempt.errors import BadStepsError, CollectiveReadError, SaveError
 from tfpreempt.handler.exit import defer_sigint
 from tfpreempt.handler.run import (
-    KEEPS_RESTORED,
+    RESTORED_COMMIT_IS_KEPT,
     Run,
     Runs,
+    created_later,
     record_bad_step,
-    unrestored,
 )
 from tfpreempt.handler.snapshots import TRIES, Snapshots, SnapshotTiming
 
@@ -621,9 +621,9 @@ class RoundSave:
         if not due:
             due = [run for run in self.runs if not is_committed(run)]
         # Without a commit on disk, an incomplete commit is better than none.
-        keeping = [r for r in due if unrestored(r) and r.start.tier != "memory"]
+        keeping = [r for r in due if created_later(r) and r.start.tier != "memory"]
         if keeping:
-            log.warning(KEEPS_RESTORED)
+            log.warning(RESTORED_COMMIT_IS_KEPT)
             due = [run for run in due if run not in keeping]
         self._due = due
         for run in due:

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from tfpreempt import errors
@@ -345,7 +345,8 @@ class PreemptionCheckpointHandler:
             self._session.ready(run, "check_preemption()")
         if step_flag.bare == step_flag.started:
             step_flag.bare += 1  # a step outside of run() is still incomplete
-        self._session.boundary(self._checked)
+        with self._checking_at_exit(sys._getframe(1), "check_preemption()"):
+            self._session.boundary(self._checked)
         run.may_have_changed = True
 
     @contextlib.contextmanager
@@ -364,7 +365,7 @@ class PreemptionCheckpointHandler:
         session.check_open(run, "watch_preemption_scope()")
         session.start_listening(run)
         run.may_have_changed = True
-        begins_at = run.steps_made
+        steps_before = run.step
         try:
             yield
         except BaseException as error:
@@ -378,8 +379,9 @@ class PreemptionCheckpointHandler:
             session.unregister(run)
             return
         if not run.is_closed:
-            if run.steps_made == begins_at:
-                run.saved_at = None  # the scope contained a step without run()
+            if run.step == steps_before == 0:
+                # The program may train in scopes only, without counted steps.
+                run.saved_at = None
             session.boundary(self._checked)
 
     def pause_hang_detection(self) -> contextlib.AbstractContextManager[None]:
@@ -693,17 +695,12 @@ class PreemptionCheckpointHandler:
             except BaseException:
                 self._step_flag.started -= 1
                 raise
-        try:
+        frame = sys._getframe(2)
+        with self._checking_at_exit(frame, what):
             session.enter(run, what)
-        except SystemExit:
-            # After the commit, because the search may take a second of the grace
-            # period. A state that changes once per epoch may have changed only now.
-            if run.steps_made > LOOKS[0]:
-                self._watch_loop(what)
-            raise
         self._unsaved.after_call()
         if run.steps_made in LOOKS:
-            self._watch_loop(what)
+            self._watch_loop(frame, what)
         if self._is_save_due:
             session.save_at_boundary(run)
         every = self._save_steps
@@ -716,10 +713,30 @@ class PreemptionCheckpointHandler:
                 stop_at = min(stop_at, next_save)
             run.stop_at = next_stop(run, stop_at)
 
-    def _watch_loop(self, what: str) -> None:
-        """Searches the loop for changed state that no commit holds."""
+    @contextlib.contextmanager
+    def _checking_at_exit(self, frame: FrameType, what: str) -> Iterator[None]:
+        """Returns a context in which the exit after a notice names changed state that
+        no commit holds. A state that changes once per epoch may have changed only now.
+
+        Args:
+            frame: the frame that called the handler.
+            what: the called method.
+        """
+        try:
+            yield
+        except SystemExit:
+            # After the save, because the search may take a second of the grace period.
+            if self._run.steps_made > LOOKS[0]:
+                self._watch_loop(frame, what)
+            raise
+
+    def _watch_loop(self, frame: FrameType, what: str) -> None:
         if self._run.config.save_fn is None:
-            self._unsaved.watch_loop(sys._getframe(3), is_before_step=what == "run()")
+            self._unsaved.watch_loop(
+                frame,
+                is_before_step=what == "run()",
+                is_last=self._run.steps_made == LOOKS[-1],
+            )
 
     @property
     def _is_save_due(self) -> bool:

@@ -69,12 +69,12 @@ _COMPLETE = (
     "trains longer, or has left its loop by break"
 )
 
-KEEPS_RESTORED = (
-    "no step was made since the restart, and this program has not created all "
-    "variables of the restored commit, so the restored commit is kept. Changes since "
-    "the restart are not saved"
+RESTORED_COMMIT_IS_KEPT = (
+    "no step was made since the restart, and the first step creates variables of the "
+    "restored commit, such as those of an optimizer, so the restored commit is kept. "
+    "Changes since the restart are not saved"
 )
-"""Log line about a run with `unrestored` values."""
+"""Log line about a run with variables that are `created_later`."""
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +120,8 @@ class Run:
             if no notice has raised the flag; -1 if no step may follow.
         base: number of steps in the restored commit.
         saved_at: value of `steps_made` at the newest save, even if the save failed.
-            None if the state has changed since without a step, or if the round of the
-            save made no commit. Equal on every worker.
+            None if the state has changed since without a counted step, or if the round
+            of the save made no commit. Equal on every worker.
         may_have_changed: whether the program may have changed its state since the
             newest save without a step: `save()` or `check_preemption()` has returned,
             or a watch scope has begun. Equal on every worker.
@@ -694,13 +694,14 @@ def record_bad_step(run: Run, found: BadStep, why: str) -> None:
         )
 
 
-def unrestored(run: Run) -> Sequence[str]:
-    """Returns the names of restored values that a save would lose.
+def created_later(run: Run) -> Sequence[str]:
+    """Returns the names of restored variables that a save would lose, because the first
+    step of the process creates them, such as those of an optimizer.
 
-    Before the first step of the process, variables may be missing that a first step
-    creates, such as those of an optimizer.
+    Empty for a program that counts no steps: its code before this save is a step.
     """
-    return () if run.steps_made else run.source.contents.unrestored_variables()
+    is_before_step = run.steps_made == 0 and run.base > 0
+    return run.source.contents.created_later() if is_before_step else ()
 
 
 def next_stop(run: Run, steps: int) -> int:

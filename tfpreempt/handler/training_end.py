@@ -30,7 +30,7 @@ from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.errors import BadStepsError, SaveError, UsageError
 from tfpreempt.handler.exit import describe, exit_hard, flush_streams, keep_streams
 from tfpreempt.handler.final_vote import TrainingOutcome
-from tfpreempt.handler.run import KEEPS_RESTORED, Run, unrestored
+from tfpreempt.handler.run import RESTORED_COMMIT_IS_KEPT, Run, created_later
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.single_client import NATIVE_DELAY, connection
 
@@ -312,7 +312,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
     came_to_nothing = run.is_unconfirmed and not session.saves.last_save_is_committed(
         run, deadlines.peer_timeout
     )
-    if missing := unrestored(run):
+    if missing := created_later(run):
         if run.start.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
@@ -321,7 +321,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
                 "...). Create the variables before the handler (for example by "
                 "optimizer.build()) and start the program again."
             )
-        log.warning(KEEPS_RESTORED)
+        log.warning(RESTORED_COMMIT_IS_KEPT)
     elif run.has_moved_or_changed or run.is_resumed or came_to_nothing:
         try:
             session.saves.save(run, "finished")

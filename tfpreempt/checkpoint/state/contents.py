@@ -236,18 +236,19 @@ class Contents:
                 effect on arrays of JAX.
         """
 
-    def unrestored_variables(self) -> Sequence[str]:
-        """Returns the names of variables that are in the restored commit, but do not
-        exist in the program yet.
+    def created_later(self) -> Sequence[str]:
+        """Returns the names of variables that are in the restored commit, and that an
+        object of the program creates at its first use, such as an optimizer.
 
-        Such a variable is restored when the program creates the variable. A save before
-        the creation would lose the restored value.
+        Such a variable is restored when the object creates the variable. A save before
+        the creation would lose the restored value. The result is equal on every worker,
+        unless the workers have other optimizers.
         """
         return ()
 
     def warn_of_unrestored(self) -> None:
-        """Logs a warning with the result of `unrestored_variables`, once for each
-        restore."""
+        """Logs a warning with the names of variables that are in the restored commit,
+        but do not exist in the program, once for each restore."""
 
     def check_shares(self) -> None:
         """Checks that the batches of the program's iterators can be divided equally

@@ -390,7 +390,11 @@ class UnsavedStateCheck:
                 _log.warning(_DRAWN_BY_THE_STEP, ", ".join(drawn[:3]))
 
     def watch_loop(
-        self, frame: types.FrameType | None, *, is_before_step: bool
+        self,
+        frame: types.FrameType | None,
+        *,
+        is_before_step: bool,
+        is_last: bool = False,
     ) -> None:
         """Records the values that the training loop can reach; later calls compare.
 
@@ -406,6 +410,8 @@ class UnsavedStateCheck:
             is_before_step: whether the boundary is in front of a step, as in `run()`.
                 Another boundary may come after the step of a batch, so that a save has
                 the correct position of a saved iterator.
+            is_last: whether later calls follow only before an exit. Then later calls
+                do not compare lists and dicts, so that the program can delete them.
         """
         if self._has_failed:
             return
@@ -438,6 +444,8 @@ class UnsavedStateCheck:
                 for each in frames:
                     _drop_copy(each)
             self._warn(_BY_THE_LOOP, found, unread)
+            if is_last and self._loop is not None:
+                self._loop.release()
 
     def watch(
         self,
@@ -709,6 +717,18 @@ class _Call:
             for thing in (location.value, *_variables(location.value, self._values)):
                 if not _is_scalar(thing):
                     self._before.pop(id(thing), None)
+
+    def release(self) -> None:
+        """Drops the references to lists and dicts, except the namespaces of modules.
+
+        Lists and dicts have no weak references.
+        """
+        self._before = {
+            key: (reference, mark)
+            for key, (reference, mark) in self._before.items()
+            if not object_graph.is_container(thing := reference())
+            or (isinstance(thing, dict) and "__builtins__" in thing)
+        }
 
     def changed(self, locations: Iterable[ObjectPath]) -> dict[Any, str]:
         """Returns the names of the values that the call has changed, by key, without

@@ -140,8 +140,11 @@ def warn_of_kernels(objects: Sequence[tuple[str, Any]]) -> None:
 
 
 def _has_no_dropout(layer: Any) -> bool:
-    """Returns whether a layer of tf_keras has a rate of dropout, and the rate is 0, as
-    an LSTM by default, or the Dropout of a MultiHeadAttention."""
+    """Returns whether all dropout rates of a layer of tf_keras are 0, such as the
+    default rates of an LSTM. A layer that the program defines may draw other numbers.
+    """
+    if not type(layer).__module__.startswith("tf_keras."):
+        return False
     found = (getattr(layer, each, None) for each in _RATES)
     rates = [each for each in found if each is not None]
     return bool(rates) and not any(rates)
@@ -279,7 +282,7 @@ def _slots(objects: Sequence[Any]) -> list[Any]:
         for name, variable in itertools.product(names, objects):
             with contextlib.suppress(AttributeError, KeyError):
                 found.append(optimizer.get_slot(variable, name))
-    return found
+    return [each for each in found if each is not None]
 
 
 def named_variables(checkpoint: Any, *, with_states: bool) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -134,11 +134,38 @@ def _unused(graph: Any, nodes: Collection[int]) -> list[str]:
         matched.update(
             s.slot_variable_node_id for s in graph.nodes[index].slot_variables
         )
+    return _names(graph, set(range(len(graph.nodes))) - matched)
+
+
+def _created_later(graph: Any, nodes: Collection[int]) -> list[str]:
+    """Returns the names of variables of the checkpoint that objects of the program
+    create at their first use, and have not created yet.
+
+    An optimizer of Keras has its variables in a list. Old optimizers, which have slot
+    variables, have their other variables in attributes.
+
+    Args:
+        graph: the saved TrackableObjectGraph.
+        nodes: nodes from which the program's objects are restored.
+    """
+    found = set[int]()
+    for index in nodes:
+        slots, children = graph.nodes[index].slot_variables, graph.nodes[index].children
+        found.update(each.slot_variable_node_id for each in slots)
+        found.update(
+            each.node_id for each in children if slots or each.local_name.isdigit()
+        )
+    return _names(graph, found - set(nodes))
+
+
+def _names(graph: Any, nodes: Iterable[int]) -> list[str]:
+    """Returns the names of the variables at some nodes, without the counters of
+    tfpreempt and TensorFlow."""
     found = {
         attribute.checkpoint_key.split("/.ATTRIBUTES/")[0]
-        for index, node in enumerate(graph.nodes)
-        for attribute in node.attributes
-        if index not in matched and attribute.name == VALUE
+        for index in nodes
+        for attribute in graph.nodes[index].attributes
+        if attribute.name == VALUE
     }
     return sorted(found - COUNTERS)
 
@@ -194,7 +221,7 @@ def restore(
     with_data: bool,
     ahead: ReadAhead | None = None,
     is_partial: bool = False,
-) -> Callable[[], Sequence[str]]:
+) -> Callable[..., Sequence[str]]:
     """Compares the structure of a checkpoint with the program's objects, then restores
     the objects.
 
@@ -345,7 +372,7 @@ class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
         return value
 
 
-def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str]]:
+def follow_later_restores(status: Any, prefix: str) -> Callable[..., Sequence[str]]:
     """Lets layers that are built after the restore get their saved values, too.
 
     If such a layer does not match the checkpoint, the program gets a
@@ -379,7 +406,11 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
     coordinator.restore_saveables = restore_saveables
     coordinator.object_by_proto_id = _RestoredObjectMap(coordinator, prefix)
     graph, matched = coordinator.object_graph_proto, coordinator.object_by_proto_id
-    return lambda: _unused(graph, list(matched))
+
+    def unrestored(*, later: bool = False) -> list[str]:
+        return (_created_later if later else _unused)(graph, list(matched))
+
+    return unrestored
 
 
 # --- plain variables ------------------------------------------------------------------

@@ -235,7 +235,7 @@ class _Tracked(Contents):
     states: Sequence[State] = dataclasses.field()
     # (restored prefix, function that returns the names of the variables not restored
     # yet; see `reader.restore`). None before a restore and after `warn_of_unrestored`.
-    _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
+    _restored: tuple[str, Callable[..., Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
 
@@ -317,8 +317,8 @@ class _Tracked(Contents):
             )
         self._restored = prefix, left
 
-    def unrestored_variables(self) -> Sequence[str]:
-        return () if self._restored is None else self._restored[1]()
+    def created_later(self) -> Sequence[str]:
+        return () if self._restored is None else self._restored[1](later=True)
 
     def warn_of_unrestored(self) -> None:
         restored, self._restored = self._restored, None

@@ -329,9 +329,9 @@ def validation_caches(data: Any) -> list[str]:
 
 _SHUFFLED = (
     "validation_data are shuffled, and the order is not saved: val_loss of a "
-    "restarted run differs from an uninterrupted run in its last bits, or in more bits "
-    "if a validation reads only some of the samples (take, validation_steps). Remove "
-    "the shuffle"
+    "restarted run differs from an uninterrupted run in its last bits. The difference "
+    "is larger if a validation reads only some of the samples (take, "
+    "validation_steps). Remove the shuffle"
 )
 _RANDOM = (
     "the input pipeline has an op whose state cannot be saved: a resumed run reads "

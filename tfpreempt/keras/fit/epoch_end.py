@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from tfpreempt.keras.fit.fit_state import Moment
 from tfpreempt.keras.fit.frame_lookup import is_running
 from tfpreempt.keras.fit_protocol import Fit, after_each, instead_once, uncover
 
-_log = logging.getLogger(__name__)
 _ASKS = "_should_eval"  # Keras' method called before a validation
 
 
@@ -130,7 +128,7 @@ class EpochEnd:
         except SaveError:
             pass  # the state contains a bad step, and is not saved
         except Exception as error:  # noqa: BLE001 - from variables of a failed trace
-            _log.warning("the state at the end of the epoch is not saved: %s", error)
+            self._session.runs.fault("error save", error)
 
     def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:
         """Checks the losses before a validation, and wraps the functions of the

@@ -129,14 +129,18 @@ def made_of(
 
 
 def learning_rate(optimizer: Any) -> str | None:
-    """Returns the constant learning rate of an optimizer, as text; None for a schedule
-    and for an optimizer that does not tell its settings."""
+    """Returns the constant learning rate that the program has set, as text.
+
+    Returns None for a schedule, for an optimizer whose `get_config` fails, and after
+    the first step of the optimizer, because a callback may have changed the rate.
+    """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # loss scaling
     try:
+        is_new = int(optimizer.iterations) == 0
         rate = optimizer.get_config().get("learning_rate")
     except Exception:  # noqa: BLE001 - a method of the program, which may not exist
         return None
-    return f"{float(rate):.6g}" if isinstance(rate, numbers.Real) else None
+    return f"{float(rate):.6g}" if is_new and isinstance(rate, numbers.Real) else None
 
 
 _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4

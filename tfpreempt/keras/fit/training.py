@@ -232,7 +232,8 @@ class Training:
                 )
             if now["values"] is not None:
                 self._check_values(now)
-            self._check_learning_rate(now)
+            if trains:
+                self._check_learning_rate(now)
             self._steps.epoch = saved.epoch - (saved.phase == "complete")
             if self._state.own.part is not None and trains:
                 dataset = self._data.dataset.dataset
@@ -306,9 +307,7 @@ class Training:
             now: facts about this fit.
         """
         before, here = self._saved.made_of.get("learning_rate"), now["learning_rate"]
-        # A program of several fits may get here without the changes of a skipped fit.
-        is_first = self._plan.number == 1
-        if is_first and None not in (before, here) and before != here:
+        if None not in (before, here) and before != here:
             log.warning(
                 "this program sets the learning rate %s; %s was set when this fit "
                 "began. The fit continues with the learning rate of the checkpoint. "
