@@ -101,7 +101,7 @@ class FakeRun:
     snapshots: Any = None
     left_at: int | None = None
     before_save = staticmethod(lambda: None)
-    source = SimpleNamespace(contents=SimpleNamespace(created_later=lambda: ()))
+    base = 0
     cluster = LOCAL
 
     @property
