@@ -282,23 +282,28 @@ def test_a_program_with_another_learning_rate_gets_a_warning(
     assert set(rates) == {0.25}
 
 
+def halving(on: Machine) -> Any:
+    """Returns a callback that halves the learning rate in each epoch."""
+
+    def halve(epoch: int, logs: Any = None) -> None:
+        rate = callback.model.optimizer.learning_rate
+        rate.assign(rate * 0.5)
+
+    callback = on.callback(on_epoch_begin=halve)
+    return callback
+
+
 @LINES
 def test_a_learning_rate_that_a_callback_changes_gets_no_warning(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also if a later fit of the program begins with the changed rate."""
 
-    def halve(epoch: int, logs: Any = None) -> None:
-        rate = model.optimizer.learning_rate
-        rate.assign(rate * 0.5)
-
-    def program() -> Any:
-        nonlocal model
+    def program() -> None:
         model = on.model()
         for _ in range(2):
-            on.fit(model, on.callback(on_epoch_begin=halve))
+            on.fit(model, halving(on))
 
-    model: Any = None
     on.run(program, ("begin", 1, 1), ("begin", 0, 1), ("begin", 1, 1))
     assert "sets the learning rate" not in caplog.text
 
@@ -308,17 +313,12 @@ def test_a_fit_that_is_called_again_gets_no_warning_about_its_learning_rate(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in a notebook, with the model that a callback has trained at another rate."""
-
-    def halve(epoch: int, logs: Any = None) -> None:
-        rate = model.optimizer.learning_rate
-        rate.assign(rate * 0.5)
-
     on.start()
     model = on.model()
     on.cuts = [("begin", 1, 1)]
     with pytest.raises(SystemExit):
-        on.fit(model, on.callback(on_epoch_begin=halve))
-    on.fit(model, on.callback(on_epoch_begin=halve))
+        on.fit(model, halving(on))
+    on.fit(model, halving(on))
     assert on.commits
     assert "sets the learning rate" not in caplog.text
 

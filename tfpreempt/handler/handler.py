@@ -345,8 +345,11 @@ class PreemptionCheckpointHandler:
             self._session.ready(run, "check_preemption()")
         if step_flag.bare == step_flag.started:
             step_flag.bare += 1  # a step outside of run() is still incomplete
-        with self._checking_at_exit(sys._getframe(1), "check_preemption()"):
+        try:
             self._session.boundary(self._checked)
+        except SystemExit:
+            self._check_before_exit(sys._getframe(1), "check_preemption()")
+            raise
         run.may_have_changed = True
 
     @contextlib.contextmanager
@@ -696,8 +699,11 @@ class PreemptionCheckpointHandler:
                 self._step_flag.started -= 1
                 raise
         frame = sys._getframe(2)
-        with self._checking_at_exit(frame, what):
+        try:
             session.enter(run, what)
+        except SystemExit:
+            self._check_before_exit(frame, what)
+            raise
         self._unsaved.after_call()
         if run.steps_made in LOOKS:
             self._watch_loop(frame, what)
@@ -713,22 +719,18 @@ class PreemptionCheckpointHandler:
                 stop_at = min(stop_at, next_save)
             run.stop_at = next_stop(run, stop_at)
 
-    @contextlib.contextmanager
-    def _checking_at_exit(self, frame: FrameType, what: str) -> Iterator[None]:
-        """Returns a context in which the exit after a notice names changed state that
-        no commit holds. A state that changes once per epoch may have changed only now.
+    def _check_before_exit(self, frame: FrameType, what: str) -> None:
+        """Names changed state that no commit holds, before the exit after a notice. A
+        state that changes once per epoch may have changed only now.
+
+        Called after the save, because the search may take a second of the grace period.
 
         Args:
             frame: the frame that called the handler.
             what: the called method.
         """
-        try:
-            yield
-        except SystemExit:
-            # After the save, because the search may take a second of the grace period.
-            if self._run.steps_made > LOOKS[0]:
-                self._watch_loop(frame, what)
-            raise
+        if self._run.steps_made > LOOKS[0]:
+            self._watch_loop(frame, what)
 
     def _watch_loop(self, frame: FrameType, what: str) -> None:
         if self._run.config.save_fn is None:

@@ -161,7 +161,7 @@ def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
     known = set(map(id, iterators))
     for each in objects:
         is_known = id(each) in known or _is_variable(each) or not _saves_itself(each)
-        if not is_known or is_on_read(each) or _has_slots(each):
+        if not is_known or is_on_read(each) or has_slots(each):
             return
     # TensorFlow finds the keys of the iterators, but reads no position.
     empty = {"_STATE": tf.constant("")}
@@ -178,7 +178,7 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
     if fed or savers:
         return None
     objects = [each() for each in graph.objects]
-    if any(map(_has_slots, objects)):
+    if any(map(has_slots, objects)):
         return None
     here = device_prefixes()
     numbers = {id(each): number for number, each in enumerate(objects)}
@@ -377,7 +377,7 @@ def _is_variable(obj: Any) -> bool:
     )
 
 
-def _has_slots(obj: Any) -> bool:
+def has_slots(obj: Any) -> bool:
     """Returns whether an object is an optimizer with slot variables. At every save,
     TensorFlow gets the current slots of the optimizer, which may include new slots."""
     return hasattr(type(obj), "get_slot_names")

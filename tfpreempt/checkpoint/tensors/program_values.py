@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.state.encoding import decode, encode
 from tfpreempt.checkpoint.state.unsaved_state_check import raw_bytes
-from tfpreempt.checkpoint.tensors.gather import sums
+from tfpreempt.checkpoint.tensors.gather import has_slots, sums
 from tfpreempt.checkpoint.tensors.iterator_state import (
     KEEP_SERVICE_OUT,
     nodes_of,
@@ -114,8 +114,12 @@ def warn_of_kernels(objects: Sequence[tuple[str, Any]]) -> None:
         objects: path and object of each object of a checkpoint.
     """
     # A Bidirectional trains two copies of the layer with which it was made.
-    both_ways = (obj for _, obj in objects if _is_bidirectional(obj))
-    unused = {id(part) for obj in both_ways for part in obj.layer._flatten_layers()}
+    unused = {
+        id(part)
+        for _, obj in objects
+        if type(obj).__name__ == "Bidirectional" and _is_of_tf_keras(obj)
+        for part in obj.layer._flatten_layers()
+    }
     # Do not use getattr: the access to a missing attribute of a variable reads the
     # value of the variable. For an ON_READ variable the read is a collective, which
     # would hang without the other workers.
@@ -143,16 +147,15 @@ def _has_no_dropout(layer: Any) -> bool:
     """Returns whether all dropout rates of a layer of tf_keras are 0, such as the
     default rates of an LSTM. A layer that the program defines may draw other numbers.
     """
-    if not type(layer).__module__.startswith("tf_keras."):
+    if not _is_of_tf_keras(layer):
         return False
     found = (getattr(layer, each, None) for each in _RATES)
     rates = [each for each in found if each is not None]
     return bool(rates) and not any(rates)
 
 
-def _is_bidirectional(value: Any) -> bool:
-    kind = type(value)
-    return kind.__name__ == "Bidirectional" and kind.__module__.startswith("tf_keras.")
+def _is_of_tf_keras(value: Any) -> bool:
+    return type(value).__module__.startswith("tf_keras.")
 
 
 def _load_keras_record(seeds: Any) -> None:
@@ -277,9 +280,8 @@ def _slots(objects: Sequence[Any]) -> list[Any]:
     those of TensorFlow 1) that TensorFlow saves beside the objects of a Checkpoint:
     the slots of the saved variables."""
     found = []
-    for optimizer in objects:
-        names = getattr(type(optimizer), "get_slot_names", lambda _: ())(optimizer)
-        for name, variable in itertools.product(names, objects):
+    for optimizer in filter(has_slots, objects):
+        for name, variable in itertools.product(optimizer.get_slot_names(), objects):
             with contextlib.suppress(AttributeError, KeyError):
                 found.append(optimizer.get_slot(variable, name))
     return [each for each in found if each is not None]

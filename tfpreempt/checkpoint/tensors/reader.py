@@ -240,7 +240,8 @@ def restore(
 
     Returns:
         Function that returns the names of saved variables for which the program has no
-        object yet, for example an optimizer's variables before the first step.
+        object yet, for example an optimizer's variables before the first step. With
+        `later=True`, only those that an object of the program creates at its first use.
 
     Raises:
         CheckpointMismatchError: the checkpoint belongs to another model, and
@@ -385,7 +386,7 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[..., Sequence[st
 
     Returns:
         Function that returns the names of saved variables for which the program has no
-        object yet.
+        object yet, as in `restore`.
     """
     coordinator = status._checkpoint
     if not hasattr(coordinator, "object_graph_proto"):
