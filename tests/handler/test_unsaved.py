@@ -1652,6 +1652,29 @@ def test_no_warning_for_saved_or_unchanged_values(
         state.unregister()
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_variables_that_another_open_handler_saves_are_not_named(
+    program: Program, is_closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two models with two checkpoints, trained in turn: each got a warning."""
+    other = Program(program.directory.with_name("other"))
+
+    def step() -> None:
+        program.step()
+        other.step()
+
+    with other.handler() as second, program.handler() as first:
+        if is_closed:
+            second.close()
+        for _ in range(5):
+            first.run(step)
+            if not is_closed:
+                second.run(other.step)
+    named = ["step changes state that is not in the commits: other.variable. A"]
+    assert [each for each in named if each in caplog.text] == named * is_closed
+    assert is_closed or caplog.text == ""
+
+
 def test_an_unreadable_object_does_not_stop_training(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -50,7 +50,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -293,6 +293,11 @@ class UnsavedStateCheck:
         default_factory=dict, init=False
     )
     _with_states: bool = dataclasses.field(default=False, init=False)
+    # The checks in use: a commit of another handler is as good as one of this handler.
+    _in_use: ClassVar[weakref.WeakSet[UnsavedStateCheck]] = weakref.WeakSet()
+
+    def __post_init__(self) -> None:
+        self._in_use.add(self)
 
     def watch_restored(self, *, with_states: bool) -> None:
         """Records the variables that the start has restored, for `compare_restored`.
@@ -538,8 +543,9 @@ class UnsavedStateCheck:
             _log.warning("%s", " ".join(problems))
 
     def forget(self) -> None:
-        """Drops the recorded values."""
+        """Drops the recorded values, at the end of the handler or fit."""
         self._call = self._loop = None
+        self._in_use.discard(self)
 
     @contextlib.contextmanager
     def _errors_logged(self) -> Iterator[None]:
@@ -566,9 +572,10 @@ class UnsavedStateCheck:
         whole: tuple[type, ...] = (State,)
         for framework in values:
             whole += framework.SAVED_WHOLE
-            saved, with_attributes = framework.saved(self.checkpoint)
-            keys |= set(map(id, saved))
-            roots += with_attributes
+            for check in list(self._in_use):
+                saved, with_attributes = framework.saved(check.checkpoint)
+                keys |= set(map(id, saved))
+                roots += with_attributes
         named = {str(number): root for number, root in enumerate(roots)}
         for location in reachable(named, functools.partial(_is_saved_with, whole)):
             keys |= {id(location.value), (id(location.owner), location.key)}
