@@ -1,7 +1,7 @@
 """Two real workers: sums of ON_READ variables in the chief's save, parts restored.
 
-Variables that each worker sets separately: each worker's own value is restored, but all
-weights have the chief's values.
+Variables that each worker sets separately: each worker's own value is restored, but
+weights and large variables have the chief's values. A warning names them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ def run_workers(here, out, form):
     arguments = ["--form", form, "--out", out]
     workers = here.start(str(_WORKER), *arguments, world=2)
     workers.expect(0, 0)
-    text = "weights had other values on this worker than on worker 0 in the interrupted"
-    found = [f"{text} run: bias." in worker.output for worker in workers]
+    text = "variables had other values on this worker than on worker 0 in the"
+    text += " interrupted run: bias, large."
+    found = [text in worker.output for worker in workers]
     assert found == [False, True]
     return [json.loads((out / f"report-{i}.json").read_text()) for i in range(2)]
 

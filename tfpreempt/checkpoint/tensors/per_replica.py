@@ -16,6 +16,7 @@ from tfpreempt.checkpoint.state.array_contents import (
 )
 from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.checkpoint.state.unsaved_state_check import shortened
+from tfpreempt.checkpoint.tensors.program_values import sample
 from tfpreempt.checkpoint.tensors.variables import (
     AttachedState,
     distributed,
@@ -25,8 +26,8 @@ from tfpreempt.checkpoint.tensors.variables import (
 _log = logging.getLogger(__name__)
 
 _LOCAL_BYTES = 1 << 20  # most bytes of a variable outside of a strategy
-_STRATEGY_BYTES = 1 << 10  # most bytes of a weight that a restart compares
-_MOST_WEIGHTS = 20  # of a strategy; reading thousands would delay each save
+_COMPARED = 20  # variables that a restart compares; reading thousands delays each save
+_ELEMENTS = 256  # that are compared of a variable
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -86,7 +87,14 @@ class PerReplicaState(AttachedState):
         return bool(self._attached.differing or self._attached.own)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        _write(fileobj, self._attached.differing + self._attached.own)
+        variables = self._attached.differing + self._attached.own
+        _write(
+            fileobj,
+            (
+                (path, variable, [part.numpy() for part in local_parts(variable)])
+                for path, variable in variables
+            ),
+        )
 
     def load(self, fileobj: IO[bytes]) -> None:
         self.reshard([fileobj], 0, 1)
@@ -126,8 +134,8 @@ class PerReplicaState(AttachedState):
 
 
 class WorkerVariablesState(AttachedState):
-    """Saves small variables on workers other than the chief, because a program may set
-    them to other values on each worker.
+    """Saves variables on workers other than the chief, because a program may set them
+    to other values on each worker.
 
     TensorFlow's own files have the chief's values, with which the other workers would
     resume. This State saves the worker's own values of
@@ -138,9 +146,9 @@ class WorkerVariablesState(AttachedState):
     - scalar variables of a strategy, such as a learning rate that each worker lowers by
       its own loss.
 
-    Also saves `_MOST_WEIGHTS` small weights, which a restart only compares. A warning
-    is logged if the weights differ: then other weights may differ, too, and all weights
-    have the chief's values.
+    Also saves elements of up to `_COMPARED` larger variables, which a restart only
+    compares. A warning is logged if the elements differ: all larger variables have the
+    chief's values.
     """
 
     _name = "tfpreempt.variables"
@@ -153,20 +161,21 @@ class WorkerVariablesState(AttachedState):
 
     def load(self, fileobj: IO[bytes]) -> None:
         saved, differing = read_replica_values(fileobj), []
-        for path, variable in self._variables():
+        for path, variable, arrays in self._variables():
             if path not in saved:
                 continue
-            if distributed(variable) is None or not _is_weight(variable):
+            if _is_own(variable):
                 _assign(variable, saved[path])
-            elif _differs(variable, saved[path]):
+            elif _differs(arrays, saved[path]):
                 differing.append(path)
         if differing:
             _log.warning(
-                "weights had other values on this worker than on worker 0 in the "
-                "interrupted run: %s. All weights now have the values of worker 0 on "
-                "all workers, so training may differ from a run without the restart. "
+                "variables had other values on this worker than on worker 0 in the "
+                "interrupted run: %s. They now have the values of worker 0 on all "
+                "workers, so training may differ from a run without the restart. "
                 "Weights differ if the program changes weights, or sets a learning "
-                "rate, on some workers only.",
+                "rate, on some workers only. Keep large values of a worker in a State "
+                "with per_worker=True.",
                 shortened(differing),
             )
 
@@ -176,45 +185,56 @@ class WorkerVariablesState(AttachedState):
         """Restores nothing: if the number of workers has changed, every worker keeps
         the chief's values."""
 
-    def _variables(self) -> Iterator[tuple[str, Any]]:
+    def _variables(self) -> Iterator[tuple[str, Any, Arrays]]:
+        """Yields the paths and variables, with their values on the replicas, or with
+        elements of the values if a restart only compares the variable."""
         attached = self._attached
         other = {id(distributed(each)) for _, each in attached.differing + attached.own}
-        weights = 0
+        compared = 0
         for path, variable in attached.tracked()[0]:
-            inner, parts, most = distributed(variable), local_parts(variable), 0
-            if inner is None:
-                most = _LOCAL_BYTES
-            elif id(inner) in other:
+            inner, parts = distributed(variable), local_parts(variable)
+            if not parts or not _has_numbers(parts[0]):
                 continue
-            elif not variable.shape.rank or (
-                _is_weight(variable) and weights < _MOST_WEIGHTS
-            ):
-                most = _STRATEGY_BYTES
-            if parts and most and _is_small(parts[0], most):
-                weights += inner is not None and _is_weight(variable)
-                yield path, variable
+            if inner is not None and id(inner) in other:
+                continue
+            if _is_own(variable):
+                yield path, variable, [part.numpy() for part in parts]
+            elif compared < _COMPARED and (inner is None or variable.trainable):
+                compared += 1
+                yield path, variable, [_elements(part) for part in parts]
 
 
-def _is_weight(variable: Any) -> bool:
-    return bool(variable.trainable and variable.shape.rank)
+def _is_own(variable: Any) -> bool:
+    """Returns whether each worker restores its own value of a variable."""
+    if distributed(variable) is not None:
+        return not variable.shape.rank
+    size = variable.shape.num_elements() * variable.dtype.size
+    return bool(size <= _LOCAL_BYTES)
 
 
-def _is_small(part: Any, most: int) -> bool:
-    """Returns whether a variable has numbers of at most `most` bytes."""
+def _has_numbers(part: Any) -> bool:
     return bool(
         tf.as_dtype(part.dtype).name in bundle.DTYPES.values()
         and part.shape.is_fully_defined()
-        and part.shape.num_elements() * part.dtype.size <= most
         and part.is_initialized()
     )
 
 
-def _write(fileobj: IO[bytes], variables: Iterable[tuple[str, Any]]) -> None:
-    """Writes the values of variables on this worker's replicas; `read_replica_values`
-    reads this format."""
+def _elements(part: Any) -> np.ndarray[Any, Any]:
+    elements = sample(part, _ELEMENTS)
+    assert elements is not None
+    return elements
+
+
+def _write(fileobj: IO[bytes], values: Iterable[tuple[str, Any, Arrays]]) -> None:
+    """Writes the values of variables; `read_replica_values` reads this format.
+
+    Args:
+        fileobj: file to write to.
+        values: path, variable and the values on this worker's replicas.
+    """
     header, parts = [], []
-    for path, variable in variables:
-        arrays = [part.numpy() for part in local_parts(variable)]
+    for path, variable, arrays in values:
         header.append(
             {
                 "path": path,
@@ -226,13 +246,11 @@ def _write(fileobj: IO[bytes], variables: Iterable[tuple[str, Any]]) -> None:
     write_parts(fileobj, header, parts)
 
 
-def _differs(variable: Any, arrays: Arrays) -> bool:
-    """Returns whether a variable has the shapes of the values on the replicas of this
-    worker, but not the values."""
-    now = [part.numpy() for part in local_parts(variable)]
-    if [each.shape for each in now] != [each.shape for each in arrays]:
+def _differs(now: Arrays, saved: Arrays) -> bool:
+    """Returns whether arrays have the same shapes, but not the same values."""
+    if [each.shape for each in now] != [each.shape for each in saved]:
         return False
-    return [each.tobytes() for each in now] != [each.tobytes() for each in arrays]
+    return [each.tobytes() for each in now] != [each.tobytes() for each in saved]
 
 
 def _assign(variable: Any, arrays: Arrays) -> bool:
