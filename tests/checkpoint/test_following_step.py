@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Journal:
         workers: int = 1,
         worker: int = 0,
         states: StateRegistry | None = None,
+        rates: Mapping[str, str] | None = None,
     ) -> FollowingStepCheck:
         return FollowingStepCheck(
             trained,
@@ -44,6 +46,7 @@ class Journal:
             states or StateRegistry(),
             self.record,
             lambda: self.records,
+            rates or {},
         )
 
 
@@ -83,6 +86,22 @@ def test_other_values_than_before_the_restart_are_named(
     journal.start(7).compare(7, print, after, {"mask": MASK})
     assert (f"{OTHER} that the step would have got" in caplog.text) == bool(named)
     assert not named or f"without the restart: {named}. " in caplog.text
+
+
+def test_another_learning_rate_of_the_program_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The restore sets the rate of the checkpoint, so a change had no effect."""
+    journal = Journal()
+    before = {"a/learning_rate": "0.1", "b/learning_rate": "0.2", "old": "1"}
+    now = {"a/learning_rate": "0.01", "b/learning_rate": "0.2", "new": "1"}
+    journal.start(0, rates=before).before_commit(3, print, (), {})
+    for _ in range(2):
+        start = journal.start(3, rates=now)
+        start.compare(3, print, (), {})
+        start.before_commit(3, print, (), {})
+    [text] = caplog.messages
+    assert "program: a/learning_rate is 0.01, was 0.1. The rates of" in text
 
 
 @pytest.mark.parametrize("args", [(), (iter(()),)])

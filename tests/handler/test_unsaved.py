@@ -1652,6 +1652,32 @@ def test_no_warning_for_saved_or_unchanged_values(
         state.unregister()
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.05])
+def test_a_learning_rate_that_the_program_sets_anew_is_named(
+    program: Program, rate: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart restores the rate, which the loop lowers in each step."""
+
+    def train(rate: float) -> Any:
+        made = keras.optimizers.SGD(rate)
+        made.build([program.variable])
+        checkpoint = tf.train.Checkpoint(made=made, v=program.variable)
+        with program.handler(checkpoint, config={"exit_fn": sys.exit}) as handler:
+            for number in range(handler.total_run_calls, 4):
+                if number == 2 and handler.run_calls:
+                    program.button.press()
+                handler.run(apply, made, program.variable)
+                made.learning_rate.assign(made.learning_rate * 0.5)
+        return made
+
+    with pytest.raises(SystemExit):
+        train(0.1)
+    made = train(rate)
+    assert made.learning_rate.numpy() == np.float32(0.1) / 16
+    named = "program: made/_learning_rate is 0.05, was 0.1. The rates"
+    assert (named in caplog.text) == (rate != 0.1)
+
+
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_variables_that_another_open_handler_saves_are_not_named(
     program: Program, is_closed: bool, caplog: pytest.LogCaptureFixture

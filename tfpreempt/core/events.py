@@ -236,12 +236,14 @@ class FollowingStep:
             step function uses, by name.
         shared: fingerprints of this worker's values of the States that only the chief
             saves, by name, if this process has changed the values.
+        rates: the learning rates that the program set before the restore, by path.
     """
 
     trained: int
     workers: int
     values: Mapping[str, str]
     shared: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    rates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

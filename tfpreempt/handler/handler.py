@@ -28,7 +28,10 @@ from tfpreempt.checkpoint.restore.handle import (
     latest_prefix,
 )
 from tfpreempt.checkpoint.restore.opening import adapter_of
-from tfpreempt.checkpoint.state.following_step import FollowingStepCheck
+from tfpreempt.checkpoint.state.following_step import (
+    FollowingStepCheck,
+    learning_rates,
+)
 from tfpreempt.checkpoint.state.unsaved_state_check import LOOKS, UnsavedStateCheck
 from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_metrics, check_save_freq, check_timeout
@@ -201,6 +204,7 @@ class PreemptionCheckpointHandler:
         with register(self._session, given, config, options) as self._run:
             checkpoint = getattr(given, "checkpoint", given)
             self._unsaved = UnsavedStateCheck(checkpoint)
+            rates = learning_rates(checkpoint)
             self._run.restore(is_partial=restore == "partial")
             candidate = self._run.candidate
             self._following_step = FollowingStepCheck(
@@ -209,6 +213,7 @@ class PreemptionCheckpointHandler:
                 self._run.directory.registry,
                 self._run.record,
                 functools.partial(self._run.journal.read_earlier, FollowingStep),
+                rates,
                 candidate.because if candidate is not None else None,
             )
             if candidate is not None and restore is True:

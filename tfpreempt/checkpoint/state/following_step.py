@@ -62,6 +62,11 @@ _SHARED = (
     "made, and continues with the chief's value: a commit contains only the chief's "
     "value of a State with per_worker=False. Create the State with per_worker=True."
 )
+_RATES = (
+    "this program sets other learning rates than the interrupted program: %s. The "
+    "rates of the checkpoint were restored. To train with another rate, assign the "
+    "rate after the handler is created."
+)
 _SAVED_OUTSIDE = ("preemption", "periodic", "save")
 _SKIPPED = (
     "the restored commit was made after step %d, outside of run(): by save() or "
@@ -86,6 +91,7 @@ class FollowingStepCheck:
         record: function that appends an event to the journal of the run.
         earlier: function that returns the `FollowingStep` records of earlier processes
             of this worker.
+        rates: result of `learning_rates` before the restore.
         because: reason of the restored commit, see `Manifest`; None without a commit of
             tfpreempt.
     """
@@ -97,6 +103,7 @@ class FollowingStepCheck:
         registry: StateRegistry,
         record: Callable[[Event], None],
         earlier: Callable[[], Sequence[Mapping[str, Any]]],
+        rates: Mapping[str, str],
         because: str | None = None,
     ) -> None:
         self._trained = trained
@@ -105,6 +112,7 @@ class FollowingStepCheck:
         self._at_start = self._shared_values()
         self._record = record
         self._earlier = earlier
+        self._rates = rates
         self._because = because
         self._is_compared = False
 
@@ -118,7 +126,11 @@ class FollowingStepCheck:
         empty if another number of workers trained, or if the record is corrupt."""
         for each in reversed(self._records):
             if each.get("trained") == self._trained:
-                values = each.get("values"), each.get("shared", {})
+                values = (
+                    each.get("values"),
+                    each.get("shared", {}),
+                    each.get("rates", {}),
+                )
                 is_intact = all(isinstance(one, Mapping) for one in values)
                 is_same = each.get("workers") == self._cluster.num_workers
                 return each if is_intact and is_same else {}
@@ -151,6 +163,7 @@ class FollowingStepCheck:
                 workers=self._cluster.num_workers,
                 values=_values_of_call(function, args, kwargs),
                 shared=self._other_values(self._shared_values()),
+                rates=self._rates,
             )
         )
 
@@ -185,6 +198,13 @@ class FollowingStepCheck:
         recorded = self._recorded or {}
         if others := self._other_values(recorded.get("shared") or {}):
             _log.warning(_SHARED, shortened(sorted(others)))
+        rates = recorded.get("rates", {})
+        if other := [
+            f"{path} is {rate}, was {rates[path]}"
+            for path, rate in self._rates.items()
+            if rates.get(path, rate) != rate
+        ]:
+            _log.warning(_RATES, shortened(other))
         if before := recorded.get("values"):
             now = _values_of_call(function, args, kwargs)
             # The paths of a function's values may be different in a new process.
@@ -226,6 +246,23 @@ class FollowingStepCheck:
             for name, mark in values.items()
             if name in before and before[name] != mark
         }
+
+
+def learning_rates(checkpoint: Any) -> dict[str, str]:
+    """Returns the constant learning rates of the optimizers in a checkpoint, as text,
+    by path.
+
+    Args:
+        checkpoint: checkpoint object of the program, before the restore; None for no
+            optimizers.
+    """
+    return {
+        path: f"{float(rate[0]):.6g}"
+        for each in frameworks.adapters("values")
+        for path, variable in each.named_variables(checkpoint, with_states=False)
+        if path.endswith("learning_rate")
+        and (rate := each.sample(variable, 1)) is not None
+    }
 
 
 def _values_of_call(
