@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,3 +178,22 @@ def test_a_file_of_another_user_is_not_copied(
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(contained.UnsafeFileError):
         contained.open_file(file, os.O_WRONLY, root=str(root), copies=True)
+
+
+def test_a_file_that_replaces_the_file_to_be_copied_is_not_copied(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of the file was checked, and the file of another user was copied."""
+    file, second, close = root / "a" / "file", root / "a" / "second", os.close
+    second.hardlink_to(file)
+
+    def replace_before(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and file.samefile(second):
+            (root / "a" / "theirs").write_bytes(b"theirs")
+            (root / "a" / "theirs").replace(file)
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", replace_before)
+    with pytest.raises(contained.UnsafeFileError, match="another process"):
+        contained.open_file(file, os.O_WRONLY, root=str(root), copies=True)
+    assert sorted(os.listdir(root / "a")) == ["file", "second"]

@@ -232,18 +232,29 @@ def open_at(
     if not is_shared:
         return descriptor
     os.close(descriptor)
-    _replace_by_copy(folder, name, path)
+    _replace_by_copy(folder, name, path, status)
     return open_at(folder, name, flags, mode, path=path)
 
 
-def _replace_by_copy(folder: int, name: str, path: str) -> None:
+def _replace_by_copy(
+    folder: int, name: str, path: str, checked: os.stat_result
+) -> None:
     """Replaces a file by a copy of the file, which has no second hard link.
 
     The copy has the same permissions.
+
+    Args:
+        folder: descriptor of the directory.
+        name: name of the file in the directory.
+        path: path of the file, for error messages.
+        checked: status of the only file that may be copied. Meanwhile another process
+            may have replaced the file.
     """
     source = open_at(folder, name, os.O_RDONLY, path=path)
     with open(source, "rb") as old:
-        mode, temporary = stat.S_IMODE(os.fstat(source).st_mode), f"{name}{_COPY}"
+        if not os.path.samestat(os.fstat(source), checked):
+            raise UnsafeFileError(errno.EBUSY, "Replaced by another process", path)
+        mode, temporary = stat.S_IMODE(checked.st_mode), f"{name}{_COPY}"
         with contextlib.suppress(FileNotFoundError):  # exists after an interrupted copy
             os.unlink(temporary, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
