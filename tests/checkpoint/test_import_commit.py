@@ -65,7 +65,7 @@ def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
 
 def test_an_old_download_is_deleted_at_the_next_import(tmp_path):
     store, here, there = FaultyObjectStore(), tmp_path / "here", tmp_path / "there"
-    part = here / ".tfpreempt-staging" / "fetch-other" / "ckpt.index"
+    part = here / ".tfpreempt-staging" / "fetch-3-00000000" / "ckpt.index"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"half")
     assert start(here, store) is None
@@ -73,6 +73,17 @@ def test_an_old_download_is_deleted_at_the_next_import(tmp_path):
     mirrored(store, commit(there, 20))
     assert start(here, store) == 20
     assert not (here / ".tfpreempt-staging").exists()
+
+
+def test_a_directory_of_the_user_with_the_name_of_downloads_stays(tmp_path):
+    """Another user has renamed the directory above to that of staged downloads."""
+    store, here, there = FaultyObjectStore(), tmp_path / "here", tmp_path / "there"
+    notes = here / ".tfpreempt-staging" / "fetch-notes" / "one.tex"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("years of work")
+    mirrored(store, commit(there, 20))
+    assert start(here, store) == 20
+    assert notes.read_text() == "years of work"
 
 
 def test_a_full_disk_does_not_lead_to_an_older_commit(tmp_path, monkeypatch):

@@ -441,6 +441,23 @@ def test_files_of_a_user_among_the_leases_are_never_deleted(tmp_path):
     assert (tmp_path / "today").read_text() == saved.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", [layout.LEASE, f"{layout.LEASE}.{DEAD}"])
+def test_a_directory_of_the_user_with_the_name_of_the_leases_stays(tmp_path, name):
+    """Another user cannot delete the files in it, but can give it another name."""
+    objects = tmp_path / "objects"
+    for each in (THEIRS, DEAD):
+        (objects / each).mkdir(parents=True)
+        (objects / each / "tree").write_text("years of work")
+    objects.rename(tmp_path / name)
+    if name == layout.LEASE:
+        with pytest.raises(errors.DirectoryLockedError, match="Move these entries"):
+            acquired(tmp_path)
+    else:
+        acquired(tmp_path).release()
+    for each in (THEIRS, DEAD):
+        assert (tmp_path / name / each / "tree").exists()
+
+
 class Stale(LocalLeaseFileSystem):
     """An NFS client that reads a directory that another client has removed."""
 

@@ -204,6 +204,19 @@ def test_a_directory_of_the_user_with_the_name_of_the_staging_directory_stays(tm
     assert (tmp_path / layout.STAGING / "thesis" / "one.tex").exists()
 
 
+def test_the_directory_of_another_run_with_the_name_of_the_staging_directory_stays(
+    tmp_path,
+):
+    other = open_directory(tmp_path / "other", FlatContents(str(tmp_path / "other")))
+    save(other, 1)
+    save(open_directory(tmp_path / "other", OwnContents()), 2)
+    (tmp_path / "other").rename(tmp_path / layout.STAGING)
+    before = sorted((tmp_path / layout.STAGING).rglob("*"))
+    assert layout.MARKER in {each.name for each in before}
+    started(tmp_path)
+    assert sorted((tmp_path / layout.STAGING).rglob("*")) == before
+
+
 def test_a_save_that_is_renamed_while_it_is_deleted_is_removed_by_the_next_start(
     tmp_path,
 ):

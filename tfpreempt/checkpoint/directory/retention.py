@@ -450,7 +450,9 @@ def clean(
     is_there = file_reading.is_real_dir(staging)
     for name in file_reading.names(staging) if is_there else ():
         path = os.path.join(staging, name)
-        is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
+        # The name of a commit: another user has renamed the directory of another run.
+        is_other = name.startswith(layout.FETCH) or catalog.kind_of(name) is not None
+        is_ours = layout.ATTEMPT.fullmatch(name) and not is_other
         is_doomed = is_ours and _is_staged(path) and is_over(path)
         if is_doomed and try_delete_staging(files, path):
             removed.append(path)

@@ -32,6 +32,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -56,7 +57,9 @@ from tfpreempt.storage.files import (
     write_durably,
 )
 
-_HOLDER, _RENEWALS = "holder", "renewals"
+_HOLDER, _RENEWALS, _MOVE = "holder", "renewals", "move-"
+# Names in the directory of a lease. Earlier versions counted the renewals in "beat".
+_OURS = re.compile(rf"{_HOLDER}|{_RENEWALS}|beat|{_MOVE}\d+")
 _UNREADABLE = b"?"  # returned in place of the content of a file that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
@@ -169,6 +172,9 @@ class DirectoryLease:
         """Ends a lease, if the lease still exists, so that the holder of the lease can
         no longer commit.
 
+        Files of other programs stay, and so does the directory: another user, who
+        cannot delete the files, may have renamed the directory.
+
         Args:
             token: token of the lease.
             root: path of the directory that contains `<token>/`; by default
@@ -184,7 +190,7 @@ class DirectoryLease:
             try:
                 # Remove the holder's record first: without a record, any process may
                 # finish an interrupted removal.
-                for name in sorted(names, key=_HOLDER.__ne__):
+                for name in sorted(filter(_OURS.fullmatch, names), key=_HOLDER.__ne__):
                     self._disk.remove(os.path.join(folder, name))
                 self._disk.remove_dir(folder)
                 break
@@ -234,7 +240,7 @@ class DirectoryLease:
         path to its final name, or from its final name to this path; once the lease has
         ended, the move fails.
         """
-        return os.path.join(self._root, token, f"move-{next(self._moves)}")
+        return os.path.join(self._root, token, f"{_MOVE}{next(self._moves)}")
 
     def sweep(self) -> None:
         """Removes the files of processes that were killed while taking the lease.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from tfpreempt import errors
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 SILENT_SECONDS = 2.0  # seconds to wait for the store before a warning is logged
 # Seconds for retries after the warning, if a local commit can be restored.
 LOOK_SECONDS = 8.0
+_STAGED = re.compile(rf"{layout.FETCH}\d+-[0-9a-f]{{8}}")  # with the token of a commit
 _KEEP_ALL = RetentionPolicy(max_to_keep=None)
 
 
@@ -329,6 +331,6 @@ def _drop_others(files: Files, staged: str) -> None:
     """Removes incomplete downloads of commits other than the commit of `staged`."""
     parent = os.path.dirname(staged)
     names = file_reading.names(parent) if file_reading.is_real_dir(parent) else []
-    for path in (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH)):
+    for path in (os.path.join(parent, n) for n in names if _STAGED.fullmatch(n)):
         if path != staged:
             retention.delete_staging(files, path)
