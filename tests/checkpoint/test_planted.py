@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -30,6 +31,7 @@ from tests.checkpoint.fakes import (
     save,
     write_part,
 )
+from tests.checkpoint.test_array_contents import Program, directory_of
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.bundles import bundle
@@ -47,10 +49,12 @@ from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.checkpoint.mirror.upload import Upload
 from tfpreempt.checkpoint.restore.restore import find_candidates
 from tfpreempt.checkpoint.state import state_file
+from tfpreempt.checkpoint.state.array_contents import read_worker_values
+from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.core import contained
-from tfpreempt.storage import file_reading, os_errors
+from tfpreempt.storage import checksum, file_reading, os_errors
 from tfpreempt.storage.files import Files, LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -556,6 +560,70 @@ def test_an_index_that_the_manifest_does_not_name_is_not_restored(
     assert found.step == 1
     [problem] = problems
     assert "ckpt.index' is not in the manifest" in problem
+
+
+@pytest.mark.parametrize("kind", [None, os.mkfifo])
+@pytest.mark.parametrize("is_index_whole", [True, False])
+def test_data_that_the_manifest_does_not_name_are_not_restored(
+    tmp_path: Path, kind: Callable[[Path], None] | None, is_index_whole: bool
+) -> None:
+    """Links led to the weights of a private checkpoint; TensorFlow waits for a pipe."""
+    for name, value in (("run", 0.0), ("private", 7.0)):
+        for step in (1, 2):
+            weights = Program({"weight": np.full(1000, value)})
+            save(directory_of(tmp_path / name, weights), step)
+    commit, private = tmp_path / "run" / "2", tmp_path / "private" / "2"
+    index = (private / "ckpt.index").read_bytes()
+    if not is_index_whole:  # compressed blocks, for example, which TensorFlow can read
+        index = b"\1" + index[1:]
+    (commit / "ckpt.index").write_bytes(index)
+    crc = checksum.of_bytes(index)
+    named = FileEntry(name="ckpt.index", size=len(index), crc32c=crc)
+    forge(commit, files=(named,))
+    for path in commit.glob("ckpt.data-*"):
+        path.unlink()
+        if kind is None:
+            path.symlink_to(private / path.name)
+        else:
+            kind(path)
+    fresh = Program({"weight": None})
+    saver = directory_of(tmp_path / "run", fresh)
+    problems: list[str] = []
+    found = saver.newest(problems.append)
+    assert found is not None
+    saver.restore(found)
+    assert fresh.held["weight"].tolist() == [0.0] * 1000
+    [problem] = problems
+    assert "00000-of-00002' is not in the manifest" in problem
+
+
+def test_data_of_another_save_of_the_same_name_are_not_needed(tmp_path: Path) -> None:
+    """A save by more workers was interrupted before TensorFlow replaced the index."""
+    save(directory_of(tmp_path, Program({"weight": np.zeros(1000)})), 1)
+    (tmp_path / "1" / "ckpt.data-00001-of-00003").touch()
+    found = directory_of(tmp_path, Program({"weight": None})).newest()
+    assert found is not None
+    assert found.step == 1
+
+
+def test_values_of_replicas_that_the_manifest_does_not_name_are_not_read(
+    tmp_path: Path,
+) -> None:
+    save(open_directory(tmp_path, OwnContents()), 1)
+    [commit] = catalog.scan(str(tmp_path))
+    path = tmp_path / "1" / "worker-0000" / "tfpreempt.per_replica.state"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        header = [{"path": "x", "dtype": "float32", "shapes": [[1]]}]
+        write_parts(file, header, [bytes(4)])
+    assert read_worker_values(commit) == {}
+    data = path.read_bytes()
+    named = FileEntry(
+        name=f"worker-0000/{path.name}", size=len(data), crc32c=checksum.of_bytes(data)
+    )
+    forge(tmp_path / "1", files=(named,))
+    [commit] = catalog.scan(str(tmp_path))
+    assert list(read_worker_values(commit)) == ["x"]
 
 
 @pytest.mark.parametrize("world", [1, 2])

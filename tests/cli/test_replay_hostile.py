@@ -66,6 +66,26 @@ def test_only_the_files_of_the_commit_and_of_its_user_are_copied(
     assert os.listdir(copied / "journal") == ["worker-0.jsonl"]
 
 
+def test_a_state_that_becomes_a_link_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, path = tmp_path / "run", tmp_path / "run" / "states" / "word.state"
+    save(open_directory(run, OwnContents()), 10)
+    [commit] = catalog.scan(str(run))
+    path.parent.mkdir()
+    path.touch()
+
+    def read(file: str) -> tuple[int, None]:
+        os.remove(file)
+        os.symlink("/etc/passwd", file)
+        return 0, None
+
+    monkeypatch.setattr(replay.state_file, "read", read)
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(OSError, match="Links are not followed"):
+        replay._copy_states(str(run), str(tmp_path / "copy"), commit)
+
+
 @pytest.mark.parametrize("header", [5, {"record": 5}, {"record": {"progress": [5, 0]}}])
 def test_the_record_of_a_fit_that_makes_no_sense_has_no_phase(
     tmp_path: Path, header: object

@@ -65,7 +65,7 @@ def test_a_commit_of_tensorflow_has_the_key_of_every_variable(tmp_path: Path) ->
         ) as f:
             keys = FitRecord.read(f)[KEYS].value()
         arrays = dict(array_contents.read(commit.prefix)[0])
-        arrays |= array_contents.read_worker_values(commit.shards)
+        arrays |= array_contents.read_worker_values(commit)
         named = NamedVariables(SimpleNamespace(model=model, optimizer=model.optimizer))
         variables = named.find()
         assert list(keys) == list(variables)

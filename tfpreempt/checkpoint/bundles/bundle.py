@@ -33,6 +33,7 @@ from tfpreempt import errors
 from tfpreempt.storage import checksum, file_reading
 
 _MAX_INDEX_BYTES = 1 << 30
+_CORRUPT = (OSError, ValueError, IndexError, OverflowError, struct.error)
 
 DTYPES = {
     1: "float32",
@@ -79,10 +80,7 @@ def check(prefix: str) -> None:
         CheckpointCorruptedError: a file is missing, too short or unreadable.
     """
     try:
-        check_size(prefix)
-        with file_reading.open_file(prefix + ".index") as file:
-            data = read(file)
-        shards, ends = _read(data)
+        shards, ends = _read(prefix)
         for shard in range(shards):
             path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
             size, needed = os.stat(path).st_size, ends.get(shard, 0)
@@ -90,10 +88,18 @@ def check(prefix: str) -> None:
                 raise ValueError(
                     f"{path!r} has {size} bytes; expected at least {needed}"
                 )
-    except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
+    except _CORRUPT as error:
         raise errors.CheckpointCorruptedError(
             f"The checkpoint {prefix!r} is incomplete or corrupt: {error}"
         ) from error
+
+
+def num_data_files(prefix: str) -> int:
+    """Returns the number of data files in the index; 0 if the index is corrupt."""
+    try:
+        return _read(prefix)[0]
+    except _CORRUPT:
+        return 0
 
 
 def check_size(prefix: str) -> None:
@@ -106,13 +112,16 @@ def check_size(prefix: str) -> None:
         raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
 
 
-def _read(data: bytes) -> tuple[int, dict[int, int]]:
-    """Returns the number of data files, and a dict from the number of a data file to
-    its minimum length in bytes.
+def _read(prefix: str) -> tuple[int, dict[int, int]]:
+    """Reads the index. Returns the number of data files, and a dict from the number of
+    a data file to its minimum length in bytes.
 
-    Args:
-        data: the table, which is the content of the index file.
+    Raises:
+        Exception: an error in `_CORRUPT`.
     """
+    check_size(prefix)
+    with file_reading.open_file(prefix + ".index") as file:
+        data = read(file)
     shards = 1
     ends: dict[int, int] = {}
     for key, value in entries(data):

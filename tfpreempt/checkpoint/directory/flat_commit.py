@@ -205,13 +205,17 @@ def payload_files(prefix: str) -> list[str]:
     """
     if file_reading.is_dir(prefix):
         return [os.path.join(prefix, name) for name in file_reading.tree(prefix)]
-    base, stem = os.path.split(prefix)
-    data = re.compile(re.escape(stem) + r"\.data-.{5}-of-.{5}")
-    parts = [
-        os.path.join(base, n) for n in file_reading.names(base) if data.fullmatch(n)
-    ]
-    found = [prefix, prefix + ".index", *parts]
+    found = [prefix, prefix + ".index", *data_files(prefix)]
     return [path for path in found if file_reading.is_file(path)]
+
+
+def data_files(prefix: str) -> list[str]:
+    """Returns all paths with the names of TensorFlow's data files of the prefix,
+    including links and pipes."""
+    base, stem = os.path.split(prefix)
+    data = re.compile(re.escape(stem) + r"\.data-\d{5,}-of-\d{5,}")
+    found = filter(data.fullmatch, file_reading.names(base))
+    return [os.path.join(base, each) for each in found]
 
 
 def sweep(files: Files, directory: str) -> None:

@@ -16,10 +16,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.bundles import bundle
+from tfpreempt.checkpoint.directory import flat_commit
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum
+from tfpreempt.storage import checksum, file_reading
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.object_store import ObjectNotFoundError
 
 THREADS = 8
@@ -108,10 +111,33 @@ def faults(
         found[file] = found[file] or _compare(commit, file, size, crc)
     faulty = {file.name: text for file, text in found.items() if text is not None}
     prefix = commit.manifest.prefix if commit.manifest else None
-    index = f"{prefix}.index"
-    if prefix is not None and all(file.name != index for file in files):
-        faulty[index] = f"{commit.object(index)!r} is not in the manifest."
+    if prefix is not None:
+        faulty |= _unnamed(commit, prefix)
     return faulty
+
+
+def _unnamed(commit: Entry, prefix: str) -> dict[str, str]:
+    """Returns the files that TensorFlow would read although the manifest does not name
+    these files: their names, each with the problem.
+
+    In a store that is not local, only the index is checked, because a download contains
+    only files of the manifest. Beside a flat checkpoint, an interrupted save of the
+    same name may have left further data files. TensorFlow reads the data files whose
+    names end with the number of files in the index.
+    """
+    index, path = f"{prefix}.index", commit.file(prefix)
+    named, data = {commit.file(file.name) for file in commit.files}, list[str]()
+    if isinstance(commit.store, LocalStore):
+        try:
+            data = [each for each in flat_commit.data_files(path) if each not in named]
+        except OSError as error:
+            file_reading.check_shortage(error, path)
+            return {index: f"The directory of {path!r} cannot be listed: {error}"}
+    if data and (number := bundle.num_data_files(path)):
+        data = [each for each in data if each.endswith(f"-of-{number:05d}")]
+    read = [f"{path}.index", *data]
+    names = [prefix + each.removeprefix(path) for each in read if each not in named]
+    return {name: f"{commit.object(name)!r} is not in the manifest." for name in names}
 
 
 def _compare(commit: Entry, file: FileEntry, size: int | None, crc: int) -> str | None:

@@ -24,6 +24,7 @@ from tfpreempt.checkpoint.bundles import (
 )
 from tfpreempt.checkpoint.bundles.partitioning import DenseTensor
 from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.state.contents import Contents, StagedSave, write_tensors
 from tfpreempt.checkpoint.state.encoding import read_parts, readable
 from tfpreempt.core.cluster import Cluster
@@ -206,23 +207,22 @@ def read_replica_values(
     return found
 
 
-def read_worker_values(shards: str) -> Arrays:
+def read_worker_values(commit: Entry) -> Arrays:
     """Reads the variables that worker 0 saves itself in a commit of TensorFlow.
 
     Args:
-        shards: directory of the commit with the States.
+        commit: the commit, whose files were verified.
 
     Returns:
-        The value of the first replica, by path.
+        The value of the first replica, by path. Empty if the manifest names no file of
+        the variables.
     """
-    folder = os.path.join(shards, layout.worker_name(0))
-    try:
-        with file_reading.open_file(
-            os.path.join(folder, REPLICA_VALUES + layout.STATE_SUFFIX)
-        ) as file:
-            found = read_replica_values(file)
-    except FileNotFoundError:  # the commit has no such variables
+    name = REPLICA_VALUES + layout.STATE_SUFFIX
+    path = os.path.join(commit.shards, layout.worker_name(0), name)
+    if all(commit.file(file.name) != path for file in commit.files):
         return {}
+    with file_reading.open_file(path) as file:
+        found = read_replica_values(file)
     return {path: values[0] for path, values in found.items() if values}
 
 

@@ -186,7 +186,7 @@ def _copy_states(directory: str, copy: str, older: Entry) -> None:
                 if found is not None and found[0] < (older.sequence or 0):
                     Path(copy, folder).mkdir(exist_ok=True)
                     with (
-                        file_reading.open_file(str(path)) as file,
+                        file_reading.open_inside(str(path), directory) as file,
                         open(Path(copy, folder, path.name), "wb") as new,
                     ):
                         shutil.copyfileobj(file, new)
@@ -196,7 +196,7 @@ def _values(commit: Entry) -> Mapping[str, Any]:
     """Returns the bytes of all tensors, and the checksums of all named States."""
     found: dict[str, Any] = {}
     arrays = dict(array_contents.read(commit.prefix)[0]) if commit.prefix else {}
-    arrays |= array_contents.read_worker_values(commit.shards)
+    arrays |= array_contents.read_worker_values(commit)
     for name, array in arrays.items():
         found[name] = (str(array.dtype), array.shape, array.tobytes())
     for file in commit.files:

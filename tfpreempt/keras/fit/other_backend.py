@@ -111,7 +111,7 @@ class OtherBackend:
             raise self._refusal("this fit uses several devices; expected one device")
         arrays = {
             **array_contents.read(prefix)[0],
-            **array_contents.read_worker_values(self._commit.shards),
+            **array_contents.read_worker_values(self._commit),
         }
         variables.assign_named(
             list(self._keys),
