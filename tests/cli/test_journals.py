@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -70,6 +71,30 @@ def test_a_reader_of_the_current_state_keeps_few_records(
     assert len(trainings) < 5
     assert max(len(each.records) for each in trainings) < 10
     assert len(whole.workers[0].trainings) == 41
+
+
+@pytest.mark.parametrize("keeps_all", [True, False])
+def test_one_start_of_workers_has_few_ends_and_records(
+    tmp_path: Path, keeps_all: bool
+) -> None:
+    """`tfpreempt status` showed a row for each of millions of workers that never ran,
+    and the supervisor kept every record."""
+    who = {"wall": WALL, "monotonic": 1.0, "supervisor": "s", "incarnation": "a"}
+    records = [{"event": "started", "workers": 2, "first_worker": 4}]
+    for number in range(100):
+        records += [
+            {"event": "worker_ended", "worker": number, "returncode": 1},
+            {"event": "budget", "cause": "failure", "is_used_up": False},
+        ]
+    lines = "".join(f"{json.dumps({**who, **each})}\n" for each in records)
+    (tmp_path / "supervisor.jsonl").write_text(lines)
+    [journal] = opened(tmp_path, keeps_all=keeps_all).supervisors
+    [start] = journal.starts
+    assert [*start.ends] == [4, 5]
+    assert [each.event for each in start.records[:2]] == ["started", "worker_ended"]
+    assert len(start.records) == (103 if keeps_all else 3)
+    assert start.cause == "failure"
+    assert journal.corrupt == 98
 
 
 def test_a_late_record_belongs_to_the_process_that_made_it(tmp_path: Path) -> None:

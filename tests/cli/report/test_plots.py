@@ -123,6 +123,14 @@ def test_very_many_times_are_counted_and_not_drawn_one_by_one() -> None:
     assert len(plots.durations({"save": times})) < 60_000
 
 
+def test_of_a_very_long_name_of_a_metric_the_beginning_is_drawn() -> None:
+    """A name of a megabyte took half a minute."""
+    report = many_restarts(3).report()
+    svg = plots.curve(report, 1000 * "a", report.metrics["loss"], by_step=False)
+    assert 50 * "a" in svg
+    assert 500 * "a" not in svg
+
+
 def test_points_between_two_interruptions_each_are_seen() -> None:
     report = many_restarts(100).report()
     svg = plots.curve(report, "loss", report.metrics["loss"], by_step=False)

@@ -310,6 +310,13 @@ class SupervisorJournal(_Journal):
             return
         for start in self.starts[: -_NEWEST - 1 : -1]:
             if name == start.name or (name is None and supervisor == start.supervisor):
+                first, *others = start.records
+                is_end = record.event == "worker_ended"
+                if is_end and record["worker"] >= first["workers"]:
+                    raise ValueError("the record is of a worker that was not started")
+                if not self._keeps_all:
+                    others = [each for each in others if each.event != record.event]
+                    start.records = [first, *others]
                 start.add(record)
                 return
 

@@ -30,6 +30,7 @@ WORKERS = 32
 
 _CELLS = 800  # cells (columns) of a worker's row; more cells could not be seen
 _CELLS_OF_ALL = 8000  # cells of all workers together, to limit the size of the page
+_TITLE = 100  # characters of a metric's name that are drawn
 _POINTS = 1500  # largest number of points in a curve
 _LINES = 50  # if there are more interruptions, ticks are drawn, not lines
 _DOTS = 300  # if a row has more durations, so many of their quantiles are drawn
@@ -191,7 +192,7 @@ def curve(
                 axes.set_xlim(least, most)
         _mark(axes, at, (0, (4, 3)))
         axes.grid(True, axis="y")
-        axes.set_title(plain(name), loc="left", fontsize=10, fontweight="bold")
+        axes.set_title(plain(name[:_TITLE]), loc="left", fontsize=10, fontweight="bold")
         axes.set_xlabel(label)
         return _to_svg(figure)
 

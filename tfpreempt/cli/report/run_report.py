@@ -531,6 +531,7 @@ def _interruptions(
     """
     found = []
     all_notices = [each for each in events if each.event == "notice"]
+    trains = [each.begin for each in spans if each.phase in MADE_STEPS]
     for number, lifetime in enumerate(lead):
         if lifetime.is_finished or not lifetime.is_over:
             continue
@@ -557,7 +558,8 @@ def _interruptions(
             # counted for an earlier lifetime.
             lost = 0
         down = later[0].begin - lifetime.end if later and _has_end(lifetime) else None
-        again = next((s.begin for s in spans[end:] if s.phase in MADE_STEPS), None)
+        at_step = bisect.bisect_left(trains, lifetime.end)
+        again = trains[at_step] if at_step < len(trains) else None
         found.append(
             Interruption(
                 at=at,
