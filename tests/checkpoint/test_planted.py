@@ -689,7 +689,31 @@ def test_a_checkpoint_of_tensorflow_behind_a_link_is_not_restored(
     assert found is not None
     assert found.step == 2
     [problem] = problems
-    assert f"{directory / name}.index' is a symbolic link" in problem
+    link = directory / ("ckpt-9.index" if name == "ckpt-9" else "folder")
+    assert f"Links are not followed here: '{link}'" in problem
+
+
+def test_very_many_index_files_do_not_delay_a_start(
+    tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory was listed for each of them: 16,000 of them took minutes."""
+    directory, listed = shutil.copytree(made / "own", tmp_path / "ckpt"), list[str]()
+    later, names = time.time() + 60, file_reading.names
+    for number in range(50):
+        (directory / f"ckpt-{number}.index").touch()
+        os.utime(directory / f"ckpt-{number}.index", (later, later))
+
+    def watched(path: str) -> list[str]:
+        listed.append(path)
+        return names(path)
+
+    monkeypatch.setattr(file_reading, "names", watched)
+    problems: list[str] = []
+    found = open_directory(directory, OwnContents()).newest(problems.append)
+    assert found is not None
+    assert found.step == 2
+    assert len(problems) == 50
+    assert len(listed) < 10
 
 
 def test_the_name_of_a_checkpoint_of_tensorflow_forges_no_line_of_a_log(

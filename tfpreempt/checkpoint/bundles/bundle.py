@@ -73,17 +73,22 @@ def numpy_dtype(number: int) -> np.dtype[Any]:
     return found
 
 
-def check(prefix: str) -> None:
+def check(prefix: str, root: str = "") -> None:
     """Checks the index of a checkpoint, and the lengths of the data files.
 
+    Args:
+        prefix: path prefix of the checkpoint's files.
+        root: directory inside which no link is followed; see `core/contained.py`.
+
     Raises:
-        CheckpointCorruptedError: a file is missing, too short or unreadable.
+        CheckpointCorruptedError: a file is missing, too short, unreadable or a link.
     """
     try:
-        shards, ends = _read(prefix)
+        shards, ends = _read(prefix, root)
         for shard in range(shards):
             path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
-            size, needed = os.stat(path).st_size, ends.get(shard, 0)
+            with file_reading.open_inside(path, root) as file:
+                size, needed = os.fstat(file.fileno()).st_size, ends.get(shard, 0)
             if size < needed:
                 raise ValueError(
                     f"{path!r} has {size} bytes; expected at least {needed}"
@@ -112,7 +117,7 @@ def check_size(prefix: str) -> None:
         raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
 
 
-def _read(prefix: str) -> tuple[int, dict[int, int]]:
+def _read(prefix: str, root: str = "") -> tuple[int, dict[int, int]]:
     """Reads the index. Returns the number of data files, and a dict from the number of
     a data file to its minimum length in bytes.
 
@@ -120,7 +125,7 @@ def _read(prefix: str) -> tuple[int, dict[int, int]]:
         Exception: an error in `_CORRUPT`.
     """
     check_size(prefix)
-    with file_reading.open_file(prefix + ".index") as file:
+    with file_reading.open_inside(prefix + ".index", root) as file:
         data = read(file)
     shards = 1
     ends: dict[int, int] = {}

@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Sequence
 
-from tfpreempt import errors
 from tfpreempt.checkpoint.bundles import bundle
 from tfpreempt.checkpoint.directory import checkpoint_state, flat_commit, layout
 from tfpreempt.checkpoint.directory.catalog import (
@@ -26,7 +25,6 @@ from tfpreempt.checkpoint.directory.catalog import (
     in_order,
     reader,
 )
-from tfpreempt.core import contained
 from tfpreempt.storage import checksum, file_reading, paths
 
 _log = logging.getLogger(__name__)
@@ -102,14 +100,7 @@ def check(entry: Entry) -> None:
             file, or a directory between the checkpoint directory and the file, is a
             link: another user may have made the link.
     """
-    for path in (entry.path + INDEX, *flat_commit.payload_files(entry.path)):
-        try:
-            os.close(contained.open_file(path, os.O_RDONLY, root=entry.store.uri))
-        except contained.LinkError as error:
-            raise errors.CheckpointCorruptedError(f"{path!r} {LINK}") from error
-        except OSError:
-            break  # `bundle.check` names the reason
-    bundle.check(entry.path)
+    bundle.check(entry.path, entry.store.uri)
 
 
 def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> set[str]:
