@@ -63,6 +63,21 @@ def test_a_deleted_checkpoint_is_removed_from_the_file(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_that_is_removed_meanwhile_is_read_once(tmp_path, monkeypatch):
+    """A second read found no file, and a save failed with an AssertionError."""
+    path, read = tmp_path / "checkpoint", checkpoint_state.file_reading.read
+    path.write_text('model_checkpoint_path: "1/ckpt"\n')
+
+    def read_and_remove(*arguments):
+        data = read(*arguments)
+        path.unlink()
+        return data
+
+    monkeypatch.setattr(checkpoint_state.file_reading, "read", read_and_remove)
+    checkpoint_state.unlist(LocalFiles(str(tmp_path)), str(tmp_path), "1/ckpt")
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("escape", ["q", "?", "x", "x4", "8", "400", "777", "\n"])
 @pytest.mark.filterwarnings("error")

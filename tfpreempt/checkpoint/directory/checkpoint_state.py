@@ -106,13 +106,19 @@ def named(directory: str) -> list[str]:
     Raises:
         OSError: the file cannot be read.
     """
+    found = _read_file(directory)
+    return [*_relative_names(directory, found)] if found else []
+
+
+def _read_file(directory: str) -> CheckpointStateFile | None:
+    """Returns the content of the state file, as `read` does; None also if the path is
+    not a regular file."""
     try:
-        found = read(directory)
+        return read(directory)
     except OSError:
         if file_reading.is_file(os.path.join(directory, layout.POINTER)):
             raise
-        return []
-    return [*_relative_names(directory, found)] if found else []
+        return None
 
 
 @functools.lru_cache(maxsize=2)  # the names are needed for each incomplete checkpoint
@@ -142,10 +148,9 @@ def unlist(files: Files, directory: str, prefix: str) -> None:
     Raises:
         OSError: error of the file system.
     """
-    if prefix not in named(directory):
+    old = _read_file(directory)
+    if old is None or prefix not in _relative_names(directory, old):
         return
-    old = read(directory)
-    assert old is not None
     left = [i for i, p in enumerate(old.paths) if _relative(directory, p) != prefix]
     paths = tuple(old.paths[i] for i in left)
     latest = old.latest
