@@ -249,6 +249,24 @@ def eager_and_lazily_built(on: Machine) -> Made:
     return eager_python(on, is_built=False)
 
 
+def random_metric(on: Machine) -> Made:
+    """A metric with a random generator and a variable that Keras 3 does not list."""
+
+    class Random(on.keras.metrics.Mean):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__("random")
+            self.generator = tf.random.Generator.from_seed(1)
+            self.calls = tf.Variable(0.0)
+
+        def update_state(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls.assign_add(1.0)
+            return super().update_state(self.generator.normal([]) + self.calls)
+
+    model = small(on)
+    model.compile("sgd", "mse", metrics=[Random()], jit_compile=False)
+    return model, {}
+
+
 def own_train_function(on: Machine) -> Made:
     """Python code of the program counts the steps, and chooses a traced function."""
     keras = on.keras
@@ -404,6 +422,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         eager_and_lazily_built,
         own_train_function,
         eager_parts,
+        random_metric,
         unseeded_ops,
         weighted,
         of_classes,
