@@ -249,6 +249,18 @@ def eager_and_lazily_built(on: Machine) -> Made:
     return eager_python(on, is_built=False)
 
 
+def eager_loss(on: Machine) -> Made:
+    """A loss that needs values. A restart made no variables of the optimizer."""
+
+    def scaled(y: Any, predicted: Any) -> Any:
+        return tf.reduce_mean((y - predicted) ** 2, -1) * (1 + predicted.numpy().std())
+
+    model = small(on)
+    optimizer = on.keras.optimizers.Adam(0.01)
+    model.compile(optimizer, scaled, metrics=["mae"], run_eagerly=True)
+    return model, {}
+
+
 def random_metric(on: Machine) -> Made:
     """A metric with a random generator and a variable that Keras 3 does not list."""
 
@@ -420,6 +432,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         counting,
         eager_python,
         eager_and_lazily_built,
+        eager_loss,
         own_train_function,
         eager_parts,
         random_metric,
