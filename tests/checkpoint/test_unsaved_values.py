@@ -67,8 +67,17 @@ class Scope:
     def __exit__(self, *error: object) -> None:
         pass
 
+    def __call__(self) -> None:
+        self.total += 1
+
     def __setitem__(self, key: str, value: float) -> None:
         self.total += value
+
+
+class Shared:
+    """A class whose attribute can be called, like a layer."""
+
+    scope = Scope()
 
 
 class Derived(Base):
@@ -231,6 +240,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[Step], list[str]]:
         (an_assigned_item, "commits: scope.total. "),
         (a_decorator, "commits: calls. "),
         (lambda: lambda: Base.count(), "commits: Base.entered. "),
+        (lambda: lambda: Shared.scope(), "commits: Shared.scope.total. "),
         (lambda: Base().smooth, "commits: self.last. "),
     ],
 )

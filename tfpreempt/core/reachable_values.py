@@ -203,10 +203,12 @@ def _globals(
 
 
 def _class_attributes(kind: type) -> Iterator[ObjectPath]:
-    """Yields the locations of a class's attributes, without methods and properties."""
+    """Yields the locations of a class's attributes, without methods, properties and
+    inner classes. Layers and models are callable, too."""
     for name, value in vars(kind).items():
-        is_code = callable(value) or inspect.isdatadescriptor(value)
-        is_code = is_code or isinstance(value, classmethod | staticmethod)
+        is_code = inspect.isroutine(value) or inspect.isdatadescriptor(value)
+        is_code = is_code or isinstance(value, type | classmethod | staticmethod)
+        is_code = is_code or hasattr(type(value), "python_function")
         if not is_code and not name.startswith("__"):
             path = f"{kind.__name__}.{name}"
             yield ObjectPath(path=path, value=value, owner=kind, key=name)
