@@ -928,6 +928,40 @@ def test_an_eager_step_that_trains_some_weights_resumes_or_is_explained(
         assert "model.optimizer.build(weights)" in str(caught.value)
 
 
+@LINES
+@pytest.mark.parametrize("is_called", [False, True])
+def test_an_eager_call_that_needs_values_resumes_or_is_explained(
+    on: Machine, line: str, is_called: bool
+) -> None:
+    """A restart cannot trace the call to make the variables of the layers."""
+
+    class Scaled(on.keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = on.keras.layers.Dense(3), on.keras.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            hidden = self.first(inputs)
+            return self.last(hidden * (1 + hidden.numpy().std()))
+
+    def program(ours: Any = None) -> Any:
+        model = Scaled()
+        if is_called:  # as the error says
+            model(X[:1])
+        model.compile(on.keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
+        on.fit(model, ours=ours)
+        return list(values(model).values())
+
+    on.start()
+    expected, cuts = program(ours=False), [("begin", 1, 3), ("begin", 2, 1)]
+    if is_called:
+        assert on.run(program, *cuts) == expected
+        return
+    with pytest.raises(errors.CheckpointMismatchError) as caught:
+        on.run(program, *cuts)
+    assert "call an eager model whose call() needs values" in str(caught.value)
+
+
 @pytest.mark.parametrize("step", [("begin", 2, 1), ("begin", 1, 2)])
 def test_lora_inside_of_fit_is_named(
     step: tuple[str, int, int], caplog: pytest.LogCaptureFixture
