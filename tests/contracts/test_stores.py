@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -155,6 +157,22 @@ def test_a_lost_store_raises_an_error_in_every_caller(opened):
     ):
         with pytest.raises(CoordinationServiceUnavailableError):
             call()
+
+
+@pytest.mark.skipif(INSIDE != "tensorflow", reason="about errors of TensorFlow")
+def test_the_class_of_a_workers_error_lives_on(store):
+    """The last test of the real service: TensorFlow crashed a process that asked a few
+    times for the states of crashed workers."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    code = tf.errors.UNAVAILABLE
+    with contextlib.suppress(tf.errors.OpError):
+        context.context().report_error_to_cluster(code, "a test")
+    before = sys.getrefcount(tf.errors.UnavailableError)
+    for _ in range(9):
+        assert store.dead_workers() == {0}
+    assert sys.getrefcount(tf.errors.UnavailableError) >= before
 
 
 @pytest.mark.parametrize(

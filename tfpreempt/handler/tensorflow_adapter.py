@@ -88,6 +88,8 @@ class TensorFlowStore:
     def __init__(self, jobs: Sequence[tuple[str, int]]) -> None:
         private_api.check_available("coordination")
         self._jobs = list(jobs)
+        # References to the classes of errors, see `dead_workers`.
+        self._classes: list[type] = []
 
     def insert(self, key: str, value: str) -> None:
         try:
@@ -122,6 +124,10 @@ class TensorFlowStore:
             states = private_api.eager_context.context().get_task_states(self._jobs)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone("ask for the states of the tasks", error) from error
+        # For each error, `TFE_GetTaskStates` releases a reference to the class of the
+        # error that TensorFlow does not own. Without these references, Python would
+        # delete the class after some calls, and the process would crash.
+        self._classes += [type(state) for state in states if state is not None]
         return frozenset(i for i, state in enumerate(states) if state is not None)
 
 

@@ -117,8 +117,8 @@ def faults(
 
 
 def _unnamed(commit: Entry, prefix: str) -> dict[str, str]:
-    """Returns the files that TensorFlow would read although the manifest does not name
-    these files: their names, each with the problem.
+    """Returns the names of files that TensorFlow would read although the manifest does
+    not name the files, with the problem.
 
     In a store that is not local, only the index is checked, because a download contains
     only files of the manifest. Beside a flat checkpoint, an interrupted save of the

@@ -140,7 +140,7 @@ class WorkerVariablesState(AttachedState):
     TensorFlow's own files have the chief's values, with which the other workers would
     resume. This State saves the worker's own values of
 
-    - variables outside of a strategy, of up to 1 MiB each: for example a count of the
+    - variables of up to 1 MiB outside of a strategy: for example a count of the
       worker's own samples, or a `tf.random.Generator` that is seeded with the number of
       the worker. Larger variables are usually models, equal on all workers.
     - scalar variables of a strategy, such as a learning rate that each worker lowers by

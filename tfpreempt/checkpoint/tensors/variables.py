@@ -531,8 +531,8 @@ def _attach_untracked(
 
 
 def _variables_of_own(own: Any, above: Sequence[Any] = ()) -> list[Any]:
-    """Returns the variables of a metric, random generator or moving average, each once.
-    Later calls may return more variables.
+    """Returns the variables of a metric, random generator or moving average, without
+    duplicates. Later calls may return more variables.
 
     A metric of Keras 3 does not list its variables of TensorFlow and the states of its
     random generators, which are found in its attributes.
