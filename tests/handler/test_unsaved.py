@@ -1678,6 +1678,14 @@ def test_a_learning_rate_that_the_program_sets_anew_is_named(
     assert (named in caplog.text) == (rate != 0.1)
 
 
+def test_a_variable_with_the_name_of_a_learning_rate_may_have_any_value(
+    program: Program,
+) -> None:
+    given = tf.train.Checkpoint(learning_rate=tf.Variable("cosine"))
+    with program.handler(given) as handler:
+        handler.run(program.step)
+
+
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_variables_that_another_open_handler_saves_are_not_named(
     program: Program, is_closed: bool, caplog: pytest.LogCaptureFixture

@@ -256,13 +256,17 @@ def learning_rates(checkpoint: Any) -> dict[str, str]:
         checkpoint: checkpoint object of the program, before the restore; None for no
             optimizers.
     """
-    return {
-        path: f"{float(rate[0]):.6g}"
-        for each in frameworks.adapters("values")
-        for path, variable in each.named_variables(checkpoint, with_states=False)
-        if path.endswith("learning_rate")
-        and (rate := each.sample(variable, 1)) is not None
-    }
+    try:
+        return {
+            path: f"{float(rate[0]):.6g}"
+            for each in frameworks.adapters("values")
+            for path, variable in each.named_variables(checkpoint, with_states=False)
+            if path.endswith("learning_rate")
+            and (rate := each.sample(variable, 1)) is not None
+        }
+    except Exception as error:  # noqa: BLE001 - from a variable of the program
+        _log.debug("the learning rates cannot be compared", exc_info=error)
+        return {}
 
 
 def _values_of_call(
