@@ -100,7 +100,10 @@ def main():
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     variables = make_variables(tf, strategy)
     data = iter(tf.data.Dataset.range(100).shuffle(10, seed=worker))
-    checkpoint = tf.train.Checkpoint(data=data, **variables)
+    import keras
+
+    outside = keras.optimizers.SGD(0.1)  # variables of Keras, not of the strategy
+    checkpoint = tf.train.Checkpoint(data=data, outside=outside, **variables)
     directory = options.out / "checkpoints"
     given = checkpoint
     if options.form == "manager":

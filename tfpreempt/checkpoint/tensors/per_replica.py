@@ -171,8 +171,8 @@ class WorkerVariablesState(AttachedState):
         if differing:
             _log.warning(
                 "variables had other values on this worker than on worker 0 in the "
-                "interrupted run: %s. They now have the values of worker 0 on all "
-                "workers, so training may differ from a run without the restart. "
+                "interrupted run: %s. These variables now have the values of worker 0 "
+                "on all workers, so training may differ from an uninterrupted run. "
                 "Weights differ if the program changes weights, or sets a learning "
                 "rate, on some workers only. Keep large values of a worker in a State "
                 "with per_worker=True.",
@@ -208,7 +208,8 @@ def _is_own(variable: Any) -> bool:
     """Returns whether each worker restores its own value of a variable."""
     if distributed(variable) is not None:
         return not variable.shape.rank
-    size = variable.shape.num_elements() * variable.dtype.size
+    # A variable of Keras 3 has a text as its dtype.
+    size = variable.shape.num_elements() * tf.as_dtype(variable.dtype).size
     return bool(size <= _LOCAL_BYTES)
 
 
