@@ -220,24 +220,6 @@ def test_a_metric_that_makes_variables_later_is_found() -> None:
     assert after == [path for path, _ in attach(tf.train.Checkpoint(m=module)).own]
 
 
-@pytest.mark.parametrize("line", ["keras", "tf_keras"])
-def test_generators_and_variables_in_a_metric_are_found(line: str) -> None:
-    """Keras 3 does not list them: a restarted fit drew other numbers in its metric."""
-    keras = pytest.importorskip(line)
-    module, inner = tf.Module(), keras.metrics.Sum()
-    inner.generator = tf.random.Generator.from_seed(1)
-    metric = keras.metrics.Mean()
-    metric.seeds, metric.inner = tf.random.Generator.from_seed(2), [inner]
-    metric.count, module.held = tf.Variable(0), Parts(metric)
-    found = attach(tf.train.Checkpoint(m=module)).own
-    states = metric.seeds.state, inner.generator.state, metric.count
-    here = [*metric.variables, *states]
-    every = {id(each): each for each in here}
-    assert {id(variable) for _, variable in found} == every.keys()
-    numbers = [path for path, _ in found]
-    assert numbers == [f"m.held.parts[0][{n}]" for n in range(len(every))]
-
-
 def test_a_generator_that_gets_another_state_is_found() -> None:
     module = tf.Module()
     module.held = Parts(tf.random.Generator.from_seed(1))

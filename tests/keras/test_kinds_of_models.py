@@ -249,36 +249,6 @@ def eager_and_lazily_built(on: Machine) -> Made:
     return eager_python(on, is_built=False)
 
 
-def eager_loss(on: Machine) -> Made:
-    """A loss that needs values. A restart made no variables of the optimizer."""
-
-    def scaled(y: Any, predicted: Any) -> Any:
-        return tf.reduce_mean((y - predicted) ** 2, -1) * (1 + predicted.numpy().std())
-
-    model = small(on)
-    optimizer = on.keras.optimizers.Adam(0.01)
-    model.compile(optimizer, scaled, metrics=["mae"], run_eagerly=True)
-    return model, {}
-
-
-def random_metric(on: Machine) -> Made:
-    """A metric with a random generator and a variable that Keras 3 does not list."""
-
-    class Random(on.keras.metrics.Mean):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__("random")
-            self.generator = tf.random.Generator.from_seed(1)
-            self.calls = tf.Variable(0.0)
-
-        def update_state(self, *args: Any, **kwargs: Any) -> Any:
-            self.calls.assign_add(1.0)
-            return super().update_state(self.generator.normal([]) + self.calls)
-
-    model = small(on)
-    model.compile("sgd", "mse", metrics=[Random()], jit_compile=False)
-    return model, {}
-
-
 def own_train_function(on: Machine) -> Made:
     """Python code of the program counts the steps, and chooses a traced function."""
     keras = on.keras
@@ -432,10 +402,8 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         counting,
         eager_python,
         eager_and_lazily_built,
-        eager_loss,
         own_train_function,
         eager_parts,
-        random_metric,
         unseeded_ops,
         weighted,
         of_classes,
@@ -926,40 +894,6 @@ def test_an_eager_step_that_trains_some_weights_resumes_or_is_explained(
         told = "The optimizer had 6 variables in the interrupted run, and has 10 now."
         assert told in str(caught.value)
         assert "model.optimizer.build(weights)" in str(caught.value)
-
-
-@LINES
-@pytest.mark.parametrize("is_called", [False, True])
-def test_an_eager_call_that_needs_values_resumes_or_is_explained(
-    on: Machine, line: str, is_called: bool
-) -> None:
-    """A restart cannot trace the call to make the variables of the layers."""
-
-    class Scaled(on.keras.Model):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = on.keras.layers.Dense(3), on.keras.layers.Dense(1)
-
-        def call(self, inputs: Any) -> Any:
-            hidden = self.first(inputs)
-            return self.last(hidden * (1 + hidden.numpy().std()))
-
-    def program(ours: Any = None) -> Any:
-        model = Scaled()
-        if is_called:  # as the error says
-            model(X[:1])
-        model.compile(on.keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
-        on.fit(model, ours=ours)
-        return list(values(model).values())
-
-    on.start()
-    expected, cuts = program(ours=False), [("begin", 1, 3), ("begin", 2, 1)]
-    if is_called:
-        assert on.run(program, *cuts) == expected
-        return
-    with pytest.raises(errors.CheckpointMismatchError) as caught:
-        on.run(program, *cuts)
-    assert "call an eager model whose call() needs values" in str(caught.value)
 
 
 @pytest.mark.parametrize("step", [("begin", 2, 1), ("begin", 1, 2)])

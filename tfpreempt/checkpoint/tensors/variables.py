@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
@@ -530,29 +530,12 @@ def _attach_untracked(
     return bool(new)
 
 
-def _variables_of_own(own: Any, above: Sequence[Any] = ()) -> list[Any]:
-    """Returns the variables of a metric, random generator or moving average, without
-    duplicates. Later calls may return more variables.
-
-    A metric of Keras 3 does not list its variables of TensorFlow and the states of its
-    random generators, which are found in its attributes.
-
-    Args:
-        own: the metric, random generator or moving average.
-        above: the metrics through which the search came here; not searched again.
-    """
+def _variables_of_own(own: Any) -> list[Any]:
+    """Returns the variables of a metric, random generator or moving average. Later
+    calls may return more variables."""
     if isinstance(own, tf.train.ExponentialMovingAverage):
         return [*own._averages.values()]
-    found = list(own.variables) if hasattr(type(own), "variables") else [own.state]
-    if hasattr(type(own), "update_state"):
-        inside = object_graph.leaves(object_graph.attributes(own))
-        for part in {id(part): part for part in inside}.values():
-            kind: type = type(part)
-            if isinstance(part, tf.Variable):
-                found.append(part)
-            elif _is_own(kind) and not any(part is each for each in above):
-                found += _variables_of_own(part, (*above, own))
-    return [*{id(each): each for each in found}.values()]
+    return list(own.variables) if hasattr(type(own), "variables") else [own.state]
 
 
 def _parts_of_own(own: Any) -> list[Any]:

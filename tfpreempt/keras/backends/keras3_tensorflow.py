@@ -142,14 +142,9 @@ class Keras3TensorFlowFit(TensorFlowFit, Keras3Fit):
         except Exception as error:
             if not model.run_eagerly:
                 raise
-            # The Python code of the step or of the loss needs values. If variables of
-            # layers are missing, the restore names them.
+            # The Python code of the step needs values. If variables are missing, the
+            # restore names them.
             log.debug("the train step cannot be traced: %s", error)
-            optimizer = model.optimizer
-            is_missing = optimizer is not None and not optimizer.built
-            if is_missing and all(layer.built for layer in model._flatten_layers()):
-                with strategy.scope():
-                    optimizer.build(model.trainable_variables)
 
 
 class Keras3TensorFlowVariables(TensorFlowVariables):

@@ -252,20 +252,18 @@ class TfKerasFit(TensorFlowFit):
         except Exception as error:  # noqa: BLE001 - Python in the step needs values
             log.debug("the train step cannot be traced: %s", error)
             with self.model.distribute_strategy.scope():
-                self._call_once(iterator)
+                if not self.model.built:
+                    self._call_once(iterator)
                 if self.model.built:
                     self.model.optimizer.build(self.model.trainable_variables)
 
     def _call_once(self, iterator: Any) -> None:
-        """Makes the variables of the layers and metrics by a trace of the model's
-        `call`."""
+        """Makes the variables of the layers by a trace of the model's `call`."""
         model = self.model
 
         def forward(batch: Any) -> None:
-            x, y, _ = private_api.tf_keras_data.unpack_x_y_sample_weight(batch)
-            predicted = model(x, training=True)
-            if (metrics := model.compiled_metrics) is not None and not metrics.built:
-                metrics.build(predicted, y)
+            x, _, _ = private_api.tf_keras_data.unpack_x_y_sample_weight(batch)
+            model(x, training=True)
 
         def of_replicas(iterator: Any) -> None:
             model.distribute_strategy.run(forward, (next(iterator),))

@@ -226,8 +226,7 @@ _FIXES = {
     ),
     "slots": (
         "the number of the optimizer's variables",
-        "use the same layers, and the optimizer with the same settings, and call an "
-        "eager model whose call() needs values on a batch before fit",
+        "use the same layers, and the optimizer with the same settings",
     ),
 }
 
