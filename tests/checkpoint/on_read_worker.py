@@ -90,6 +90,7 @@ def main():
     config = json.loads(os.environ["TF_CONFIG"])
     worker, world = config["task"]["index"], len(config["cluster"]["worker"])
     logging.basicConfig(level=logging.INFO)
+    import keras
     import tensorflow as tf
 
     from tests.checkpoint.fakes import write_part
@@ -100,8 +101,6 @@ def main():
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     variables = make_variables(tf, strategy)
     data = iter(tf.data.Dataset.range(100).shuffle(10, seed=worker))
-    import keras
-
     outside = keras.optimizers.SGD(0.1)  # variables of Keras, not of the strategy
     checkpoint = tf.train.Checkpoint(data=data, outside=outside, **variables)
     directory = options.out / "checkpoints"

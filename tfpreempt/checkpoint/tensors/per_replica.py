@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -87,14 +87,7 @@ class PerReplicaState(AttachedState):
         return bool(self._attached.differing or self._attached.own)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        variables = self._attached.differing + self._attached.own
-        _write(
-            fileobj,
-            (
-                (path, variable, [part.numpy() for part in local_parts(variable)])
-                for path, variable in variables
-            ),
-        )
+        _write(fileobj, self._attached.differing + self._attached.own, _values)
 
     def load(self, fileobj: IO[bytes]) -> None:
         self.reshard([fileobj], 0, 1)
@@ -157,16 +150,16 @@ class WorkerVariablesState(AttachedState):
         return any(self._variables())
 
     def save(self, fileobj: IO[bytes]) -> None:
-        _write(fileobj, self._variables())
+        _write(fileobj, self._variables(), _values_or_elements)
 
     def load(self, fileobj: IO[bytes]) -> None:
         saved, differing = read_replica_values(fileobj), []
-        for path, variable, arrays in self._variables():
+        for path, variable in self._variables():
             if path not in saved:
                 continue
             if _is_own(variable):
                 _assign(variable, saved[path])
-            elif _differs(arrays, saved[path]):
+            elif _differs(_values_or_elements(variable), saved[path]):
                 differing.append(path)
         if differing:
             _log.warning(
@@ -185,9 +178,7 @@ class WorkerVariablesState(AttachedState):
         """Restores nothing: if the number of workers has changed, every worker keeps
         the chief's values."""
 
-    def _variables(self) -> Iterator[tuple[str, Any, Arrays]]:
-        """Yields the paths and variables, with their values on the replicas, or with
-        elements of the values if a restart only compares the variable."""
+    def _variables(self) -> Iterator[tuple[str, Any]]:
         attached = self._attached
         other = {id(distributed(each)) for _, each in attached.differing + attached.own}
         compared = 0
@@ -198,10 +189,10 @@ class WorkerVariablesState(AttachedState):
             if inner is not None and id(inner) in other:
                 continue
             if _is_own(variable):
-                yield path, variable, [part.numpy() for part in parts]
+                yield path, variable
             elif compared < _COMPARED and (inner is None or variable.trainable):
                 compared += 1
-                yield path, variable, [_elements(part) for part in parts]
+                yield path, variable
 
 
 def _is_own(variable: Any) -> bool:
@@ -221,21 +212,35 @@ def _has_numbers(part: Any) -> bool:
     )
 
 
-def _elements(part: Any) -> np.ndarray[Any, Any]:
-    elements = sample(part, _ELEMENTS)
-    assert elements is not None
-    return elements
+def _values(variable: Any) -> Arrays:
+    """Returns the values of a variable on this worker's replicas."""
+    return [part.numpy() for part in local_parts(variable)]
 
 
-def _write(fileobj: IO[bytes], values: Iterable[tuple[str, Any, Arrays]]) -> None:
+def _values_or_elements(variable: Any) -> Arrays:
+    """Returns the values of a variable on this worker's replicas, or elements of the
+    values if a restart only compares the variable."""
+    if _is_own(variable):
+        return _values(variable)
+    found = (sample(part, _ELEMENTS) for part in local_parts(variable))
+    return [elements for elements in found if elements is not None]
+
+
+def _write(
+    fileobj: IO[bytes],
+    variables: Iterable[tuple[str, Any]],
+    read: Callable[[Any], Arrays],
+) -> None:
     """Writes the values of variables; `read_replica_values` reads this format.
 
     Args:
         fileobj: file to write to.
-        values: path, variable and the values on this worker's replicas.
+        variables: the variables, with their paths.
+        read: function that returns the values of a variable.
     """
     header, parts = [], []
-    for path, variable, arrays in values:
+    for path, variable in variables:
+        arrays = read(variable)
         header.append(
             {
                 "path": path,
