@@ -206,9 +206,9 @@ def _class_attributes(kind: type) -> Iterator[ObjectPath]:
     """Yields the locations of a class's attributes, without methods, properties and
     inner classes. Layers and models are callable, too."""
     for name, value in vars(kind).items():
+        # A classmethod, a tf.function and a function of jax.jit are routines.
         is_code = inspect.isroutine(value) or inspect.isdatadescriptor(value)
-        is_code = is_code or isinstance(value, type | classmethod | staticmethod)
-        is_code = is_code or hasattr(type(value), "python_function")
+        is_code = is_code or isinstance(value, type)
         if not is_code and not name.startswith("__"):
             path = f"{kind.__name__}.{name}"
             yield ObjectPath(path=path, value=value, owner=kind, key=name)

@@ -29,7 +29,6 @@ from tfpreempt.storage import checksum, file_reading, paths
 
 _log = logging.getLogger(__name__)
 INDEX = ".index"
-LINK = "is a symbolic link; links are not followed"
 _TEMPORARY = re.compile(r"_temp(/|$)")
 _INCOMPLETE = (
     "incomplete: this save is running or was interrupted; it is never restored"

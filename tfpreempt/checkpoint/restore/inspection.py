@@ -28,6 +28,7 @@ _MAX_EXTRA = 5
 _MAX_NAMES = 1_000_000
 _SAVE = "no marker: this save is running or was interrupted"
 _UPLOAD = "no marker: this upload is running or was interrupted"
+_LINK = "is a symbolic link; links are not followed"
 _DELETED = "checkpoint deleted; the next commit deletes the remaining files"
 _EXTERNAL = "written without tfpreempt: only index and lengths can be checked"
 
@@ -196,7 +197,7 @@ def _odd(directory: str) -> Iterator[Entry]:
         entry = catalog.unread_entry(store, name)
         path = os.path.join(directory, name)
         if os.path.islink(path):
-            yield catalog.corrupt(entry, f"{name!r} {external_checkpoints.LINK}")
+            yield catalog.corrupt(entry, f"{name!r} {_LINK}")
         elif os.path.isdir(path) and (reason := paths.why_unsafe(name)):
             yield catalog.corrupt(entry, f"the name {reason}")
 

@@ -293,7 +293,7 @@ class UnsavedStateCheck:
         default_factory=dict, init=False
     )
     _with_states: bool = dataclasses.field(default=False, init=False)
-    # The checks in use: a commit of another handler is as good as one of this handler.
+    # The checks in use: another open handler saves the variables of its Checkpoint.
     _in_use: ClassVar[weakref.WeakSet[UnsavedStateCheck]] = weakref.WeakSet()
 
     def __post_init__(self) -> None:
